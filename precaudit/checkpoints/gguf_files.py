@@ -1,0 +1,108 @@
+"""GGUF files: dequantised by the gguf library, rounded once to bfloat16, and that is the model (design §5)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.formats import FORMATS, Array, as_format
+
+NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+MODEL_FORMAT = "bfloat16"
+
+
+def hugging_face_name(name: str) -> str:
+    """Return the Hugging Face name of a GGUF tensor (itself when unknown, so that the check of names reports it)."""
+    if name in NAMES:
+        return NAMES[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
+    return name
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """Metadata and tensors of one GGUF file."""
+
+    path: Path
+    reader: Any
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufFile":
+        """Read metadata and tensor table; raises UserError when the file is not a sound GGUF."""
+        import gguf
+
+        try:
+            reader = gguf.GGUFReader(path)
+        except Exception as error:  # the library raises whatever the broken bytes lead to
+            raise UserError(f"{path}: truncated or not a GGUF file: {type(error).__name__}: {error}") from None
+        file = cls(path, reader)
+        for tensor in reader.tensors:
+            if tensor.tensor_type.name not in KINDS:
+                kinds = ", ".join(KINDS)
+                raise UserError(f"{path}: tensor {tensor.name!r} is {tensor.tensor_type.name}; supported: {kinds}")
+        return file
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """Every metadata field by its GGUF key."""
+        try:
+            return {key: field.contents() for key, field in self.reader.fields.items()}
+        except Exception as error:
+            raise UserError(f"{self.path}: broken GGUF metadata: {type(error).__name__}: {error}") from None
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Any]:
+        return {hugging_face_name(t.name): t for t in self.reader.tensors}
+
+    def names(self) -> set[str]:
+        """GGUF's own tensor names."""
+        return {t.name for t in self.reader.tensors}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape [out, in] (GGUF lists the fastest axis first)."""
+        return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+
+    def _dequantise(self, name: str) -> Array:
+        from gguf.quants import dequantize
+
+        tensor = self._tensors[name]
+        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        x = x.reshape(self.shapes()[name])
+        return self._unpermute(name, x)
+
+    def _unpermute(self, name: str, x: Array) -> Array:
+        """Undo llama.cpp's interleaved RoPE layout of q and k rows (only family llama has it)."""
+        arch = self.metadata.get("general.architecture")
+        heads = {"self_attn.q_proj.weight": "head_count", "self_attn.k_proj.weight": "head_count_kv"}
+        suffix = ".".join(name.split(".")[-3:])
+        if arch != "llama" or suffix not in heads:
+            return x
+        n = int(self.metadata.get(f"{arch}.attention.{heads[suffix]}", self.metadata[f"{arch}.attention.head_count"]))
+        return x.reshape(n, x.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(x.shape)
+
+    def read(self, name: str) -> Array:
+        """Return the dequantised tensor rounded to bfloat16."""
+        x = self._dequantise(name)
+        # FP32 to bfloat16 is one rounding, to nearest even, in ml_dtypes.
+        return x.astype(FORMATS[MODEL_FORMAT].dtype)
+
+    def original(self, name: str) -> Array | None:
+        """Return the dequantised values in FP64 where rounding to bfloat16 changes any."""
+        x = self._dequantise(name).astype(np.float64)
+        return x if (as_format(x, MODEL_FORMAT).astype(np.float64) != x).any() else None

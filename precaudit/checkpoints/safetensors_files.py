@@ -1,0 +1,109 @@
+"""Safetensors by memory map. The library's NumPy reader copies each tensor; the format is a header and raw bytes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.checkpoints.tensors import check_format
+from precaudit.errors import UserError
+from precaudit.formats import FORMATS, Array
+
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+MAX_HEADER = 100_000_000  # the limit of the format's own implementation
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: byte offsets within the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Return the tensors of a safetensors file; raises UserError when the header contradicts the file."""
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            raise UserError(f"{path}: truncated or not safetensors: header of {length} bytes in a file of {size}")
+        text = f.read(length)
+    try:
+        header = json.loads(text)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: the safetensors header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise UserError(f"{path}: the safetensors header is not a table")
+    start, entries = 8 + length, {}
+    for name, item in header.items():
+        if name != "__metadata__":
+            entries[name] = _entry(path, name, item, start, size)
+    return entries
+
+
+def _entry(path: Path, name: str, item: Any, start: int, size: int) -> Entry:
+    try:
+        stored, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
+        sound = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and isinstance(stored, str)
+    except (TypeError, KeyError, ValueError):
+        sound = False
+    if not sound:
+        raise UserError(f"{path}: tensor {name!r} has a malformed header entry")
+    dtype = DTYPES.get(stored, stored)
+    check_format(dtype, name, str(path))
+    nbytes = prod(shape) * FORMATS[dtype].dtype.itemsize
+    if end - begin != nbytes or start + end > size:
+        raise UserError(
+            f"{path}: tensor {name!r} {shape} {stored} claims bytes {begin} to {end}, needs {nbytes}, "
+            f"and the file holds {max(size - start, 0)}: truncated or altered"
+        )
+    return Entry(dtype, tuple(shape), start + begin, start + end)
+
+
+@dataclass(frozen=True)
+class SafetensorsFiles:
+    """Tensors of one or several safetensors files; ``where`` maps each name to its file."""
+
+    entries: Mapping[str, Entry]
+    where: Mapping[str, Path]
+
+    @classmethod
+    def open(cls, paths: list[Path]) -> "SafetensorsFiles":
+        """Read the headers of ``paths``; raises UserError for a broken one or a tensor in two files."""
+        entries: dict[str, Entry] = {}
+        where: dict[str, Path] = {}
+        for path in paths:
+            for name, entry in read_header(path).items():
+                if name in entries:
+                    raise UserError(f"{path}: tensor {name!r} is also in {where[name].name}")
+                entries[name], where[name] = entry, path
+        return cls(entries, where)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape."""
+        return {name: e.shape for name, e in self.entries.items()}
+
+    def read(self, name: str) -> Array:
+        """Return a read-only view of the file."""
+        entry = self.entries[name]
+        dtype = FORMATS[entry.dtype].dtype
+        if prod(entry.shape) == 0:
+            return np.zeros(entry.shape, dtype)
+        raw = np.memmap(self.where[name], np.uint8, "r", entry.begin, (entry.end - entry.begin,))
+        if entry.begin % dtype.itemsize:
+            raw = np.array(raw)
+        return np.asarray(raw).view(dtype).reshape(entry.shape)
+
+    def original(self, name: str) -> None:
+        """Nothing is rounded: stored values are the model."""
+        return

@@ -1,0 +1,93 @@
+"""What every reader offers: named tensors, read one at a time."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.errors import UserError, nearest
+from precaudit.formats import FORMATS, Array, as_format, rounder, widen
+
+# Left by some exporters; RoPE's frequencies follow from the configuration.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+class Tensors(Protocol):
+    """Named tensors of a checkpoint, under Hugging Face names."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor's shape."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """Return the tensor's values as the model uses them (a view of the file where it can be)."""
+        ...
+
+    def original(self, name: str) -> Array | None:
+        """Return FP64 values before rounding to the model's format; None where nothing was rounded."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Tensors rounded once to another storage format (policy key ``weights``)."""
+
+    inner: Tensors
+    format: str
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the tensors underneath."""
+        return self.inner.shapes()
+
+    def read(self, name: str) -> Array:
+        """Return the tensor rounded to the format."""
+        return as_format(widen(self.inner.read(name)), self.format)
+
+    def original(self, name: str) -> Array | None:
+        """Return the tensor before rounding, in FP64."""
+        before = self.inner.original(name)
+        x = widen(self.inner.read(name)) if before is None else before
+        return x if (rounder(self.format)(x) != x).any() else None
+
+
+@dataclass(frozen=True)
+class FileHashes:
+    """SHA-256 over several files, computed once when first asked for."""
+
+    paths: tuple[Path, ...]
+    _found: list[str] = field(default_factory=list)
+
+    def sha256(self) -> str:
+        """Return the hex digest of the files' contents in order."""
+        if not self._found:
+            digest = hashlib.sha256()
+            for path in self.paths:
+                with path.open("rb") as f:
+                    while block := f.read(1 << 22):
+                        digest.update(block)
+            self._found.append(digest.hexdigest())
+        return self._found[0]
+
+
+def check_tensors(config: DecoderConfig, tensors: Tensors, where: str) -> None:
+    """Raise UserError where the tensors are not exactly those the configuration implies."""
+    expected, found = expected_tensors(config), tensors.shapes()
+    for name, shape in expected.items():
+        if name not in found:
+            raise UserError(f"{where}: tensor {name!r} {list(shape)} is missing{nearest(name, found)}")
+        if tuple(found[name]) != shape:
+            raise UserError(
+                f"{where}: tensor {name!r} has shape {list(found[name])}, the configuration implies {list(shape)}"
+            )
+    for name in found:
+        if name in expected or name.endswith(IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
+            continue
+        raise UserError(f"{where}: tensor {name!r} is not part of family {config.family}, so the model is not that")
+
+
+def check_format(dtype_name: str, name: str, where: str) -> None:
+    """Raise UserError for a tensor whose stored format is not a floating-point one known here."""
+    if dtype_name not in FORMATS:
+        raise UserError(f"{where}: tensor {name!r} is stored as {dtype_name}, which is not supported")

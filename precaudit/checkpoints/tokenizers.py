@@ -1,0 +1,61 @@
+"""Tokenizers and chat templates through transformers, which only this file imports."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from precaudit.errors import UserError
+
+# GGUF names the pre-tokenizer, not its rules.
+GGUF_PRETOKENIZERS = ("smollm", "qwen2", "gpt-2")
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CONTROL_TOKEN = 3
+
+
+def from_folder(folder: Path) -> Any:
+    """Return the transformers tokenizer of a snapshot folder; nothing is fetched and no code in it is run."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library raises many kinds for a broken file
+        text = str(error).strip().splitlines()
+        detail = text[0] if text else type(error).__name__
+        raise UserError(f"{folder}: the tokenizer files cannot be read: {detail}") from None
+
+
+def from_gguf(metadata: dict[str, Any], where: str) -> Any:
+    """Return a transformers tokenizer built from the byte-level BPE in GGUF metadata."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        raise UserError(f"{where}: tokenizer {metadata.get('tokenizer.ggml.model')!r} is not supported; only gpt2 (BPE)")
+    kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if kind not in GGUF_PRETOKENIZERS:
+        raise UserError(f"{where}: pre-tokenizer {kind!r} is not supported; known: {', '.join(GGUF_PRETOKENIZERS)}")
+    try:
+        tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+        kinds = metadata.get("tokenizer.ggml.token_type", [])
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        pairs = [tuple(m.split(" ", 1)) for m in merges]
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    except Exception as error:
+        raise UserError(f"{where}: broken tokenizer metadata: {error}") from None
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "qwen2")
+    first = {
+        "smollm": [pre_tokenizers.Digits(individual_digits=True)],
+        "qwen2": [pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated")],
+    }.get(kind, [])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [t for t, k in zip(tokens, kinds, strict=False) if k == CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.chat_template = metadata.get("tokenizer.chat_template")
+    return fast

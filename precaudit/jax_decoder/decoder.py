@@ -1,0 +1,131 @@
+"""A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/design.md §4."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+
+from precaudit.configs import DecoderConfig
+from precaudit.jax_decoder.arithmetic import Arithmetic, dot
+from precaudit.jax_decoder.parts import Parts
+
+Cache = dict[str, jax.Array]
+Layer = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all layers of one call share. rows [B, T]: cache slots of the new positions; slots: None in prefill."""
+
+    cos: jax.Array
+    sin: jax.Array
+    mask: jax.Array
+    slots: jax.Array | None
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens."""
+
+    config: DecoderConfig
+    arithmetic: Arithmetic
+    parts: Parts
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Return an empty cache: k and v [L, B, S, G, K] in the cache's format."""
+        c = self.config
+        shape = (c.layers, batch, capacity, c.kv_heads, c.head_dim)
+        return {name: jnp.zeros(shape, self.arithmetic.kv_cache) for name in ("k", "v")}
+
+    def prefill(
+        self,
+        params: Any,
+        tables: tuple[jax.Array, jax.Array],
+        tokens: jax.Array,
+        starts: jax.Array,
+        logit_rows: jax.Array,
+        cache: Cache | None,
+    ) -> tuple[jax.Array, Cache | None]:
+        """Run tokens [B, T] from slot 0; return logits [B, R, V] at ``logit_rows`` [B, R], and the filled cache.
+
+        ``starts`` [B]: slots of left padding; right padding needs no mark, since no earlier position sees it.
+        """
+        batch, length = tokens.shape
+        rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        mask = self.parts.mask(rows, length, starts)
+        x, cache = self._layers(params, tables, tokens, rows, starts, mask, None, cache)
+        return self._logits(params, x, logit_rows), cache
+
+    def decode(
+        self,
+        params: Any,
+        tables: tuple[jax.Array, jax.Array],
+        tokens: jax.Array,
+        starts: jax.Array,
+        slots: jax.Array,
+        cache: Cache,
+    ) -> tuple[jax.Array, Cache]:
+        """Run one token per sequence, tokens [B] at cache slots [B]; return logits [B, 1, V] and the cache."""
+        rows = slots[:, None]
+        mask = self.parts.mask(rows, cache["k"].shape[2], starts)
+        x, cache = self._layers(params, tables, tokens[:, None], rows, starts, mask, slots, cache)
+        return self._logits(params, x, jnp.zeros_like(rows)), cache
+
+    def _layers(
+        self, params: Any, tables: Any, tokens: Any, rows: Any, starts: Any, mask: Any, slots: Any, cache: Any
+    ) -> tuple[jax.Array, Any]:
+        positions = jnp.maximum(rows - starts[:, None], 0)
+        step = Step(tables[0][positions], tables[1][positions], mask, slots)
+        x = params["embed"][tokens].astype(self.arithmetic.residual)
+
+        def body(carry: Any, xs: Any) -> tuple[Any, None]:
+            return self._layer(*carry, *xs, step), None
+
+        indices = jnp.arange(self.config.layers, dtype=jnp.int32)
+        (x, cache), _ = lax.scan(body, (x, cache), (params["layers"], indices))
+        return x, cache
+
+    def _layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
+        parts, a, eps = self.parts, self.arithmetic, self.config.norm_eps
+        x = tap(x, "resid_in")
+        h = tap(parts.norm(x, w["attn_norm"], eps, a), "attn_norm")
+        out, cache = self._attention(h, cache, w, layer, step)
+        proj = tap(parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a), "attn_proj")
+        x = tap(x + proj.astype(a.residual), "resid_mid")
+        h = tap(parts.norm(x, w["mlp_norm"], eps, a), "mlp_norm")
+        gate, up = parts.project(h, w["gate"], w.get("bgate"), a), parts.project(h, w["up"], w.get("bup"), a)
+        act = tap(parts.activate(gate, up, a), "mlp_act")
+        mlp = tap(parts.project(act, w["down"], w.get("bdown"), a), "mlp_out")
+        return tap(x + mlp.astype(a.residual), "resid_out"), cache
+
+    def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
+        parts, a, c = self.parts, self.arithmetic, self.config
+        batch, length, _ = h.shape
+        q = parts.project(h, w["wq"], w.get("bq"), a).reshape(batch, length, c.heads, c.head_dim)
+        k = parts.project(h, w["wk"], w.get("bk"), a).reshape(batch, length, c.kv_heads, c.head_dim)
+        v = parts.project(h, w["wv"], w.get("bv"), a).reshape(batch, length, c.kv_heads, c.head_dim)
+        q = tap(parts.rope(q, step.cos, step.sin, a), "q")
+        k = tap(parts.rope(k, step.cos, step.sin, a), "k")
+        v = tap(v, "v")
+        if cache is not None:
+            cache = {
+                "k": parts.cache_write(cache["k"], layer, k, step.slots),
+                "v": parts.cache_write(cache["v"], layer, v, step.slots),
+            }
+        if step.slots is not None:
+            a = a.for_decode()
+            q = q.astype(a.activations)
+            k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
+            v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
+        scores = tap(parts.scores(q, k, c.head_dim**-0.5, a), "scores")
+        probs = tap(parts.softmax(scores, step.mask, a), "probs")
+        return tap(parts.attend(probs, v, a), "attn_out"), cache
+
+    def _logits(self, params: Any, x: jax.Array, logit_rows: jax.Array) -> jax.Array:
+        h = tap(self.parts.norm(x, params["final_norm"], self.config.norm_eps, self.arithmetic), "final_norm")
+        h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
+        a, head = self.arithmetic, params.get("lm_head", params["embed"])
+        return tap(dot(h, head, (2, 1), a.logits, a), "logits")

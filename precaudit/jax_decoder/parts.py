@@ -1,0 +1,102 @@
+"""The operations a decoder layer consists of, as one replaceable record.
+
+Shapes: B batch, T new positions, S cached positions, D width, H query heads, G key/value heads, K head dimension.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) · weight over the last axis [..., D]; rounded before and after the weight."""
+    y = x.astype(a.norm)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.asarray(eps, a.norm))
+    return (y.astype(a.activations) * weight).astype(a.activations)
+
+
+def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
+    """x · weightᵀ (+ bias); weight [out, in]."""
+    y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
+    return y if bias is None else (y + bias).astype(a.activations)
+
+
+def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, a: Arithmetic) -> jax.Array:
+    """Rotate pairs (i, i + K/2) of x [B, T, H, K] by tables [B, T, K/2] (Su et al. 2021, in the half-split layout)."""
+    first, second = jnp.split(x.astype(a.rope), 2, axis=-1)
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(a.activations)
+
+
+def attention_scores(q: jax.Array, k: jax.Array, scale: float, a: Arithmetic) -> jax.Array:
+    """q · kᵀ · scale: q [B, T, H, K], k [B, S, G, K] → [B, H, T, S]; the product and the scaled score are rounded."""
+    b, t, h, d = q.shape
+    grouped = q.reshape(b, t, k.shape[2], h // k.shape[2], d)
+    products = batched("btgrk,bsgk->bgrts", grouped, k, a.scores, a)
+    scaled = products.astype(jnp.float32) * jnp.float32(scale)
+    return scaled.astype(a.scores).reshape(b, h, t, k.shape[1])
+
+
+def masked_softmax(scores: jax.Array, mask: jax.Array, a: Arithmetic) -> jax.Array:
+    """Softmax over keys with the row maximum subtracted; scores [B, H, T, S], mask [B, 1, T, S] true where seen."""
+    s = jnp.where(mask, scores.astype(a.softmax), -jnp.inf)
+    e = jnp.exp(s - jnp.max(s, axis=-1, keepdims=True))
+    return (e / jnp.sum(e, axis=-1, keepdims=True)).astype(a.probs)
+
+
+def attend(probs: jax.Array, v: jax.Array, a: Arithmetic) -> jax.Array:
+    """Weighted sum of values: probs [B, H, T, S], v [B, S, G, K] → [B, T, H, K]."""
+    b, h, t, s = probs.shape
+    grouped = probs.reshape(b, v.shape[2], h // v.shape[2], t, s)
+    return batched("bgrts,bsgk->btgrk", grouped, v, a.attn_out, a).reshape(b, t, h, v.shape[3])
+
+
+def swiglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
+    """silu(gate) · up [B, T, F]; silu in float32, rounded to the MLP's format, then the product."""
+    g = gate.astype(jnp.float32)
+    return (jax.nn.silu(g).astype(a.mlp) * up.astype(a.mlp)).astype(a.activations)
+
+
+def causal_mask(rows: jax.Array, keys: int, starts: jax.Array) -> jax.Array:
+    """Return [B, 1, T, S]: row r sees keys start ≤ s ≤ r. A row of padding sees itself, so that no row is empty."""
+    s = jnp.arange(keys)[None, None, :]
+    r = rows[:, :, None]
+    seen = ((s <= r) & (s >= starts[:, None, None])) | (s == r)
+    return seen[:, None]
+
+
+def cache_write(cache: jax.Array, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> jax.Array:
+    """Write rows [B, T, G, K] into cache [L, B, S, G, K] in place: at slot 0 of every sequence, or one row at slots."""
+    rows = rows.astype(cache.dtype)
+    zero = jnp.int32(0)
+    if slots is None:
+        return lax.dynamic_update_slice(cache, rows[None], (layer, zero, zero, zero, zero))
+    for b in range(rows.shape[0]):
+        cache = lax.dynamic_update_slice(cache, rows[None, b : b + 1], (layer, jnp.int32(b), slots[b], zero, zero))
+    return cache
+
+
+def cache_read(cache: jax.Array, layer: jax.Array) -> jax.Array:
+    """Return one layer's rows [B, S, G, K]."""
+    return lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The operations; ``dataclasses.replace(parts, rope=…)`` is another decoder."""
+
+    norm: Callable[..., jax.Array] = rms_norm
+    project: Callable[..., jax.Array] = project
+    rope: Callable[..., jax.Array] = rope
+    scores: Callable[..., jax.Array] = attention_scores
+    softmax: Callable[..., jax.Array] = masked_softmax
+    attend: Callable[..., jax.Array] = attend
+    activate: Callable[..., jax.Array] = swiglu
+    mask: Callable[..., jax.Array] = causal_mask
+    cache_write: Callable[..., jax.Array] = cache_write
+    cache_read: Callable[..., jax.Array] = cache_read

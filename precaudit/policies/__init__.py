@@ -1,0 +1,113 @@
+"""Policies: the number format of each part of the computation (design §5), one TOML file each."""
+
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+
+from precaudit.errors import UserError, nearest
+from precaudit.formats import ALIASES, parse_format
+
+ARITHMETIC = ("float32", "bfloat16", "float16")
+STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
+PRECISIONS = ("default", "high", "highest")
+PRESETS = (
+    "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9", "F16_F16_F32", "F16_F16_F16",
+    "BF16_BF16_BF16", "TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One format per part; the defaults are policy ``bf16``.
+
+    weights: ``as-stored`` or a format they are rounded to once. activations: outputs of norms, projections and RoPE.
+    residual: the residual stream. norm, rope, softmax: the arithmetic inside those operations (RoPE's tables too).
+    scores: q·k as stored, before the mask. probs, attn_out, logits: outputs as stored. mlp: act(gate) as stored.
+    kv_cache: the cache. matmul: a precision or a dot preset. excess_precision: ``platform`` lets the compiler keep
+    more bits inside fusions than the formats say, ``off`` forbids it. decode_attention: ``as-prefill`` or
+    ``float32`` (q and the cache are cast up, attention runs in float32).
+    """
+
+    name: str = "bf16"
+    weights: str = "as-stored"
+    activations: str = "bfloat16"
+    residual: str = "bfloat16"
+    norm: str = "float32"
+    rope: str = "float32"
+    scores: str = "bfloat16"
+    softmax: str = "float32"
+    probs: str = "bfloat16"
+    attn_out: str = "bfloat16"
+    mlp: str = "bfloat16"
+    kv_cache: str = "bfloat16"
+    logits: str = "float32"
+    matmul: str = "default"
+    excess_precision: str = "platform"
+    decode_attention: str = "as-prefill"
+
+    def settings(self) -> dict[str, str]:
+        """The keys and values without the name."""
+        return {k: v for k, v in asdict(self).items() if k != "name"}
+
+
+KEYS = tuple(f.name for f in fields(Policy) if f.name != "name")
+WORDS = {
+    "weights": ("as-stored", *STORAGE),
+    "kv_cache": STORAGE,
+    "matmul": (*PRECISIONS, *PRESETS),
+    "excess_precision": ("platform", "off"),
+    "decode_attention": ("as-prefill", "float32"),
+}
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the policies that come with the package."""
+    return tuple(sorted(p.name[:-5] for p in resources.files(__name__).iterdir() if p.name.endswith(".toml")))
+
+
+def load_policy(name: str) -> Policy:
+    """Return the shipped policy ``name`` or the one in the TOML file at that path; raises UserError."""
+    path = Path(name)
+    if name in shipped():
+        text, label = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"), name
+    elif path.suffix == ".toml" and path.is_file():
+        text, label = path.read_text(encoding="utf-8"), path.stem
+    else:
+        raise UserError(f"unknown policy {name!r}{nearest(name, shipped())}; or give the path of a .toml file")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"policy {name}: not TOML: {error}") from None
+    return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)
+
+
+def apply_settings(policy: Policy, settings: dict[str, str], rename: bool = True) -> Policy:
+    """Return ``policy`` with keys replaced, named like ``bf16+scores=float32``; raises UserError."""
+    clean = {key: _value(key, text) for key, text in settings.items()}
+    changed = {k: v for k, v in clean.items() if getattr(policy, k) != v}
+    label = "".join(f"+{k}={v}" for k, v in sorted(changed.items())) if rename else ""
+    return replace(policy, name=policy.name + label, **changed)
+
+
+def parse_settings(items: tuple[str, ...]) -> dict[str, str]:
+    """Return ``{"scores": "float32"}`` for ``("scores=float32",)``."""
+    settings = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not value:
+            raise UserError(f"--set {item!r}: write KEY=VALUE, for example scores=float32")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def _value(key: str, text: str) -> str:
+    if key not in KEYS:
+        raise UserError(f"unknown policy key {key!r}{nearest(key, KEYS)}")
+    allowed = WORDS.get(key, ARITHMETIC)
+    value = ALIASES.get(text, text)
+    if value not in allowed:
+        if key not in ("matmul", "excess_precision", "decode_attention", "weights"):
+            parse_format(text)
+        raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
+    return value
