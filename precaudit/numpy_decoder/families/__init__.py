@@ -1,0 +1,38 @@
+"""The operation behind every point, one file per model family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from precaudit.configs import DecoderConfig
+from precaudit.formats import Array
+from precaudit.numpy_decoder.rounding import Rounding
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an operation needs besides its inputs.
+
+    ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
+    ``positions`` [T] are the rows' positions in their sequences.
+    """
+
+    config: DecoderConfig
+    weight: Callable[[str], Array | None]
+    positions: Array
+    rounding: Rounding
+
+    def tensor(self, name: str) -> Array:
+        """Return a tensor every model of the family has."""
+        found = self.weight(name)
+        assert found is not None, name
+        return found
+
+
+Operation = Callable[..., Array]
+
+
+def operations(family: str) -> dict[str, Operation]:
+    """Return {point: operation(context, *inputs)} of ``numpy_decoder/families/<family>.py``, attention aside."""
+    return cast(dict[str, Operation], import_module(f"{__name__}.{family}").OPERATIONS)

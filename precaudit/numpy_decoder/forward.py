@@ -1,0 +1,115 @@
+"""The whole model over several sequences together, one layer's tensors in FP64 at a time."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precaudit.formats import Array
+from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.model import (
+    AFTER_ATTENTION,
+    BEFORE_ATTENTION,
+    Model,
+    all_probs,
+    all_scores,
+    attention,
+)
+from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.numpy_decoder.threads import each, one_blas_thread, row_ranges
+from precaudit.points import POINTS
+
+Emit = Callable[[int, int | None, str, Array], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to emit: points, layers (None: all), and for each sequence the rows whose logits are wanted."""
+
+    points: Collection[str]
+    layers: Collection[int] | None
+    logit_rows: Sequence[Array]
+
+
+def forward(
+    model: Model,
+    sequences: Sequence[Array],
+    rounding: Rounding,
+    wanted: Wanted,
+    emit: Emit,
+    progress: Callable[[int], None] = lambda layer: None,
+) -> None:
+    """Run token ids ``sequences`` and call ``emit(sequence, layer, point, values)`` for every wanted point.
+
+    Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
+    rows). An emitted array is the caller's. Rows of all sequences go through each matrix together.
+    """
+    lengths = [len(s) for s in sequences]
+    edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    spans = [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    x = rounding.residual(model.embed(np.concatenate(sequences)))
+    with one_blas_thread():
+        for layer in range(model.config.layers):
+            model.warm(layer)
+            context = model.context(layer, positions, rounding)
+            points = set(wanted.points) if wanted.layers is None or layer in wanted.layers else set()
+            x = _layer(context, x, spans, points, lambda i, p, y, at=layer: emit(i, at, p, y))
+            progress(layer)
+        _outside(model, positions, x, spans, rounding, wanted, emit)
+
+
+def _layer(
+    context: Context, x: Array, spans: list[slice], points: set[str], emit: Callable[[int, str, Array], None]
+) -> Array:
+    values = {"resid_in": x}
+    _chain(context, values, BEFORE_ATTENTION)
+    values["attn_out"] = np.empty(values["q"].shape)
+    for i, span in enumerate(spans):
+        q, k, v, at = values["q"][span], values["k"][span], values["v"][span], context.positions[span]
+        values["attn_out"][span] = attention(q, k, v, at, context.rounding)
+        if points & {"scores", "probs"}:
+            s = all_scores(q, k, context.rounding)
+            if "scores" in points:
+                emit(i, "scores", s)
+            if "probs" in points:
+                emit(i, "probs", all_probs(s, at, context.rounding))
+    _chain(context, values, AFTER_ATTENTION)
+    for point in points & set(values):
+        for i, span in enumerate(spans):
+            emit(i, point, values[point][span])
+    return values["resid_out"]
+
+
+def _chain(context: Context, values: dict[str, Array], chain: Sequence[str]) -> None:
+    """Evaluate a chain of row-wise operations, each thread its own rows from first to last."""
+    table = operations(context.config.family)
+    first = values["resid_in"]
+    known = dict(values)
+
+    def rows(a: int, b: int) -> dict[str, Array]:
+        own = {name: x[a:b] for name, x in known.items()}
+        here = replace(context, positions=context.positions[a:b])
+        for point in chain:
+            own[point] = table[point](here, *(own[name] for name in POINTS[point].inputs))
+        return {point: own[point] for point in chain}
+
+    parts = each(rows, row_ranges(len(first)))
+    for point in chain:
+        values[point] = parts[0][point] if len(parts) == 1 else np.concatenate([p[point] for p in parts])
+
+
+def _outside(
+    model: Model, positions: Array, x: Array, spans: list[slice], rounding: Rounding, wanted: Wanted, emit: Emit
+) -> None:
+    context = model.context(None, positions, rounding)
+    h = operations(model.config.family)["final_norm"](context, x)
+    if "final_norm" in wanted.points:
+        for i, span in enumerate(spans):
+            emit(i, None, "final_norm", h[span])
+    if "logits" in wanted.points:
+        rows = np.concatenate([span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)])
+        logits = model.logits(h[rows], rounding)
+        edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
+        for i in range(len(spans)):
+            emit(i, None, "logits", logits[edges[i] : edges[i + 1]])

@@ -1,0 +1,131 @@
+"""A model's tensors in FP64, one layer at a time, and every operation on given inputs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.formats import Array, widen
+from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.operators import attend, scores, softmax
+from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.numpy_decoder.threads import each, row_ranges, widened
+
+BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
+VOCAB_BLOCK = 2048
+BEFORE_ATTENTION = ("attn_norm", "q", "k", "v")
+AFTER_ATTENTION = ("attn_proj", "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_out")
+
+
+@dataclass
+class Model:
+    """Reads tensors by name and keeps one layer's in FP64.
+
+    ``config`` and ``read`` may be all there is to a model: attention alone needs no tensor.
+    """
+
+    config: DecoderConfig
+    read: Callable[[str], Array]
+    _layer: int | None = None
+    _held: dict[str, Array] = field(default_factory=dict)
+
+    def context(self, layer: int | None, positions: Array, rounding: Rounding) -> Context:
+        """Return the context of a layer's operations (None: those outside layers)."""
+        if layer != self._layer:
+            self._held, self._layer = {}, layer
+        expected = expected_tensors(self.config)
+
+        def weight(name: str) -> Array | None:
+            full = name if layer is None else f"model.layers.{layer}.{name}"
+            if full not in expected:
+                return None
+            if full not in self._held:
+                self._held[full] = widened(self.read(full))
+            return self._held[full]
+
+        return Context(self.config, weight, positions, rounding)
+
+    def warm(self, layer: int) -> None:
+        """Widen a layer's tensors before threads ask for them."""
+        context = self.context(layer, np.zeros(0), Rounding())
+        prefix = f"model.layers.{layer}."
+        for name in expected_tensors(self.config):
+            if name.startswith(prefix):
+                context.weight(name.removeprefix(prefix))
+
+    def embed(self, tokens: Array) -> Array:
+        """Return the embedding rows of token ids [T] in FP64 [T, D]."""
+        return widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
+
+    def logits(self, final_norm: Array, rounding: Rounding) -> Array:
+        """Return final_norm [T, D] · output matrixᵀ [T, V], the matrix widened a block of rows at a time."""
+        head = self.read("model.embed_tokens.weight" if self.config.tied else "lm_head.weight")
+        out = np.empty((len(final_norm), self.config.vocab))
+
+        def block(i: int) -> None:
+            w = np.ascontiguousarray(head[i : i + VOCAB_BLOCK])
+            out[:, i : i + VOCAB_BLOCK] = rounding.logits(rounding.dot(final_norm, widen(w).T))
+
+        each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
+        return out
+
+    def apply(self, point: str, context: Context, inputs: Sequence[Array]) -> Array:
+        """Return the operation behind ``point`` (attention and logits aside), rows split over threads."""
+        operation = operations(self.config.family)[point]
+        n = len(inputs[0])
+        if len(row_ranges(n)) == 1:
+            return operation(context, *inputs)
+        self._touch(point, context, inputs)
+
+        def part(a: int, b: int) -> Array:
+            return operation(replace(context, positions=context.positions[a:b]), *(x[a:b] for x in inputs))
+
+        return np.concatenate(each(part, row_ranges(n)))
+
+    def _touch(self, point: str, context: Context, inputs: Sequence[Array]) -> None:
+        """Run the operation on one row, so that threads find its tensors widened."""
+        one = replace(context, positions=context.positions[:1], rounding=Rounding())
+        operations(self.config.family)[point](one, *(x[:1] for x in inputs))
+
+
+def attention(q: Array, k: Array, v: Array, positions: Array, rounding: Rounding) -> Array:
+    """Return attention's output [T, H, K] for q [T, H, K] at ascending ``positions`` [T] over k, v [S, G, K].
+
+    Key s stands at position s; a row sees the keys up to its own position.
+    """
+    out = np.empty(q.shape)
+    group = q.shape[1] // k.shape[1]
+
+    def block(a: int, b: int, head: int) -> None:
+        keys = int(positions[b - 1]) + 1
+        g = head // group
+        s = scores(q[a:b, head], k[:keys, g], rounding)
+        out[a:b, head] = attend(s, v[:keys, g], positions[a:b], rounding)
+
+    jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
+    each(block, jobs[::-1])
+    return out
+
+
+def all_scores(q: Array, k: Array, rounding: Rounding) -> Array:
+    """Return scores [H, T, S] of every query with every key, masked or not."""
+    group = q.shape[1] // k.shape[1]
+    out = np.empty((q.shape[1], q.shape[0], k.shape[0]))
+
+    def head(h: int) -> None:
+        out[h] = scores(q[:, h], k[:, h // group], rounding)
+
+    each(head, [(h,) for h in range(q.shape[1])])
+    return out
+
+
+def all_probs(s: Array, positions: Array, rounding: Rounding) -> Array:
+    """Return probabilities [H, T, S] from scores [H, T, S]."""
+    out = np.empty(s.shape)
+
+    def head(h: int) -> None:
+        out[h] = softmax(s[h], positions, rounding)
+
+    each(head, [(h,) for h in range(len(s))])
+    return out

@@ -1,0 +1,98 @@
+"""What is rounded where: FP64 with every place the identity, a policy, or an accumulation format."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from precaudit.formats import Array, identity, rounder
+from precaudit.policies import Policy
+
+Place = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
+
+    Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
+    projection before bias or RoPE), score_dot (before the scale), scores, probs, gate_up, silu.
+    """
+
+    rope_table: Place = identity
+    norm_inner: Place = identity
+    norm: Place = identity
+    linear: Place = identity
+    rows: Place = identity
+    cache: Place = identity
+    score_dot: Place = identity
+    scores: Place = identity
+    probs: Place = identity
+    attn_out: Place = identity
+    proj: Place = identity
+    residual: Place = identity
+    gate_up: Place = identity
+    silu: Place = identity
+    mlp_act: Place = identity
+    logits: Place = identity
+    dot: Callable[[Array, Array], Array] = np.matmul
+
+    def eliding(self, places: tuple[str, ...]) -> "Rounding":
+        """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
+        return replace(self, **{place: identity for place in places})
+
+    def exact(self, place: str) -> bool:
+        """Whether nothing is rounded at ``place``."""
+        return getattr(self, place) is identity
+
+
+FP64 = Rounding()
+PLACES = tuple(f.name for f in fields(Rounding) if f.name != "dot")
+
+# Places inside the operation that makes a point; groups are elided together.
+ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "attn_norm": (("norm_inner",),),
+    "q": (("linear",),),
+    "k": (("linear",),),
+    "v": (("linear",),),
+    "scores": (("score_dot",),),
+    "attn_out": (("score_dot",), ("scores",), ("probs",)),
+    "attn_proj": (("linear",),),
+    "mlp_norm": (("norm_inner",),),
+    "mlp_act": (("gate_up",), ("silu",)),
+    "mlp_out": (("linear",),),
+    "final_norm": (("norm_inner",),),
+}
+
+
+def of_policy(policy: Policy, decode: bool = False) -> Rounding:
+    """Return the roundings ``policy`` declares; ``decode`` for attention over the cache.
+
+    float32 inside norms, RoPE and softmax is 2^16 times finer than a bfloat16 result and is not emulated there.
+    """
+    activations = rounder(policy.activations)
+    single = decode and policy.decode_attention == "float32"
+    scores = rounder("float32" if single else policy.scores)
+    return Rounding(
+        rope_table=rounder(policy.rope),
+        norm_inner=activations,
+        norm=activations,
+        linear=activations,
+        rows=activations,
+        cache=rounder(policy.kv_cache),
+        score_dot=scores,
+        scores=scores,
+        probs=rounder("float32" if single else policy.probs),
+        attn_out=rounder(policy.attn_out),
+        proj=activations,
+        residual=rounder(policy.residual),
+        gate_up=activations,
+        silu=rounder(policy.mlp),
+        mlp_act=activations,
+        logits=rounder(policy.logits),
+    )
+
+
+def single_precision_dot(a: Array, b: Array) -> Array:
+    """Return a · b summed in float32 in BLAS's order: what float32 accumulation typically does, as a size."""
+    return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)

@@ -1,0 +1,62 @@
+"""Two-level parallelism: Python threads over rows or blocks, one BLAS thread each (faster here than threaded BLAS)."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from precaudit.formats import FORMATS, Array, single
+
+WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+SMALL = 32  # rows below which splitting costs more than it saves
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WORKERS, "precaudit")
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread inside; the callers' threads share the cores instead."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Call ``function(*job)`` for every job on the pool; the first exception is raised here."""
+    todo = list(jobs)
+    if len(todo) <= 1:
+        return [function(*job) for job in todo]
+    return list(_pool().map(lambda job: function(*job), todo))
+
+
+def row_ranges(n: int) -> list[tuple[int, int]]:
+    """Split n rows into one range per worker, or a single one when there are few."""
+    if n < SMALL or WORKERS == 1:
+        return [(0, n)]
+    edges = np.linspace(0, n, WORKERS + 1).astype(int)
+    return [(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def widened(x: Array) -> Array:
+    """Return ``x`` in FP64, in blocks that stay in cache, on all workers."""
+    if x.ndim < 2 or x.size < 1 << 16:
+        return single(x).astype(np.float64) if x.dtype.itemsize < 8 else x
+    out = np.empty(x.shape)
+    rows = max(1, (1 << 16) // int(np.prod(x.shape[1:])))
+    narrow = x.dtype == FORMATS["bfloat16"].dtype
+
+    def part(a: int, b: int) -> None:
+        for i in range(a, b, rows):
+            block = x[i : min(b, i + rows)]
+            out[i : min(b, i + rows)] = single(block) if narrow else block
+
+    each(part, row_ranges(x.shape[0]))
+    return out

@@ -1,0 +1,265 @@
+"""The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from precaudit.errors import UserError
+
+SCHEMA = 1
+# JSON has no NaN and no infinity: they are written as these strings.
+Number = float | Literal["nan", "inf", "-inf"]
+
+
+def number(x: Any) -> Number:
+    """Return ``x`` as JSON can hold it."""
+    value = float(x)
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all records."""
+
+
+class PromptRecord(Record):
+    """A line of prompts.jsonl."""
+
+    id: str
+    text: str
+    tokens: tuple[int, ...]
+
+
+class StepRecord(Record):
+    """A line of steps.jsonl: one logits row. ``token`` was fed at ``position``; top-k is what it predicts next."""
+
+    prompt: str
+    phase: str
+    step: int
+    position: int
+    token: int
+    top_ids: tuple[int, ...]
+    top_logits: tuple[Number, ...]
+    gap: Number
+    logsumexp: Number
+
+
+class Stats(Record, omit_defaults=False):
+    """Of the finite values; ``nan`` and ``inf`` count the others."""
+
+    min: Number
+    max: Number
+    mean: Number
+    rms: Number
+    nan: int
+    inf: int
+
+
+class PointRecord(Record, omit_defaults=False):
+    """A line of points.jsonl: one recorded tensor. ``positions``: [first, end) or the list of rows recorded."""
+
+    prompt: str
+    phase: str
+    step: int
+    layer: int | None
+    point: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    positions: tuple[int, ...]
+    rows: Literal["range", "list"]
+    file: str
+    key: str
+    hash: str
+    support: bool
+    stats: Stats
+
+
+class Requested(Record, omit_defaults=False):
+    """What a run was asked to record."""
+
+    prompts: tuple[str, ...]
+    layers: tuple[int, ...]
+    points: tuple[str, ...]
+    support: tuple[str, ...]
+    phases: tuple[str, ...]
+    positions: str | None
+    every_logit: bool
+    decode_steps: int
+    batch: int
+    pad: str
+    tokens_from: str | None
+
+
+class ModelRecord(Record, omit_defaults=False):
+    """Which model a run is of; ``reference``: what the user named it by."""
+
+    id: str
+    reference: str
+    sha256: str
+    config: dict[str, Any]
+
+
+class Neutrality(Record, omit_defaults=False):
+    """Whether capturing left a phase's logits bit for bit as the bare program's, on one batch."""
+
+    phase: str
+    prompts: tuple[str, ...]
+    bitwise: bool
+    max_diff: Number
+
+
+class RunRecord(Record, omit_defaults=False):
+    """run.json. ``finished`` is null while the run is being written and stays so when it is cut off."""
+
+    schema: int
+    id: str
+    model: ModelRecord
+    policy: dict[str, str]
+    requested: Requested
+    device: str
+    device_count: int
+    versions: dict[str, str]
+    xla_flags: str
+    commit: str | None
+    command: str
+    started: str
+    neutrality: tuple[Neutrality, ...] = ()
+    warnings: tuple[str, ...] = ()
+    bytes: int = 0
+    hashes: dict[str, str] = {}
+    finished: str | None = None
+
+
+class Worst(Record, omit_defaults=False):
+    """The element with the largest absolute error, with its index and both values."""
+
+    index: tuple[int, ...]
+    candidate: Number
+    reference: Number
+
+
+class Unexplained(Record, omit_defaults=False):
+    """‖c − ê‖ / ‖r‖ for the best honest emulation, and the same in unit roundoffs of the output's format."""
+
+    rel_l2: Number
+    u: Number
+
+
+Scope = dict[str, tuple[Number, int]]
+
+
+class ErrorRecord(Record):
+    """A line of errors.jsonl; ``unknown`` says why there are no numbers.
+
+    Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k).
+    """
+
+    prompt: str
+    phase: str
+    step: int
+    layer: int | None
+    point: str
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair"]
+    candidate: str
+    reference: str
+    n: int = 0
+    nonfinite: int = 0
+    mae: Number | None = None
+    max_diff: Number | None = None
+    rel_l2: Number | None = None
+    cosine: Number | None = None
+    max_ulp: int | None = None
+    worst: Worst | None = None
+    explained: dict[str, Number] | None = None
+    elided: dict[str, tuple[str, ...]] | None = None
+    unexplained: Unexplained | None = None
+    ratio: Number | None = None
+    scopes: dict[str, Scope] | None = None
+    mismatched: int | None = None
+    unknown: str | None = None
+
+
+class PrefillDecodeRecord(Record):
+    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""
+
+    prompt: str
+    against: Literal["prefill", "rescore"]
+    step: int
+    position: int
+    prefill_top1: int
+    decode_top1: int
+    f64_top1: int | None
+    prefill_gap: Number
+    decode_gap: Number
+    f64_gap: Number | None
+    match: bool
+    f64_match: bool | None
+    near_tie: bool | None
+    kl: Number
+    max_diff: Number
+    prefill_last_top1: int | None = None
+    decode0_top1: int | None = None
+
+
+class CompareRecord(Record, omit_defaults=False):
+    """compare.json: what errors.jsonl was computed from, so that a later look can reuse its rows."""
+
+    schema: int
+    precaudit: str
+    run: str
+    against: str
+    weights: str | None
+    accum: tuple[str, ...]
+    prompts: tuple[str, ...]
+    phases: tuple[str, ...]
+    points: tuple[str, ...]
+    layers: tuple[int, ...]
+    sigma: dict[str, Number]
+    notes: tuple[str, ...]
+
+
+R = TypeVar("R", bound=Record)
+_ENCODER = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """Return one JSON line, newline included."""
+    return _ENCODER.encode(record) + b"\n"
+
+
+def decode_lines(data: bytes, kind: type[R], where: str, tolerate_tail: bool = False) -> Iterator[R]:
+    """Yield the records of JSONL ``data``; raises UserError naming the line and field that is wrong.
+
+    ``tolerate_tail``: a last line without its newline (a run that was cut off) is left out.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    lines = data.split(b"\n")
+    if lines[-1] and tolerate_tail:
+        lines.pop()
+    for i, line in enumerate(lines, 1):
+        if line:
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise UserError(f"{where}:{i}: {error}") from None
+
+
+def read_lines(path: Path, kind: type[R]) -> list[R]:
+    """Return every record of a JSONL file; raises UserError naming file, line and field."""
+    return list(decode_lines(path.read_bytes(), kind, str(path)))
+
+
+def write_lines(path: Path, records: Iterable[Record]) -> None:
+    """Write records to a temporary name and rename, so that the file is whole or not there."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as f:
+            f.writelines(encode(r) for r in records)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

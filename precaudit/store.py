@@ -1,0 +1,261 @@
+"""Runs on disk: written tensor file by tensor file, read back with every hash checked."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from safetensors.numpy import save_file
+
+from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.errors import UserError
+from precaudit.formats import FORMATS, Array, single
+from precaudit.records import (
+    SCHEMA,
+    PointRecord,
+    PromptRecord,
+    RunRecord,
+    Stats,
+    StepRecord,
+    decode_lines,
+    encode,
+    number,
+    write_lines,
+)
+
+JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
+
+
+def tensor_hash(x: Array) -> str:
+    """Return the XXH3-128 of a tensor's bytes."""
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(_bytes(x))}"
+
+
+def _bytes(x: Array) -> memoryview:
+    return memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+
+
+def statistics(x: Array) -> Stats:
+    """Return a tensor's statistics; mean and rms summed in FP32 pairs and FP32 dots, for the eye only."""
+    y = single(x).reshape(-1) if x.dtype.itemsize <= 4 else x.astype(np.float64).reshape(-1)
+    power = float(np.dot(y, y)) if y.size else 0.0
+    nan = inf = 0
+    if not np.isfinite(power):
+        nan, inf = int(np.isnan(y).sum()), int(np.isinf(y).sum())
+        y = y[np.isfinite(y)].astype(np.float64)
+        power = float(np.dot(y, y)) if y.size else 0.0
+    if not y.size:
+        return Stats(min="nan", max="nan", mean="nan", rms="nan", nan=nan, inf=inf)
+    low, high, mean, rms = y.min(), y.max(), y.mean(), (power / y.size) ** 0.5
+    return Stats(min=number(low), max=number(high), mean=number(mean), rms=number(rms), nan=nan, inf=inf)
+
+
+def safe_name(prompt: str) -> str:
+    """Return a file name for a prompt id, which may hold anything."""
+    clean = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "_" for c in prompt)[:80]
+    return clean if clean == prompt else f"{clean}-{hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to write: which point it is, its rows and values."""
+
+    layer: int | None
+    point: str
+    axes: str
+    positions: tuple[int, ...]
+    values: Array
+    support: bool
+
+    @property
+    def key(self) -> str:
+        """Its name inside the file."""
+        return self.point if self.layer is None else f"{self.layer}.{self.point}"
+
+
+def pack_positions(positions: Iterable[int]) -> tuple[tuple[int, ...], str]:
+    """Return ([first, end), "range") for consecutive rows, else (the rows, "list")."""
+    rows = tuple(int(p) for p in positions)
+    if rows and rows == tuple(range(rows[0], rows[0] + len(rows))):
+        return (rows[0], rows[-1] + 1), "range"
+    return rows, "list"
+
+
+def unpack_positions(record: PointRecord) -> Array:
+    """Return the rows a record holds."""
+    if record.rows == "range":
+        return np.arange(*record.positions)
+    return np.asarray(record.positions, np.int64)
+
+
+class RunWriter:
+    """Writes a run: run.json without ``finished`` first, then tensors and lines, then run.json again."""
+
+    def __init__(self, folder: Path, run: RunRecord, prompts: Iterable[PromptRecord]) -> None:
+        self.folder, self.run = folder, run
+        self.written = 0
+        (folder / "tensors").mkdir(parents=True, exist_ok=True)
+        self._write_run(run)
+        write_lines(folder / "prompts.jsonl", prompts)
+        self._steps = (folder / "steps.jsonl").open("ab", buffering=0)
+        self._points = (folder / "points.jsonl").open("ab", buffering=0)
+
+    def _write_run(self, run: RunRecord) -> None:
+        temporary = self.folder / ".run.json.part"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+        temporary.replace(self.folder / "run.json")
+
+    def steps(self, records: Iterable[StepRecord]) -> None:
+        """Append lines of steps.jsonl."""
+        self._steps.write(b"".join(encode(r) for r in records))
+
+    def tensors(self, prompt: str, phase: str, step: int, tensors: list[Tensor]) -> None:
+        """Write one file of tensors and its lines of points.jsonl."""
+        name = f"tensors/{safe_name(prompt)}.{phase}.{step}.safetensors"
+        path = self.folder / name
+        temporary = path.with_name(f".{path.name}.part")
+        blobs, lines = {}, []
+        for t in tensors:
+            values = np.ascontiguousarray(t.values)
+            blobs[t.key] = values
+            lines.append(_point_record(t, values, prompt, phase, step, name))
+            self.written += values.nbytes
+        try:
+            save_file(blobs, temporary)
+            temporary.replace(path)
+        except Exception as error:
+            temporary.unlink(missing_ok=True)
+            if "No space left" in str(error):
+                raise OSError(28, "No space left on device", str(path)) from None
+            raise
+        self._points.write(b"".join(encode(line) for line in lines))
+
+    def finish(self, run: RunRecord) -> RunRecord:
+        """Write run.json with ``finished`` and the hashes of the JSONL files."""
+        self.close()
+        hashes = {name: file_hash(self.folder / name) for name in JSONL}
+        done = msgspec.structs.replace(run, hashes=hashes, bytes=self.written)
+        self._write_run(done)
+        return done
+
+    def close(self) -> None:
+        """Close the JSONL files."""
+        self._steps.close()
+        self._points.close()
+
+
+def _point_record(t: Tensor, values: Array, prompt: str, phase: str, step: int, file: str) -> PointRecord:
+    positions, rows = pack_positions(t.positions)
+    return PointRecord(
+        prompt=prompt, phase=phase, step=step, layer=t.layer, point=t.point, axes=tuple(t.axes), shape=values.shape,
+        dtype=values.dtype.name, positions=positions, rows="range" if rows == "range" else "list", file=file,
+        key=t.key, hash=tensor_hash(values), support=t.support, stats=statistics(values),
+    )  # fmt: skip
+
+
+def file_hash(path: Path) -> str:
+    """Return the XXH3-128 of a file."""
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run opened for reading."""
+
+    folder: Path
+    record: RunRecord
+    prompts: dict[str, PromptRecord]
+    steps: list[StepRecord]
+    points: list[PointRecord]
+
+    def tensor(self, record: PointRecord) -> Array:
+        """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
+        path = self.folder / record.file
+        if Path(record.file).parts[:1] != ("tensors",) or ".." in Path(record.file).parts:
+            raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {record.file!r}")
+        if not path.is_file():
+            raise UserError(f"{path} is missing; the run is damaged: trace again")
+        files = SafetensorsFiles.open([path])
+        entry = files.entries.get(record.key)
+        if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
+            raise UserError(f"{path}: tensor {record.key!r} is not what points.jsonl says; the run was altered")
+        values = files.read(record.key)
+        if tensor_hash(values) != record.hash:
+            raise UserError(
+                f"{path}: tensor {record.key!r} was altered since it was recorded (its hash differs); trace again"
+            )
+        return values
+
+
+def open_run(folder: Path | str, partial: bool = False) -> Run:
+    """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us."""
+    folder = Path(folder)
+    path = folder / "run.json"
+    if not path.is_file():
+        raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
+    try:
+        raw = json.loads(path.read_bytes())
+        schema = raw["schema"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path}: not a run manifest") from None
+    if type(schema) is not int or schema > SCHEMA:
+        raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
+    try:
+        record = msgspec.convert(raw, RunRecord)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}") from None
+    if record.finished is None and not partial:
+        raise UserError(f"{folder}: this run was cut off before it finished; open what is there with --partial")
+    prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
+    return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def _lines(path: Path, kind: Any, run: RunRecord) -> list[Any]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; the run is damaged: trace again")
+    data = path.read_bytes()
+    expected = run.hashes.get(path.name)
+    if run.finished is not None and f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != expected:
+        raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
+    return list(decode_lines(data, kind, str(path), tolerate_tail=run.finished is None))
+
+
+def prepare_folder(folder: Path, force: bool) -> None:
+    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not folder.is_dir() or not (folder / "run.json").is_file():
+            raise UserError(f"{folder} exists and is not a run: choose another -o")
+        if not force:
+            raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder} is not writable")
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise UserError when the disk under ``folder`` has less than ``needed`` bytes left."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UserError(
+            f"no space: the run needs about {needed / 1e6:,.0f} MB, {place} has {free / 1e6:,.0f} MB left; "
+            "record less with --layers, --points or --positions, or choose another -o"
+        )
+
+
+def dtype_size(name: str) -> int:
+    """Return the bytes of one element."""
+    return FORMATS[name].dtype.itemsize
