@@ -1,0 +1,119 @@
+"""Which tensors a run holds when it holds everything that was requested: the plan of trace, the yardstick of compare."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from precaudit.configs import DecoderConfig
+from precaudit.formats import FORMATS
+from precaudit.points import CACHES, POINTS
+from precaudit.policies import Policy
+from precaudit.records import Requested
+from precaudit.selection import parse_positions
+
+Key = tuple[str, int, int | None, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: where it belongs, which positions it holds along T (caches: along S), and whether as support."""
+
+    phase: str
+    step: int
+    layer: int | None
+    point: str
+    positions: tuple[int, ...]
+    keys: int
+    support: bool
+
+    @property
+    def key(self) -> Key:
+        """What identifies it within a prompt."""
+        return (self.phase, self.step, self.layer, self.point)
+
+    def shape(self, config: DecoderConfig) -> tuple[int, ...]:
+        """Its shape, without batch."""
+        sizes = {
+            "T": len(self.positions), "S": self.keys, "D": config.width, "H": config.heads, "G": config.kv_heads,
+            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab,
+        }  # fmt: skip
+        return tuple(sizes[a] for a in POINTS[self.point].axes)
+
+
+def steps_of(requested: Requested) -> range:
+    """The decode steps: decode0 and those that continue it."""
+    return range(requested.decode_steps + 1)
+
+
+def entries(requested: Requested, length: int) -> Iterator[Entry]:
+    """Yield every tensor of one prompt of ``length`` tokens, phase by phase, step by step."""
+    recorded = [p for p in POINTS if p in {*requested.points, *requested.support}]
+    for phase, step in calls(requested):
+        for point in recorded:
+            rows, keys = _rows(requested, phase, step, point, length)
+            if rows:
+                for layer in requested.layers if POINTS[point].per_layer else (None,):
+                    yield Entry(phase, step, layer, point, rows, keys, point not in requested.points)
+
+
+def calls(requested: Requested) -> list[tuple[str, int]]:
+    """The (phase, step) whose tensors are recorded; k and v of prefill are support of decode's caches."""
+    found: list[tuple[str, int]] = []
+    if "prefill" in requested.phases or ("decode" in requested.phases and needs_rows(requested)):
+        found.append(("prefill", 0))
+    if "decode" in requested.phases:
+        found += [("decode", s) for s in steps_of(requested)]
+    if "rescore" in requested.phases:
+        found.append(("rescore", 0))
+    return found
+
+
+def needs_rows(requested: Requested) -> bool:
+    """Whether every k and v row is needed, as attention's inputs or to check the caches."""
+    return bool({*requested.points, *requested.support} & {"scores", "attn_out", *CACHES.values()})
+
+
+def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tuple[tuple[int, ...], int]:
+    """Return (positions recorded, number of keys)."""
+    last = n + requested.decode_steps
+    if phase == "decode":
+        if POINTS[point].state:
+            whole = step in (0, requested.decode_steps)
+            return (tuple(range(n + step)), n + step) if whole else ((), 0)
+        return (n - 1 + step,), n + step
+    if POINTS[point].state:
+        return (), 0
+    only_support = phase == "prefill" and "prefill" not in requested.phases
+    if only_support and point not in CACHES:
+        return (), 0
+    end = n if phase == "prefill" else last
+    new = range(n) if phase == "prefill" else range(n - 1, last)
+    if point in CACHES and needs_rows(requested):
+        return tuple(range(end)), end
+    logit_rows = tuple(range(end)) if requested.every_logit else ((n - 1,) if phase == "prefill" else tuple(new))
+    if point == "logits" or (point == "final_norm" and point not in requested.points):
+        return logit_rows, end
+    chosen = {p for p in parse_positions(requested.positions, end) if p in new}
+    if point == "final_norm" and "logits" in requested.points:
+        chosen |= set(logit_rows)
+    return tuple(sorted(chosen)), end
+
+
+def point_format(policy: Policy, point: str) -> str:
+    """Return the format a policy stores a point in."""
+    own = {
+        "k_cache": policy.kv_cache, "v_cache": policy.kv_cache, "scores": policy.scores, "probs": policy.probs,
+        "attn_out": policy.attn_out, "resid_in": policy.residual, "resid_mid": policy.residual,
+        "resid_out": policy.residual, "logits": policy.logits,
+    }  # fmt: skip
+    return own.get(point, policy.activations)
+
+
+def predicted_bytes(requested: Requested, config: DecoderConfig, policy: Policy, lengths: list[int]) -> int:
+    """Return the bytes of all tensors of prompts of these lengths."""
+    total = 0
+    for length in lengths:
+        for entry in entries(requested, length):
+            size = FORMATS[point_format(policy, entry.point)].dtype.itemsize
+            total += size * prod(entry.shape(config))
+    return total

@@ -1,0 +1,1 @@
+"""Running a subject with taps and recording what they see."""

@@ -1,0 +1,66 @@
+"""The manifest of a run: model, policy, what was requested, where and with which versions."""
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+
+import msgspec
+
+import precaudit
+from precaudit.records import SCHEMA, ModelRecord, Requested, RunRecord
+from precaudit.tracing.subject import Subject
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that can change numbers."""
+    found = {"python": platform.python_version(), "precaudit": precaudit.__version__}
+    for name in ("jax", "jaxlib", "libtpu", "numpy", "transformers", "ml_dtypes"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Return the commit of the working folder, with ``+`` when tracked files differ from it; None outside git."""
+    try:
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+        head = run(["git", "rev-parse", "HEAD"]).stdout.strip()
+        return head + ("+" if run(["git", "status", "--porcelain", "-uno"]).stdout.strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def begin(subject: Subject, requested: Requested, name: str, command: str) -> RunRecord:
+    """Return the manifest of a run that starts now."""
+    checkpoint = subject.checkpoint
+    model = ModelRecord(
+        id=checkpoint.name,
+        reference=subject.reference,
+        sha256=checkpoint.hashes.sha256(),
+        config=msgspec.to_builtins(subject.config),
+    )
+    return RunRecord(
+        schema=SCHEMA,
+        id=name,
+        model=model,
+        policy=asdict(subject.policy),
+        requested=requested,
+        device=str(getattr(subject.device, "device_kind", subject.platform)),
+        device_count=1,
+        versions=versions(),
+        xla_flags=os.environ.get("XLA_FLAGS", ""),
+        commit=commit(),
+        command=command,
+        started=now(),
+    )

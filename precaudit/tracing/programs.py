@@ -1,0 +1,71 @@
+"""The compiled programs of a trace: prefill and decode, bare or with taps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from precaudit.jax_decoder.arithmetic import compiler_options
+from precaudit.points import POINTS
+from precaudit.tracing.subject import Subject
+from precaudit.transforms import reap
+
+
+def bucket(n: int) -> int:
+    """Return the length a sequence of ``n`` is padded to: powers of two to 256, then steps of an eighth or less."""
+    size = 32
+    while size < min(n, 256):
+        size *= 2
+    if n <= size:
+        return size
+    step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
+    return -(-n // step) * step
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a program collects: point names, layers, and the points whose rows are gathered to ``take``."""
+
+    points: frozenset[str]
+    layers: tuple[int, ...]
+    gathered: frozenset[str] = frozenset()
+
+
+def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
+    """Return jitted (params, tables, tokens, starts, logit_rows, cache, take) → (logits, cache, taps)."""
+    return _program(subject, capture, "prefill")
+
+
+def decode_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
+    """Return jitted (params, tables, tokens, starts, slots, cache, take) → (logits, cache, taps)."""
+    return _program(subject, capture, "decode")
+
+
+def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
+    return _compiled(subject.decoder, capture, phase, tuple(compiler_options(subject.policy).items()))
+
+
+@lru_cache(maxsize=32)
+def _compiled(decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...]) -> Callable[..., Any]:
+    function = getattr(decoder, phase)
+
+    def program(params: Any, tables: Any, tokens: Any, starts: Any, rows: Any, cache: Any, take: Any) -> Any:
+        if capture is None or not capture.points:
+            logits, cache = function(params, tables, tokens, starts, rows, cache)
+            return logits, cache, {}
+
+        def gather(name: str, x: jax.Array) -> jax.Array:
+            if name not in capture.gathered:
+                return x
+            axis = 1 + POINTS[name].axes.index("T")
+            index = take.reshape(take.shape[0], *(take.shape[1] if i == axis else 1 for i in range(1, x.ndim)))
+            return jnp.take_along_axis(x, index, axis=axis)
+
+        collecting = reap(function, capture.points, capture.layers, gather)
+        (logits, cache), taps = collecting(params, tables, tokens, starts, rows, cache)
+        return logits, cache, taps
+
+    return jax.jit(program, donate_argnums=(5,), compiler_options=dict(options) or None)

@@ -1,0 +1,194 @@
+"""One trace: prefill, decode and rescore of every prompt, as docs/design.md §4 defines them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.coverage import Entry, entries
+from precaudit.formats import Array, single
+from precaudit.records import Neutrality, PromptRecord, Requested, number
+from precaudit.store import RunWriter
+from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
+from precaudit.tracing.recording import Call, record
+from precaudit.tracing.subject import Subject
+from precaudit.tracing.writer import Background
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts run together, what is recorded of each, and on which side they are padded."""
+
+    prompts: tuple[PromptRecord, ...]
+    plan: tuple[tuple[Entry, ...], ...]
+    pad: str
+
+    @classmethod
+    def of(cls, prompts: Sequence[PromptRecord], requested: Requested) -> "Batch":
+        """Plan what is recorded of ``prompts``."""
+        plan = tuple(tuple(entries(requested, len(p.tokens))) for p in prompts)
+        return cls(tuple(prompts), plan, requested.pad)
+
+    def arrays(self, sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+        """Return tokens [B, bucket] and starts [B]; left padding aligns ends, the bucket's rest is on the right."""
+        longest = max(map(len, sequences))
+        tokens = np.zeros((len(sequences), bucket(longest)), np.int32)
+        starts = np.zeros(len(sequences), np.int32)
+        for b, sequence in enumerate(sequences):
+            starts[b] = longest - len(sequence) if self.pad == "left" else 0
+            tokens[b, starts[b] : starts[b] + len(sequence)] = sequence
+        return tokens, starts
+
+    def at(self, phase: str, step: int) -> tuple[tuple[Entry, ...], ...]:
+        """Return the entries of one call, for each prompt."""
+        return tuple(tuple(e for e in plan if (e.phase, e.step) == (phase, step)) for plan in self.plan)
+
+
+@dataclass
+class Session:
+    """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt."""
+
+    subject: Subject
+    requested: Requested
+    writer: RunWriter
+    background: Background
+    forced: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    neutrality: list[Neutrality] = field(default_factory=list)
+
+    def run(self, batch: Batch, progress: Callable[[str], None]) -> None:
+        """Run every requested phase of one batch."""
+        phases, sequences = self.requested.phases, [p.tokens for p in batch.prompts]
+        firsts = [len(s) - 1 for s in sequences]
+        logits = self._prefill(batch, "prefill", sequences, firsts)
+        progress("prefill")
+        if phases == ("prefill",):
+            return
+        generated = self._decode(batch, sequences, logits, progress)
+        if "rescore" in phases:
+            longer = [[*s, *g] for s, g in zip(sequences, generated, strict=True)]
+            self._prefill(batch, "rescore", longer, firsts)
+            progress("rescore")
+
+    def _capture(self, batch: Batch, phase: str, step: int) -> Capture:
+        """Return what a call collects; rows are gathered on the device where fewer than all are recorded."""
+        here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
+        partial_rows = {e.point for e in here if phase != "decode" and len(e.positions) < e.keys}
+        points = frozenset(e.point for e in here)
+        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}))
+
+    def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
+        """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
+        if not capture.gathered:
+            return None
+        lists = []
+        for b, plan in enumerate(batch.at(phase, 0)):
+            rows = next(e.positions for e in plan if e.point in capture.gathered)
+            lists.append([int(starts[b]) + p for p in rows])
+        width = max(map(len, lists))
+        return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
+
+    def _call(self, program: Any, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> Any:
+        capacity = tokens.shape[1] if cache is None else cache["k"].shape[2]
+        return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
+
+    def _cache(self, batch: int, length: int) -> Any:
+        """Return an empty cache for prompts that end at slot ``length``; None when nothing is decoded."""
+        if self.requested.phases == ("prefill",):
+            return None
+        capacity = bucket(length + self.requested.decode_steps)
+        return jax.device_put(self.subject.decoder.init_cache(batch, capacity), self.subject.device)
+
+    def _prefill(self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int]) -> jax.Array:
+        """Run whole sequences; return the logits [B, V] at each prompt's last position."""
+        tokens, starts = batch.arrays(sequences)
+        if self.requested.every_logit:
+            spans = [tuple(range(len(s))) for s in sequences]
+        else:
+            spans = [tuple(range(first, len(s))) for first, s in zip(firsts, sequences, strict=True)]
+        width = max(map(len, spans))
+        rows = np.asarray([[s + r for r in (span + span[-1:] * width)[:width]] for s, span in zip(starts, spans, strict=True)])
+        rows = rows.astype(np.int32)
+        capture = self._capture(batch, phase, 0)
+        take = self._take(batch, capture, phase, starts)
+        longest = max(map(len, sequences))
+
+        def cache() -> Any:
+            return self._cache(len(tokens), longest) if phase == "prefill" else None
+
+        program = prefill_program(self.subject, capture)
+        logits, _, taps = self._call(program, tokens, starts, rows, cache(), take)
+        if self._unchecked(phase, capture):
+            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, cache())
+            self._compare(phase, batch, logits, bare[0])
+        fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
+        self._record(batch, phase, 0, capture, starts, spans, fed, taps, logits)
+        at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
+        return logits[np.arange(len(at)), np.asarray(at)]
+
+    def _decode(
+        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: jax.Array, progress: Callable[[str], None]
+    ) -> list[list[int]]:
+        """Fill a fresh cache with all tokens but the last, then decode; return the tokens fed after the prompt."""
+        tokens, starts = batch.arrays(sequences)
+        ends = starts + np.asarray([len(s) for s in sequences], np.int32)
+        each = np.arange(len(tokens))
+        token: Any = jnp.asarray(tokens[each, ends - 1])
+        cache = self._fill(batch, tokens, starts, ends)
+        fed: list[Any] = []
+        for step in range(self.requested.decode_steps + 1):
+            capture = self._capture(batch, "decode", step)
+            slots = (ends - 1 + step).astype(np.int32)
+            check = "decode" in self.requested.phases and self._unchecked("decode", capture)
+            before = jax.tree.map(jnp.copy, cache) if check else None
+            logits, cache, taps = self._call(decode_program(self.subject, capture), token, starts, slots, cache)
+            if check:
+                bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
+                self._compare("decode", batch, logits, bare[0])
+            rows = [(len(s) - 1 + step,) for s in sequences]
+            self._record(batch, "decode", step, capture, starts, rows, token[:, None], taps, logits)
+            progress(f"decode {step}")
+            token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
+            fed.append(token)
+        arrays = [np.asarray(t) for t in fed[:-1]]
+        return [[int(a[b]) for a in arrays] for b in each]
+
+    def _fill(self, batch: Batch, tokens: Array, starts: Array, ends: Array) -> Any:
+        """Return a cache holding tokens[: n − 1], written by the very program that ran prefill."""
+        tokens = tokens.copy()
+        tokens[np.arange(len(tokens)), ends - 1] = 0
+        capture = self._capture(batch, "prefill", 0)
+        take = self._take(batch, capture, "prefill", starts)
+        width = int((ends - starts).max()) if self.requested.every_logit else 1
+        rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), width)).astype(np.int32)
+        cache = self._cache(len(tokens), int(ends.max()))
+        return self._call(prefill_program(self.subject, capture), tokens, starts, rows, cache, take)[1]
+
+    def _next(self, batch: Batch, step: int, logits: Any) -> jax.Array:
+        """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
+        if self.forced and step < self.requested.decode_steps:
+            return jnp.asarray([self.forced[p.id][step] for p in batch.prompts], jnp.int32)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def _unchecked(self, phase: str, capture: Capture) -> bool:
+        return bool(capture.points) and all(n.phase != phase for n in self.neutrality)
+
+    def _compare(self, phase: str, batch: Batch, captured: Any, bare: Any) -> None:
+        """Note whether capturing left the logits as they were, bit for bit."""
+        a, b = np.asarray(captured), np.asarray(bare)
+        same = a.tobytes() == b.tobytes()
+        diff = 0.0 if same else float(np.max(np.abs(single(a) - single(b))))
+        ids = tuple(p.id for p in batch.prompts)
+        self.neutrality.append(Neutrality(phase=phase, prompts=ids, bitwise=same, max_diff=number(diff)))
+
+    def _record(
+        self, batch: Batch, phase: str, step: int, capture: Capture, starts: Array, rows: Any, tokens: Any, taps: Any, logits: Any
+    ) -> None:
+        here, asked = batch.at(phase, step), phase in self.requested.phases
+        if asked or any(here):
+            layers, spans = self.requested.layers, tuple(map(tuple, rows))
+            call = Call(phase, step, batch.prompts, here, layers, capture, starts, spans, tokens, taps, logits, asked)
+            self.background.put(partial(record, call, self.writer))

@@ -1,0 +1,81 @@
+"""A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from precaudit.checkpoints import Checkpoint, open_checkpoint
+from precaudit.configs import DecoderConfig
+from precaudit.formats import FORMATS
+from precaudit.jax_decoder import Decoder, Parts
+from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
+from precaudit.jax_decoder.families import family
+from precaudit.jax_decoder.parameters import parameters, rope_tables
+from precaudit.policies import Policy, apply_settings, load_policy
+from precaudit.tracing.devices import choose_device, platform_of
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under a policy on a device. ``reference`` is the name or path it was opened by."""
+
+    reference: str
+    checkpoint: Checkpoint
+    policy: Policy
+    parts: Parts
+    device: Any
+    _tables: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes and constants."""
+        return self.checkpoint.config
+
+    @property
+    def platform(self) -> str:
+        """cpu, gpu or tpu."""
+        return platform_of(self.device)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The pure functions prefill, decode and init_cache."""
+        return Decoder(self.config, Arithmetic.of(self.policy), self.parts)
+
+    @cached_property
+    def parameters(self) -> Any:
+        """The parameters on the device."""
+        activations = FORMATS[self.policy.activations].dtype
+        return parameters(self.config, self.checkpoint.tensors.read, activations, self.device)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (transformers)."""
+        return self.checkpoint.make_tokenizer()
+
+    def tables(self, positions: int) -> Any:
+        """RoPE's cos and sin for the first ``positions`` positions, on the device."""
+        import jax
+
+        if positions not in self._tables:
+            tables = rope_tables(self.config, positions, self.policy)
+            self._tables[positions] = tuple(jax.device_put(t, self.device) for t in tables)
+        return self._tables[positions]
+
+
+def load(
+    subject: str,
+    policy: str | Policy = "bf16",
+    settings: dict[str, str] | None = None,
+    device: str = "auto",
+    parts: Parts | None = None,
+) -> Subject:
+    """Open ``tiny``, ``smollm2``, a Hugging Face folder or a GGUF file under a policy, on a device.
+
+    ``settings`` replaces single policy keys; ``parts`` replaces operations of the decoder. Raises UserError.
+    """
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    chosen = apply_settings(chosen, settings or {})
+    checkpoint = open_checkpoint(subject).with_weights(chosen.weights)
+    found = choose_device(device)
+    check_device(chosen, platform_of(found))
+    return Subject(subject, checkpoint, chosen, parts or family(checkpoint.config.family).parts, found)
