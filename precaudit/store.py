@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,7 @@ class Run:
     prompts: dict[str, PromptRecord]
     steps: list[StepRecord]
     points: list[PointRecord]
+    _files: dict[str, SafetensorsFiles] = field(default_factory=dict)
 
     def tensor(self, record: PointRecord) -> Array:
         """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
@@ -182,7 +183,9 @@ class Run:
             raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {record.file!r}")
         if not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
-        files = SafetensorsFiles.open([path])
+        if record.file not in self._files:
+            self._files[record.file] = SafetensorsFiles.open([path])
+        files = self._files[record.file]
         entry = files.entries.get(record.key)
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
             raise UserError(f"{path}: tensor {record.key!r} is not what points.jsonl says; the run was altered")

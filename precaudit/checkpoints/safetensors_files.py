@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class SafetensorsFiles:
 
     entries: Mapping[str, Entry]
     where: Mapping[str, Path]
+    _maps: dict[Path, Array] = field(default_factory=dict)
 
     @classmethod
     def open(cls, paths: list[Path]) -> "SafetensorsFiles":
@@ -99,10 +100,12 @@ class SafetensorsFiles:
         dtype = FORMATS[entry.dtype].dtype
         if prod(entry.shape) == 0:
             return np.zeros(entry.shape, dtype)
-        raw = np.memmap(self.where[name], np.uint8, "r", entry.begin, (entry.end - entry.begin,))
-        if entry.begin % dtype.itemsize:
-            raw = np.array(raw)
-        return np.asarray(raw).view(dtype).reshape(entry.shape)
+        path = self.where[name]
+        if path not in self._maps:
+            self._maps[path] = np.asarray(np.memmap(path, np.uint8, "r"))
+        raw = self._maps[path][entry.begin : entry.end]
+        aligned = raw if entry.begin % dtype.itemsize == 0 else np.array(raw)
+        return aligned.view(dtype).reshape(entry.shape)
 
     def original(self, name: str) -> None:
         """Nothing is rounded: stored values are the model."""

@@ -10,7 +10,7 @@ from precaudit.formats import Array, widen
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import attend, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import each, row_ranges, widened
+from precaudit.numpy_decoder.threads import SMALL, each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048
@@ -94,18 +94,29 @@ def attention(q: Array, k: Array, v: Array, positions: Array, rounding: Rounding
 
     Key s stands at position s; a row sees the keys up to its own position.
     """
-    out = np.empty(q.shape)
-    group = q.shape[1] // k.shape[1]
+    return attention_variants(q, k, v, positions, (rounding,))[0]
+
+
+def attention_variants(q: Array, k: Array, v: Array, positions: Array, roundings: Sequence[Rounding]) -> list[Array]:
+    """Return ``attention`` under several roundings; those with the same ``dot`` share the product q · kᵀ."""
+    outs = [np.empty(q.shape) for _ in roundings]
+    group, scale = q.shape[1] // k.shape[1], 1.0 / np.sqrt(q.shape[2])
 
     def block(a: int, b: int, head: int) -> None:
-        keys = int(positions[b - 1]) + 1
-        g = head // group
-        s = scores(q[a:b, head], k[:keys, g], rounding)
-        out[a:b, head] = attend(s, v[:keys, g], positions[a:b], rounding)
+        keys, g, products = int(positions[b - 1]) + 1, head // group, {}
+        for out, r in zip(outs, roundings, strict=True):
+            if r.dot not in products:
+                products[r.dot] = r.dot(q[a:b, head], k[:keys, g].T)
+            s = r.scores(r.score_dot(products[r.dot]) * scale)
+            out[a:b, head] = attend(s, v[:keys, g], positions[a:b], r)
 
     jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
-    each(block, jobs[::-1])
-    return out
+    if len(q) < SMALL:
+        for job in jobs:
+            block(*job)
+    else:
+        each(block, jobs[::-1])
+    return outs
 
 
 def all_scores(q: Array, k: Array, rounding: Rounding) -> Array:

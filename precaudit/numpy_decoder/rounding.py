@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import combinations
 
 import numpy as np
 
+from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, identity, rounder
 from precaudit.policies import Policy
 
@@ -49,20 +51,35 @@ class Rounding:
 FP64 = Rounding()
 PLACES = tuple(f.name for f in fields(Rounding) if f.name != "dot")
 
-# Places inside the operation that makes a point; groups are elided together.
+# Places inside the operation that makes a point; a group is elided together.
 ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "attn_norm": (("norm_inner",),),
     "q": (("linear",),),
     "k": (("linear",),),
-    "v": (("linear",),),
     "scores": (("score_dot",),),
     "attn_out": (("score_dot",), ("scores",), ("probs",)),
-    "attn_proj": (("linear",),),
     "mlp_norm": (("norm_inner",),),
     "mlp_act": (("gate_up",), ("silu",)),
-    "mlp_out": (("linear",),),
     "final_norm": (("norm_inner",),),
 }
+ELIDABLE_WITH_BIAS = {"v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
+
+
+def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[str, ...]]:
+    """Return the sets of places a compiler may have left unrounded inside ``point``'s operation, the empty one first.
+
+    Excess precision drops rounding to formats narrower than float32 between fused operations; a policy that switches
+    it off has the empty set only.
+    """
+    groups = ELIDABLE.get(point, ())
+    if point in ELIDABLE_WITH_BIAS and getattr(config, ELIDABLE_WITH_BIAS[point]):
+        groups = (("linear",),)
+    if point == "attn_out" and np.log2(config.head_dim) % 2 == 0:
+        groups = (("score_dot", "scores"), ("probs",))  # a scale of 2^-n rounds nothing
+    if policy.excess_precision == "off" or policy.activations == "float32":
+        groups = ()
+    chosen = [c for n in range(len(groups) + 1) for c in combinations(groups, n)]
+    return [tuple(place for group in choice for place in group) for choice in chosen]
 
 
 def of_policy(policy: Policy, decode: bool = False) -> Rounding:

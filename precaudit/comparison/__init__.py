@@ -1,0 +1,1 @@
+"""Errors of a run against FP64, emulations and another run. Nothing here imports JAX."""

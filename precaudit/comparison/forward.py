@@ -1,0 +1,124 @@
+"""Forward errors: the candidate against FP64 of the whole model on the same tokens, and an emulated policy's size."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.reference_cache import References, prune
+from precaudit.comparison.rows import Place, measured
+from precaudit.formats import Array
+from precaudit.metrics.sizes import norm, ratio
+from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64, of_policy, single_precision_dot
+from precaudit.points import POINTS
+from precaudit.policies import Policy
+from precaudit.records import ErrorRecord, number
+
+Tell = Callable[[int, int, str], None]
+
+
+@dataclass
+class Truth:
+    """FP64 values of every prompt's sequence, and the energy of an emulated policy's error at every position."""
+
+    prompts: tuple[str, ...]
+    places: dict[str, References]
+    rows: dict[str, Array]
+    energy: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    squares: list[tuple[float, int]] = field(default_factory=list)
+
+    def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
+        """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
+        return self.places[prompt].load(layer, point, self.rows[prompt])
+
+    def logits(self, prompt: str, position: int) -> Array | None:
+        """Return the FP64 logits [V] at a position."""
+        values, at = self.values(prompt, None, "logits"), np.flatnonzero(self.rows[prompt] == position)
+        return None if values is None or not len(at) else values[int(at[0])]
+
+    @property
+    def sigma(self) -> float:
+        """rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
+        n = sum(count for _, count in self.squares)
+        return float(np.sqrt(sum(s for s, _ in self.squares) / n)) if n else float("nan")
+
+
+def establish(
+    recorded: Recorded,
+    model: Model,
+    weights: str,
+    policy: Policy,
+    prompts: tuple[str, ...],
+    points: tuple[str, ...],
+    layers: tuple[int, ...],
+    root: Path,
+    tell: Tell,
+) -> Truth:
+    """Compute, or find in the cache, FP64 values of every prompt, and emulate the policy over the whole model."""
+    tokens = {p: recorded.fed_tokens(p) for p in prompts}
+    places = {p: References.of(root, weights, model.config, tokens[p]) for p in prompts}
+    truth = Truth(prompts, places, {p: recorded.logit_rows(p) for p in prompts})
+    wanted = [p for p in points if not POINTS[p].state]
+    wanted += [] if "logits" in wanted else ["logits"]
+    names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
+    absent = [p for p in prompts if any(truth.values(p, at, name) is None for at, name in names)]
+
+    def save(i: int, layer: int | None, point: str, values: Array) -> None:
+        places[absent[i]].save(layer, point, truth.rows[absent[i]], values)
+
+    def want(chosen: list[str] | tuple[str, ...]) -> Wanted:
+        return Wanted(set(wanted), set(layers), [truth.rows[p] for p in chosen])
+
+    n = model.config.layers
+    if absent:
+        sequences = [np.asarray(tokens[p]) for p in absent]
+        forward(model, sequences, FP64, want(absent), save, lambda at: tell(at + 1, n, "FP64 reference"))
+    for place in places.values():
+        place.touch()
+
+    def weigh(i: int, layer: int | None, point: str, values: Array) -> None:
+        reference = truth.values(prompts[i], layer, point)
+        assert reference is not None
+        square = (values - reference) ** 2
+        axis = (0, 2) if POINTS[point].axes == "HTS" else tuple(range(1, square.ndim))
+        truth.energy[prompts[i], layer, point] = square.sum(axis=axis)
+        if point == "logits":
+            truth.squares.append((float(square.sum()), square.size))
+
+    rounding = replace(of_policy(policy), dot=single_precision_dot)
+    sequences = [np.asarray(tokens[p]) for p in prompts]
+    forward(model, sequences, rounding, want(prompts), weigh, lambda at: tell(at + 1, n, "emulated policy"))
+    prune(root, {p.folder for p in places.values()})
+    return truth
+
+
+def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[ErrorRecord]:
+    """Yield the forward records of one point of one phase (all its steps)."""
+    run = recorded.run.record.id
+    reference = truth.values(place.prompt, place.layer, place.point)
+    for step in recorded.steps(place.phase):
+        stored = recorded.tensor(place.prompt, place.phase, step, place.layer, place.point)
+        if stored is None or reference is None:
+            continue
+        here = replace(place, step=step)
+        rows = _rows(recorded, here)
+        index = np.searchsorted(truth.rows[place.prompt], rows) if place.point == "logits" else rows
+        if POINTS[place.point].axes == "HTS":
+            values = np.asarray(reference[:, rows, : stored.shape[2]])
+        else:
+            values = np.asarray(reference[index])
+        d, numbers = measured(stored, values, place.point, rows)
+        emulated = float(np.sqrt(truth.energy[place.prompt, place.layer, place.point][index].sum()))
+        yield here.record("forward", run, "fp64", **numbers, ratio=number(ratio(norm(d.error), emulated)))
+
+
+def _rows(recorded: Recorded, place: Place) -> Any:
+    from precaudit.store import unpack_positions
+
+    key = (place.prompt, place.phase, place.step, place.layer, place.point)
+    return unpack_positions(recorded.index[key])

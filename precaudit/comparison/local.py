@@ -1,0 +1,247 @@
+"""Local errors: every operation on the candidate's own recorded inputs, in FP64 and as emulations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from precaudit.comparison.recorded import Recorded, Rows
+from precaudit.comparison.rows import Place, measured
+from precaudit.formats import FORMATS, Array, widen
+from precaudit.metrics.sizes import canonical, explained, norm, ratio
+from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
+from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, of_policy
+from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.points import CACHES, POINTS
+from precaudit.policies import Policy
+from precaudit.records import ErrorRecord, Unexplained, number
+
+NO_SUM = ("resid_mid", "resid_out", "probs", "attn_norm", "mlp_norm", "final_norm")  # no dot product to accumulate
+WITHOUT_WEIGHTS = ("scores", "probs", "attn_out", "resid_mid", "resid_out")
+
+
+@dataclass(frozen=True)
+class Emulations:
+    """What to emulate: a policy, and accumulation formats."""
+
+    policy: Policy
+    accum: tuple[str, ...]
+
+    def of(self, point: str, model: Model, decode: bool) -> dict[str, Rounding]:
+        """Return {name: rounding}: FP64, the policy with each set of elided places, accumulations alone."""
+        base = of_policy(self.policy, decode)
+        found = {"fp64": FP64}
+        for places in elisions(point, model.config, self.policy):
+            found["policy" + "".join(f"|{p}" for p in places)] = base.eliding(places)
+        if point not in NO_SUM:
+            found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
+        return found
+
+    def joined(self, best: Rounding, point: str) -> dict[str, Rounding]:
+        """Return the policy's best rounding with each accumulation format in its sums."""
+        return {} if point in NO_SUM else {name: replace(best, dot=accumulating(name)) for name in self.accum}
+
+
+Evaluate = Callable[[Sequence[Rounding]], list[Array]]
+
+
+def local_errors(
+    recorded: Recorded, model: Model, weights: bool, emulations: Emulations, place: Place
+) -> Iterator[ErrorRecord]:
+    """Yield the local and accum records of one point of one phase (``place.step`` is ignored: all steps are yielded).
+
+    A point whose inputs were not recorded, or whose weights are not at hand, is ``unknown`` and says so.
+    """
+    run = recorded.run.record.id
+    for part in _parts(recorded, place):
+        point, decode = place.point, place.phase == "decode"
+        if not weights and point not in WITHOUT_WEIGHTS:
+            yield from _unknown(part, place, run, "weights")
+            continue
+        found = _evaluation(recorded, model, place, part)
+        if found is None:
+            yield from _unknown(part, place, run, "inputs were not recorded")
+            continue
+        positions, evaluate = found
+        with one_blas_thread():
+            yield from _judge(run, place, part, positions, evaluate, emulations, model, decode)
+
+
+def _parts(recorded: Recorded, place: Place) -> list[Rows]:
+    """Return the rows to judge together: a phase's; for points over keys, whose width grows, each step's."""
+    if place.phase == "decode" and "S" in POINTS[place.point].axes:
+        parts = []
+        for step in recorded.steps("decode"):
+            values = recorded.tensor(place.prompt, "decode", step, place.layer, place.point)
+            if values is not None:
+                n = len(recorded.run.prompts[place.prompt].tokens)
+                parts.append(Rows(values, np.asarray([n - 1 + step]), ((step, slice(0, 1)),)))
+        return parts
+    rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
+    return [] if rows is None else [rows]
+
+
+def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:
+    for step, _ in part.steps:
+        yield replace(place, step=step).record("local", run, "fp64", unknown=why)
+
+
+def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
+    """Return the positions that can be recomputed and the function that does; None where inputs are missing."""
+    if place.point in ("scores", "probs", "attn_out"):
+        return _attention(recorded, place, part)
+    layer = place.layer
+    if place.point == "final_norm":
+        inputs = [recorded.rows(place.prompt, place.phase, model.config.layers - 1, "resid_out")]
+    else:
+        inputs = [recorded.rows(place.prompt, place.phase, layer, name) for name in POINTS[place.point].inputs]
+    if any(i is None for i in inputs):
+        return None
+    present = [i for i in inputs if i is not None]
+    positions = part.positions
+    for rows in present:
+        positions = np.intersect1d(positions, rows.positions)
+    if not len(positions):
+        return None
+    values = [widen(rows.at(positions)) for rows in present]
+
+    def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
+        if place.point == "logits":
+            return [model.logits(values[0], r) for r in roundings]
+        return [model.apply(place.point, model.context(layer, positions, r), values) for r in roundings]
+
+    return positions, evaluate
+
+
+def _attention(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
+    prompt, phase, layer = place.prompt, place.phase, place.layer
+    assert layer is not None
+    if place.point == "probs":
+        return _softmax(recorded, place, part)
+    q = recorded.rows(prompt, phase, layer, "q")
+    keys = _keys(recorded, place, "k")
+    values = _keys(recorded, place, "v") if place.point == "attn_out" else keys
+    if q is None or keys is None or values is None:
+        return None
+    positions = np.intersect1d(part.positions, q.positions)
+    if not len(positions):
+        return None
+    queries = widen(q.at(positions))
+    k, v = [widen(x) for x in keys], [widen(x) for x in values]
+
+    def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
+        if place.point == "scores":
+            width = part.values.shape[2]
+            source = k[-1] if len(k) > 1 and width == len(k[-1]) else k[0]
+            return [all_scores(queries, source[:width], r) for r in roundings]
+        out = attention_variants(queries, k[0], v[0], positions, roundings)
+        if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
+            last = attention_variants(queries[-1:], k[1], v[1], positions[-1:], roundings)
+            for whole, row in zip(out, last, strict=True):
+                whole[-1:] = row
+        return out
+
+    return positions, evaluate
+
+
+def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
+    """Return [rows] attention saw in a prefill; [before the last step, at the last step] in decode."""
+    assert place.layer is not None
+    if place.phase == "decode":
+        read = recorded.keys_read(place.prompt, place.layer, CACHES[point])
+        return None if read is None else list(read)
+    rows = recorded.rows(place.prompt, place.phase, place.layer, point)
+    return None if rows is None or len(rows.positions) <= rows.positions[-1] else [rows.values]
+
+
+def _softmax(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
+    record = part.steps[0][0] if place.phase == "decode" else 0
+    s = recorded.tensor(place.prompt, place.phase, record, place.layer, "scores")
+    if s is None or s.shape != part.values.shape:
+        return None
+    wide = widen(s)
+    return part.positions, lambda roundings: [all_probs(wide, part.positions, r) for r in roundings]
+
+
+def _judge(
+    run: str,
+    place: Place,
+    part: Rows,
+    positions: Array,
+    evaluate: Evaluate,
+    emulations: Emulations,
+    model: Model,
+    decode: bool,
+) -> Iterator[ErrorRecord]:
+    """Evaluate everything, choose the policy's best elision, and yield one local and the accum records a step."""
+    axes = POINTS[place.point].axes
+    stored = part.values if "S" in axes else part.at(positions)
+    roundings = emulations.of(place.point, model, decode)
+    arrays = dict(zip(roundings, [canonical(y, axes) for y in evaluate(list(roundings.values()))], strict=True))
+    wide = np.nan_to_num(canonical(stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
+    policies = [name for name in roundings if name.startswith("policy")]
+    best = min(policies, key=lambda name: norm(wide - arrays[name]))
+    joined = emulations.joined(roundings[best], place.point)
+    both = dict(zip(joined, [canonical(y, axes) for y in evaluate(list(joined.values()))], strict=True)) if joined else {}
+    label = f"policy:{emulations.policy.name}"
+    named = {label: arrays[best]} | {k: v for k, v in arrays.items() if k.startswith("accum:")}
+    named |= {f"{label}+accum:{k}": v for k, v in both.items()}
+    elided = tuple(best.split("|")[1:])
+    for step, rows in part.steps:
+        index = np.flatnonzero(np.isin(positions, part.positions[rows])) if "S" not in axes else np.arange(len(positions))
+        if len(index):
+            one = slice(int(index[0]), int(index[-1]) + 1)
+            here = replace(place, step=step)
+            emulated = {k: v[one] for k, v in named.items()}
+            row = stored if "S" in axes else stored[one]
+            yield from _records(run, here, row, arrays["fp64"][one], emulated, positions[one], label, elided)
+
+
+def _records(
+    run: str,
+    place: Place,
+    stored: Array,
+    reference: Array,
+    emulated: dict[str, Array],
+    positions: Array,
+    label: str,
+    elided: tuple[str, ...],
+) -> Iterator[ErrorRecord]:
+    axes = POINTS[place.point].axes
+    c = canonical(stored, axes)
+    with np.errstate(invalid="ignore"):
+        left = np.nan_to_num(c - emulated[label], nan=0.0, posinf=0.0, neginf=0.0)
+    back = reference.transpose(1, 0, 2) if axes == "HTS" else reference.reshape(stored.shape)
+    d, numbers = measured(stored, back, place.point, positions, left)
+    error, size, u = norm(d.error), norm(d.reference), FORMATS[stored.dtype.name].unit_roundoff
+    shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in emulated.items()}
+    relative = ratio(norm(left), size)
+    extra: dict[str, Any] = {
+        "explained": shares,
+        "unexplained": Unexplained(rel_l2=number(relative), u=number(relative / u)),
+        "ratio": number(ratio(error, norm(emulated[label] - d.reference))),
+    }
+    if elided:
+        extra["elided"] = {label: elided}
+    yield place.record("local", run, "fp64", **numbers, **extra)
+    for name, y in emulated.items():
+        if name.startswith("accum:"):
+            yield place.record("accum", name, "fp64", **_small(y, d.reference))
+
+
+def _small(emulation: Array, reference: Array) -> dict[str, Any]:
+    """Return the sizes of an emulation's own error."""
+    with np.errstate(invalid="ignore"):
+        error = emulation - reference
+    bad = int((~np.isfinite(error)).sum())
+    error = np.where(np.isfinite(error), error, 0.0)
+    size = np.abs(error)
+    return {
+        "n": error.size,
+        "nonfinite": bad,
+        "mae": number(size.mean()),
+        "max_diff": number(size.max()),
+        "rel_l2": number(ratio(norm(error), norm(reference))),
+    }

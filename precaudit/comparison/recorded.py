@@ -1,0 +1,122 @@
+"""What a run recorded, put together the way comparisons need it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from precaudit.formats import Array
+from precaudit.points import CACHES, POINTS
+from precaudit.records import PointRecord, Requested
+from precaudit.store import Run, unpack_positions
+
+Call = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A point's rows of one phase of one prompt, decode's steps joined along T.
+
+    ``values`` in the recorded format; ``positions`` [T]; ``steps``: (step, slice of rows).
+    """
+
+    values: Array
+    positions: Array
+    steps: tuple[tuple[int, slice], ...]
+
+    def at(self, positions: Array) -> Array:
+        """Return the rows at ``positions``, all of which are there."""
+        if len(positions) == len(self.positions) and (positions == self.positions).all():
+            return self.values
+        return self.values[np.searchsorted(self.positions, positions)]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's tensors by prompt, phase, step, layer and point."""
+
+    run: Run
+    index: dict[tuple[str, str, int, int | None, str], PointRecord]
+
+    @classmethod
+    def of(cls, run: Run) -> "Recorded":
+        """Index a run."""
+        return cls(run, {(p.prompt, p.phase, p.step, p.layer, p.point): p for p in run.points})
+
+    @property
+    def requested(self) -> Requested:
+        """What the run was asked to record."""
+        return self.run.record.requested
+
+    def steps(self, phase: str) -> Sequence[int]:
+        """The steps a phase has."""
+        return range(self.requested.decode_steps + 1) if phase == "decode" else range(1)
+
+    def tensor(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
+        """Return one recorded tensor, or None where it was not recorded."""
+        record = self.index.get((prompt, phase, step, layer, point))
+        return None if record is None else self.run.tensor(record)
+
+    def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
+        """Return a point's rows of a phase (axis T first); None where any step lacks them."""
+        values, positions, steps, first = [], [], [], 0
+        for step in self.steps(phase):
+            record = self.index.get((prompt, phase, step, layer, point))
+            if record is None:
+                return None
+            values.append(self.run.tensor(record))
+            positions.append(unpack_positions(record))
+            steps.append((step, slice(first, first + len(positions[-1]))))
+            first = steps[-1][1].stop
+        if len(values) == 1:
+            return Rows(values[0], positions[0], tuple(steps))
+        return Rows(np.concatenate(values), np.concatenate(positions), tuple(steps))
+
+    def expected_cache(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
+        """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""
+        point = {c: row for row, c in CACHES.items()}[cache]
+        n = len(self.run.prompts[prompt].tokens)
+        before = self.tensor(prompt, "prefill", 0, layer, point)
+        made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
+        if before is None or len(before) != n or any(m is None for m in made):
+            return None
+        record = self.index.get((prompt, "decode", step, layer, cache))
+        rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
+        return rows if record is None or rows.dtype.name == record.dtype else _cast(rows, record.dtype)
+
+    def keys_read(self, prompt: str, layer: int, cache: str) -> tuple[Array, Array] | None:
+        """Return what decode attention read: (rows during the steps before the last, rows at the last step).
+
+        Between decode0 and the last step the cache was not recorded: decode0's cache and the rows made since.
+        """
+        point = {c: row for row, c in CACHES.items()}[cache]
+        last = self.requested.decode_steps
+        first = self.tensor(prompt, "decode", 0, layer, cache)
+        final = self.tensor(prompt, "decode", last, layer, cache)
+        made = [self.tensor(prompt, "decode", s, layer, point) for s in range(1, last + 1)]
+        if first is None or final is None or any(m is None for m in made):
+            return None
+        since = [_cast(m, first.dtype.name) for m in made if m is not None]
+        return np.concatenate([first, *since]), final
+
+    def fed_tokens(self, prompt: str) -> tuple[int, ...]:
+        """Return the prompt's tokens and those fed after it, as far as the run went."""
+        tokens = dict(enumerate(self.run.prompts[prompt].tokens))
+        for s in self.run.steps:
+            if s.prompt == prompt:
+                tokens.setdefault(s.position, s.token)
+        return tuple(tokens[i] for i in range(len(tokens)) if i in tokens)
+
+    def logit_rows(self, prompt: str) -> Array:
+        """Return the positions any phase has logits of."""
+        return np.unique([s.position for s in self.run.steps if s.prompt == prompt]).astype(np.int64)
+
+    def shape_axes(self, point: str) -> str:
+        """Return a point's axes."""
+        return POINTS[point].axes
+
+
+def _cast(x: Array, name: str) -> Array:
+    from precaudit.formats import FORMATS
+
+    return x if x.dtype.name == name else x.astype(FORMATS[name].dtype)

@@ -1,0 +1,1 @@
+"""Numbers about the difference of two tensors."""
