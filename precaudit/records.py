@@ -200,27 +200,35 @@ class PrefillDecodeRecord(Record):
     match: bool
     f64_match: bool | None
     near_tie: bool | None
-    kl: Number
-    max_diff: Number
+    kl: Number | None
+    max_diff: Number | None
     prefill_last_top1: int | None = None
     decode0_top1: int | None = None
 
 
-class CompareRecord(Record, omit_defaults=False):
-    """compare.json: what errors.jsonl was computed from, so that a later look can reuse its rows."""
+class Look(Record, omit_defaults=False):
+    """A selection that was computed, resolved."""
 
-    schema: int
-    precaudit: str
-    run: str
-    against: str
-    weights: str | None
-    accum: tuple[str, ...]
     prompts: tuple[str, ...]
     phases: tuple[str, ...]
     points: tuple[str, ...]
     layers: tuple[int, ...]
-    sigma: dict[str, Number]
+    accum: tuple[str, ...]
+
+
+class CompareRecord(Record, omit_defaults=False):
+    """compare.json: what errors.jsonl was computed from, so that a later look can reuse its rows.
+
+    ``run``: hash of run.json; ``sigma``: rms logit error of the emulated policy.
+    """
+
+    schema: int
+    precaudit: str
+    run: str
+    looks: tuple[Look, ...]
+    sigma: Number | None
     notes: tuple[str, ...]
+    hashes: dict[str, str]
 
 
 R = TypeVar("R", bound=Record)

@@ -1,0 +1,61 @@
+"""Which emulation explains a local error: the name, or that none does."""
+
+from dataclasses import dataclass
+
+from precaudit.records import ErrorRecord, Number
+
+EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
+CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed
+# What is left of an honest operation in unit roundoffs of its output: below it nothing is worth naming. The sums of a
+# float32 result are rounded in an order the emulation does not know: √n u of random walk for n terms.
+HONEST_U = 2.0
+FLOAT32_U = 64.0
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """``name``: ``exact``, an emulation, or ``none of these``; ``share``: what it explains; ``small``: below rounding."""
+
+    name: str
+    share: float
+    left_u: float
+    small: bool
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether an error is left that rounding does not account for."""
+        return self.name == "none of these" and not self.small
+
+
+def value(x: Number | None) -> float:
+    """Return a number of a record as a float (NaN for none)."""
+    return float("nan") if x is None else float(x)
+
+
+def attribute(record: ErrorRecord) -> Attribution | None:
+    """Name the emulation that explains a local record best; None where there is none to judge.
+
+    The declared policy is named when it reproduces 99 % of the error; otherwise whatever reproduces most, if that is
+    90 % at least. An error below what the summation order of float32 leaves is small, whatever explains it.
+    """
+    if record.kind != "local" or record.explained is None or record.unexplained is None:
+        return None
+    shares = {name: value(share) for name, share in record.explained.items()}
+    policy = next(name for name in shares if name.startswith("policy:") and "+accum:" not in name)
+    left = value(record.unexplained.u)
+    if record.nonfinite:
+        return Attribution("none of these", shares[policy], float("inf"), False)
+    if record.max_diff == 0:
+        return Attribution("exact", 1.0, left, True)
+    limit = FLOAT32_U if _single(record) else HONEST_U
+    best = policy if shares[policy] >= CLEARLY else max(shares, key=lambda name: shares[name])
+    if shares[best] >= EXPLAINS:
+        return Attribution(best, shares[best], left, left <= limit)
+    return Attribution("none of these", shares[best], left, left <= limit)
+
+
+def _single(record: ErrorRecord) -> bool:
+    """Whether the output is float32, from u = unexplained.rel_l2 / unexplained.u."""
+    assert record.unexplained is not None
+    relative, units = value(record.unexplained.rel_l2), value(record.unexplained.u)
+    return units > 0 and relative / units < 2.0**-20

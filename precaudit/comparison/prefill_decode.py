@@ -1,0 +1,107 @@
+"""Prefill against decode at the same position: top-1, gaps, KL, and what FP64 says (docs/design.md §4)."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+
+from precaudit.comparison.forward import Truth
+from precaudit.comparison.recorded import Recorded
+from precaudit.formats import Array, widen
+from precaudit.metrics.logits import kl
+from precaudit.records import PrefillDecodeRecord, StepRecord, number
+from precaudit.store import unpack_positions
+
+NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
+
+
+def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], truth: Truth | None) -> Iterator[PrefillDecodeRecord]:
+    """Yield prefill's last position against decode0, then rescore against decode at every position."""
+    steps = {(s.prompt, s.phase, s.step): s for s in recorded.run.steps}
+    for prompt in prompts:
+        first, decode0 = steps.get((prompt, "prefill", 0)), steps.get((prompt, "decode", 0))
+        if first is not None and decode0 is not None:
+            yield _pair(recorded, "prefill", first, decode0, truth)
+        for step in recorded.steps("decode"):
+            again, decoded = steps.get((prompt, "rescore", step)), steps.get((prompt, "decode", step))
+            if again is not None and decoded is not None:
+                yield _pair(recorded, "rescore", again, decoded, truth)
+
+
+def _pair(
+    recorded: Recorded, against: Literal["prefill", "rescore"], a: StepRecord, b: StepRecord, truth: Truth | None
+) -> PrefillDecodeRecord:
+    x, y = logits_of(recorded, a), logits_of(recorded, b)
+    f64 = truth.logits(a.prompt, a.position) if truth is not None else None
+    top_a, top_b = a.top_ids[0], b.top_ids[0]
+    match = top_a == top_b
+    known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
+    if f64 is not None and truth is not None:
+        best, second = np.argsort(-f64, kind="stable")[:2]
+        involved = {top_a, top_b, int(best)}
+        apart = max(abs(float(f64[i] - f64[j])) for i in involved for j in involved)
+        known = {
+            "f64_top1": int(best),
+            "f64_gap": number(f64[best] - f64[second]),
+            "f64_match": top_b == int(best),
+            "near_tie": None if len(involved) == 1 else apart <= NEAR * truth.sigma,
+        }
+    names = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
+    have = x is not None and y is not None
+    return PrefillDecodeRecord(
+        prompt=a.prompt, against=against, step=b.step, position=a.position, prefill_top1=top_a, decode_top1=top_b,
+        prefill_gap=a.gap, decode_gap=b.gap, match=match,
+        kl=number(kl(x, y)) if have else None, max_diff=number(_largest(x, y)) if have else None, **known, **names,
+    )  # fmt: skip
+
+
+def _largest(x: Any, y: Any) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.abs(x - y)))
+
+
+def logits_of(recorded: Recorded, step: StepRecord) -> Array | None:
+    """Return the recorded logits row [V] behind a step, in FP64; None where logits were not recorded."""
+    call = step.step if step.phase == "decode" else 0
+    key = (step.prompt, step.phase, call, None, "logits")
+    if key not in recorded.index:
+        return None
+    rows = unpack_positions(recorded.index[key])
+    at = np.flatnonzero(rows == step.position)
+    return widen(recorded.run.tensor(recorded.index[key])[int(at[0])]) if len(at) else None
+
+
+def independent_prompts(recorded: Recorded, prompts: tuple[str, ...], truth: Truth | None) -> list[tuple[str, str]]:
+    """Return pairs of prompts with different tokens whose decode0 logits agree although they should not.
+
+    They agree when their rms difference is at most 4 σ; they should not when FP64's (without it: prefill's) differ by
+    more than twice that. Without σ, when they agree to 1e-5 of their own rms.
+    """
+    steps = {(s.prompt, s.phase): s for s in recorded.run.steps if s.step == 0}
+    found = []
+    for a, b in combinations(prompts, 2):
+        if recorded.run.prompts[a].tokens == recorded.run.prompts[b].tokens:
+            continue
+        decoded = _rms(recorded, steps.get((a, "decode")), steps.get((b, "decode")))
+        expected = _expected(recorded, steps, truth, a, b)
+        if decoded is None or expected is None:
+            continue
+        limit = NEAR * truth.sigma if truth is not None else 1e-5 * expected
+        if decoded <= limit and expected > 2 * limit:
+            found.append((a, b))
+    return found
+
+
+def _rms(recorded: Recorded, a: StepRecord | None, b: StepRecord | None) -> float | None:
+    x = logits_of(recorded, a) if a is not None else None
+    y = logits_of(recorded, b) if b is not None else None
+    return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
+
+
+def _expected(recorded: Recorded, steps: dict[Any, StepRecord], truth: Truth | None, a: str, b: str) -> float | None:
+    if truth is not None:
+        x = truth.logits(a, len(recorded.run.prompts[a].tokens) - 1)
+        y = truth.logits(b, len(recorded.run.prompts[b].tokens) - 1)
+        return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
+    return _rms(recorded, steps.get((a, "prefill")), steps.get((b, "prefill")))
