@@ -1,3 +1,35 @@
-"""precaudit: a numerical precision audit for transformers in JAX."""
+"""precaudit: a numerical precision audit for transformers in JAX.
+
+``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from precaudit.comparison.compare import Comparison, compare
+    from precaudit.selection import Selection
+    from precaudit.store import Run, open_run
+    from precaudit.tracing.subject import Subject, load
+    from precaudit.tracing.trace import trace
+
+# Imported on first use: `precaudit --help` answers at once, and comparing needs no JAX.
+_LAZY = {
+    "load": "precaudit.tracing.subject",
+    "Subject": "precaudit.tracing.subject",
+    "trace": "precaudit.tracing.trace",
+    "compare": "precaudit.comparison.compare",
+    "Comparison": "precaudit.comparison.compare",
+    "Selection": "precaudit.selection",
+    "open_run": "precaudit.store",
+    "Run": "precaudit.store",
+}
+__all__ = ["Comparison", "Run", "Selection", "Subject", "compare", "load", "open_run", "trace"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'precaudit' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

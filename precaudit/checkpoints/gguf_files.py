@@ -1,7 +1,7 @@
 """GGUF files: dequantised by the gguf library, rounded once to bfloat16, and that is the model (design §5)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ LAYER_NAMES = {
 }  # fmt: skip
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 MODEL_FORMAT = "bfloat16"
+KEEP = 1 << 29  # bytes of dequantised tensors held
 
 
 def hugging_face_name(name: str) -> str:
@@ -41,6 +42,7 @@ class GgufFile:
 
     path: Path
     reader: Any
+    _kept: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
@@ -82,7 +84,8 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
-        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        # a plain array: the library slices it row by row, which costs ten times as much on a memmap
+        x = dequantize(np.asarray(tensor.data), tensor.tensor_type).astype(np.float32, copy=False)
         x = x.reshape(self.shapes()[name])
         return self._unpermute(name, x)
 
@@ -97,10 +100,14 @@ class GgufFile:
         return x.reshape(n, x.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(x.shape)
 
     def read(self, name: str) -> Array:
-        """Return the dequantised tensor rounded to bfloat16."""
-        x = self._dequantise(name)
+        """Return the dequantised tensor rounded to bfloat16; a model of up to KEEP bytes is dequantised once."""
+        if name in self._kept:
+            return self._kept[name]
         # FP32 to bfloat16 is one rounding, to nearest even, in ml_dtypes.
-        return x.astype(FORMATS[MODEL_FORMAT].dtype)
+        x = self._dequantise(name).astype(FORMATS[MODEL_FORMAT].dtype)
+        if sum(y.nbytes for y in self._kept.values()) + x.nbytes <= KEEP:
+            self._kept[name] = x
+        return x
 
     def original(self, name: str) -> Array | None:
         """Return the dequantised values in FP64 where rounding to bfloat16 changes any."""

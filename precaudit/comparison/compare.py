@@ -110,6 +110,17 @@ def compare(
     return Comparison(recorded.run, _visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder)
 
 
+def recall(run: Path | str) -> Comparison:
+    """Return everything compare has written about a run; raises UserError when there is nothing, or of another run."""
+    opened = open_run(run, partial=True)
+    before = _before(opened)
+    if before is None:
+        raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
+    errors = read_lines(opened.folder / "errors.jsonl", ErrorRecord)
+    pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
+    return Comparison(opened, errors, pairs, before.notes, opened.folder)
+
+
 def _look(recorded: Recorded, select: Selection | None, options: Options) -> Look:
     """Resolve a selection against what was recorded."""
     asked = recorded.requested

@@ -1,0 +1,5 @@
+"""``python -m precaudit``."""
+
+from precaudit.cli import main
+
+main()

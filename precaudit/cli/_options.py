@@ -1,0 +1,47 @@
+"""Options several commands share, and how they report."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --layers, --points, --phases, --prompt."""
+    for option in (
+        click.option("--prompt", "prompt", metavar="IDS", help="Only these prompts: ID[,ID]."),
+        click.option("--phases", metavar="PHASES", help="prefill, decode, rescore (default: all)."),
+        click.option("--points", metavar="POINTS", help="Points such as q,k,v,attn_out,logits, or all; logits:all."),
+        click.option("--layers", metavar="LAYERS", help="Layers as Python slices: 0,15:18,-1."),
+    ):
+        function = option(function)
+    return function
+
+
+def console(stderr: bool = False) -> Any:
+    """Return a rich console; 100 columns where output is no terminal."""
+    import sys
+
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 100, highlight=False)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Yield ``advance(done, total, what)``: a bar on stderr, nothing where stderr is no terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

@@ -1,0 +1,64 @@
+"""``precaudit compare``: errors of a run against FP64, emulations, or another run."""
+
+from pathlib import Path
+
+import click
+
+from precaudit.cli._options import console, progress_bar, selection_options
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("against", type=click.Path(path_type=Path), required=False)
+@selection_options
+@click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
+              help="Accumulation to emulate; float16/128 rounds once per 128 terms; none for no emulation.")  # fmt: skip
+@click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--partial", is_flag=True, help="Open a run that was cut off.")
+@click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the error records as JSONL instead of tables.")
+def command(
+    run: Path,
+    against: Path | None,
+    layers: str | None,
+    points: str | None,
+    phases: str | None,
+    prompt: str | None,
+    accum: str,
+    model: str | None,
+    partial: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Compare RUN with FP64 and emulations; with a second run AGAINST, RUN is the candidate.
+
+    Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
+    not there yet.
+    """
+    from precaudit.comparison.compare import Options, compare
+    from precaudit.reports import markdown, terminal
+    from precaudit.selection import Selection
+    from precaudit.store import open_run
+
+    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
+    asked = None
+    if any(x is not None for x in (layers, points, phases, prompt)):
+        requested = open_run(run, partial).record.requested
+        asked = Selection.parse(
+            layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
+        )
+    with progress_bar() as advance:
+        found = compare(run, against, asked, Options(accum=accums, model=model, partial=partial), advance)
+    if asked is None:
+        report = found.folder / "report.md"
+        temporary = report.with_name(".report.md.part")
+        temporary.write_text(markdown.render(found), encoding="utf-8")
+        temporary.replace(report)
+    if as_json:
+        from precaudit.records import encode
+
+        for record in found.errors:
+            click.echo(encode(record), nl=False)
+        return
+    terminal.show(found, console(), verbose)
+    click.echo(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))

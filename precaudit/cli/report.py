@@ -1,0 +1,23 @@
+"""``precaudit report``: the report of what compare has written, again."""
+
+from pathlib import Path
+
+import click
+
+from precaudit.cli._options import console
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print report.md instead of tables.")
+@click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
+def command(run: Path, as_markdown: bool, verbose: bool) -> None:
+    """Show what compare recorded of RUN; computes nothing."""
+    from precaudit.comparison.compare import recall
+    from precaudit.reports import markdown, terminal
+
+    found = recall(run)
+    if as_markdown:
+        click.echo(markdown.render(found))
+    else:
+        terminal.show(found, console(), verbose)

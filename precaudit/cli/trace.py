@@ -1,0 +1,72 @@
+"""``precaudit trace``: run a model with taps and record what they see."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from precaudit.cli._options import progress_bar, selection_options
+
+
+@click.command()
+@click.argument("subject")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the run [traces/runs/SUBJECT-POLICY].")
+@selection_options
+@click.option("--positions", metavar="ROWS", help="Positions of prefill and rescore: last:16,::64.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSONL of prompts [the shipped ones].")
+@click.option("--text", help="One prompt, instead of a file.")
+@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE", help="Formats of the computation.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
+@click.option("--decode-steps", type=int, default=8, show_default=True, help="Steps after decode0.")
+@click.option("--tokens-from", type=click.Path(path_type=Path), metavar="RUN", help="Feed another run's tokens.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Prompts run together.")
+@click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|gpu|tpu", help="What runs the model.")
+@click.option("--force", is_flag=True, help="Replace a run that is there.")
+def command(
+    subject: str,
+    output: Path | None,
+    layers: str | None,
+    points: str | None,
+    phases: str | None,
+    prompt: str | None,
+    positions: str | None,
+    prompts: Path | None,
+    text: str | None,
+    policy: str,
+    settings: tuple[str, ...],
+    decode_steps: int,
+    tokens_from: Path | None,
+    batch: int,
+    pad: str,
+    device: str,
+    force: bool,
+) -> None:
+    """Run SUBJECT and record it.
+
+    SUBJECT is tiny, smollm2, a Hugging Face folder, or a .gguf file.
+    """
+    from precaudit.errors import UserError
+    from precaudit.policies import apply_settings, load_policy, parse_settings
+    from precaudit.prompts import Prompt
+    from precaudit.selection import Selection
+
+    select = Selection.parse(layers, points, phases, positions, prompt)
+    chosen = apply_settings(load_policy(policy), parse_settings(settings))
+    if text is not None and prompts is not None:
+        raise UserError("give --text or --prompts, not both")
+    if text is not None and not text.strip():
+        raise UserError("--text is empty")
+    from precaudit.tracing.subject import load
+    from precaudit.tracing.trace import Options, Progress, trace
+
+    folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{chosen.name}"
+    options = Options(decode_steps, batch, pad, tokens_from, force, " ".join(["precaudit", *sys.argv[1:]]))
+    source = [Prompt(id="text", prompt=text)] if text is not None else prompts
+    with progress_bar() as advance:
+        say = Progress(lambda line: click.echo(line, err=True), advance)
+        run = trace(load(subject, chosen, device=device), folder, source, select, options, say)
+    for n in run.record.neutrality:
+        if not n.bitwise:
+            click.echo(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
+    click.echo(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")

@@ -1,0 +1,41 @@
+"""report.md: sentences, then tables."""
+
+from precaudit.comparison.compare import Comparison
+from precaudit.reports.summary import sentences
+from precaudit.reports.tables import Table, accumulation, detail, outside, overview, pair_table, prefill_decode
+
+
+def render(comparison: Comparison) -> str:
+    """Return the report of a comparison as Markdown."""
+    run = comparison.run.record
+    head = [
+        f"# precaudit: {run.model.id}, policy {run.policy['name']}, {run.device}",
+        "",
+        f"Run `{run.id}`, {len(run.requested.prompts)} prompts, layers {len(run.requested.layers)}, {run.finished}.",
+        "",
+    ]
+    if comparison.against is not None:
+        head.insert(3, f"Against run `{comparison.against.record.id}`, policy {comparison.against.record.policy['name']}.")
+    notes = [f"- **{note}**" for note in comparison.notes]
+    said = [] if comparison.against is not None else sentences(comparison.errors, comparison.prefill_decode)
+    body = [*notes, *(f"- {s}" for s in said), ""]
+    tables: list[Table | None]
+    if comparison.against is not None:
+        tables = [pair_table(comparison.errors)]
+    else:
+        errors = comparison.errors
+        tables = [*overview(errors), outside(errors), prefill_decode(comparison.prefill_decode), accumulation(errors)]
+        tables.append(detail(errors))
+    for table in tables:
+        if table is not None:
+            body += [f"## {table.title}", "", *_markdown(table), ""]
+    return "\n".join([*head, *body])
+
+
+def _markdown(table: Table) -> list[str]:
+    rule = [":--" if c in table.left else "--:" for c in table.columns]
+    return [_row(table.columns), _row(rule), *(_row(r) for r in table.rows)]
+
+
+def _row(cells: tuple[str, ...] | list[str]) -> str:
+    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"

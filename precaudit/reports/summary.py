@@ -1,0 +1,189 @@
+"""What the reports say, gathered from the records: one line a layer and point, and a few sentences."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precaudit.comparison.attribution import Attribution, attribute, value
+from precaudit.points import POINTS
+from precaudit.records import ErrorRecord, PrefillDecodeRecord
+
+ORDER = {name: i for i, name in enumerate(POINTS)}
+
+
+@dataclass(frozen=True)
+class Line:
+    """All records of one layer and point, by their worst: sizes of the largest, explained of the least."""
+
+    layer: int | None
+    point: str
+    forward: ErrorRecord | None
+    local: ErrorRecord | None
+    blame: Attribution | None
+    nonfinite: int
+    unknown: tuple[str, ...]
+
+
+def lines(errors: Iterable[ErrorRecord]) -> list[Line]:
+    """Return a line for every layer and point with a forward or local record, in layer and then table order."""
+    groups: dict[tuple[int | None, str], list[ErrorRecord]] = {}
+    for e in errors:
+        if e.kind in ("forward", "local"):
+            groups.setdefault((e.layer, e.point), []).append(e)
+    last = 1 << 30
+    keys = sorted(groups, key=lambda key: (last if key[0] is None else key[0], ORDER[key[1]]))
+    return [_line(*key, groups[key]) for key in keys]
+
+
+def _line(layer: int | None, point: str, records: list[ErrorRecord]) -> Line:
+    local = [e for e in records if e.kind == "local" and e.unknown is None]
+    blames = [(e, a) for e in local if (a := attribute(e)) is not None]
+    # an unexplained one first, then what is explained least
+    worst = min(blames, key=lambda pair: (not pair[1].unexplained, pair[1].share), default=None)
+    return Line(
+        layer=layer,
+        point=point,
+        forward=_largest(e for e in records if e.kind == "forward" and e.unknown is None),
+        local=worst[0] if worst is not None and worst[1].unexplained else _largest(local),
+        blame=worst[1] if worst is not None else None,
+        nonfinite=sum(e.nonfinite for e in records),
+        unknown=tuple(sorted({e.unknown for e in records if e.unknown is not None})),
+    )
+
+
+def _largest(records: Iterable[ErrorRecord]) -> ErrorRecord | None:
+    return max(records, key=lambda e: (e.nonfinite, value(e.rel_l2)), default=None)
+
+
+def blame_text(a: Attribution | None) -> str:
+    """Return who explains an error, in a few characters."""
+    if a is None:
+        return "unknown"
+    if a.name == "exact":
+        return "exact"
+    if a.name == "none of these":
+        return f"rounding, {a.left_u:.1f} u" if a.small else f"none of these ({a.left_u:.1f} u)"
+    return a.name
+
+
+def share_text(a: Attribution | None) -> str:
+    """Return the share explained as a percentage, or what is left in u where nothing is worth explaining."""
+    if a is None:
+        return "?"
+    if a.name == "none of these":
+        return f"{a.left_u:.1f}u"
+    percent = 100 * a.share
+    return "100%" if percent >= 99.95 else f"{percent:.1f}%" if percent > -1000 else "<-999%"
+
+
+def place_text(e: ErrorRecord | None) -> str:
+    """Return prompt, phase, worst token and head of a record."""
+    if e is None:
+        return ""
+    text = e.prompt if e.phase == "prefill" else f"{e.prompt} {e.phase} {e.step}"
+    for scope in ("token", "head"):
+        found = (e.scopes or {}).get(scope, {}).get("rel_l2")
+        if found is not None:
+            text += f", {scope} {found[1]}"
+    return text
+
+
+def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
+    """Say whether accumulation explains the local error of attn_out (else of the point most recorded)."""
+    local = [e for e in errors if e.kind == "local" and e.explained and e.max_diff]
+    point = next((p for p in ("attn_out", "scores", "q", "logits") if any(e.point == p for e in local)), None)
+    rows = [e for e in local if e.point == point]
+    accums = sorted({k for e in rows for k in e.explained or {} if k.startswith("accum:")})
+    if not rows or not accums:
+        return None
+    sizes = {(_place(e), e.candidate): value(e.rel_l2) for e in errors if e.kind == "accum" and e.point == point}
+    named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name and "float32" not in a.name]
+    told = []
+    for name in accums:
+        ratios = [sizes[_place(e), name] / value(e.rel_l2) for e in rows if (_place(e), name) in sizes and value(e.rel_l2)]
+        shares = [value((e.explained or {})[name]) for e in rows if name in (e.explained or {})]
+        if ratios and shares:
+            told.append(f"{name.removeprefix('accum:')} {median(ratios):.2g} × its size, explains {_percent(median(shares))}")
+    policy = [a.share for e in rows if (a := attribute(e)) is not None and a.name.startswith("policy:")]
+    verdict = (
+        f"Accumulation explains {len(named)} of {len(rows)} {point} errors"
+        if named
+        else f"Accumulation does not explain the error of {point}"
+    )
+    rest = f"; the declared policy explains {_percent(median(policy))}" if policy else ""
+    return f"{verdict} (medians: {'; '.join(told)}){rest}."
+
+
+def _percent(share: float) -> str:
+    """Return a share so that 99.99 % does not read as all."""
+    return f"{100 * share:.2f} %" if share > 0.99 else f"{100 * share:.0f} %" if share > -10 else "none of it"
+
+
+def _place(e: ErrorRecord) -> tuple[object, ...]:
+    return (e.prompt, e.phase, e.step, e.layer, e.point)
+
+
+def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
+    """Say how many local errors are explained, and name the first that is not."""
+    rows = [(e, a) for e in errors if (a := attribute(e)) is not None]
+    unknown = [e for e in errors if e.kind == "local" and e.unknown is not None]
+    tail = f" {len(unknown)} are unknown ({unknown[0].unknown})." if unknown else ""
+    if not rows:
+        return tail.strip() or None
+    left = [pair for pair in rows if pair[1].unexplained]
+    if not left:
+        return f"Rounding accounts for all {len(rows)} local errors.{tail}"
+    last = 1 << 30
+    e, a = min(left, key=lambda pair: (last if pair[0].layer is None else pair[0].layer, ORDER[pair[0].point]))
+    where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
+    worst = e.worst
+    values = f"; worst element {list(worst.index)}: {worst.candidate:.6g}, FP64 {worst.reference:.6g}" if worst else ""
+    return (
+        f"{len(left)} of {len(rows)} local errors are unexplained. First: {where} ({place_text(e)}): "
+        f"{value(e.rel_l2):.1e} off, best emulation explains {100 * a.share:.0f} %, {a.left_u:.1f} u left{values}.{tail}"
+    )
+
+
+def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
+    """Say whether the caches hold what was written."""
+    rows = [e for e in errors if e.kind == "state"]
+    if not rows:
+        return None
+    bad = [e for e in rows if e.mismatched]
+    unknown = [e for e in rows if e.unknown is not None]
+    if bad:
+        return f"State: {len(bad)} of {len(rows)} caches differ from the rows written; first layer {bad[0].layer} {bad[0].point}."
+    known = len(rows) - len(unknown)
+    return f"State: {known} of {len(rows)} caches equal the rows that were written, bit for bit."
+
+
+def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
+    """Say what rounding the weights did."""
+    rows = [e for e in errors if e.kind == "weights"]
+    if not rows:
+        return "Weights: used as stored."
+    largest = max(rows, key=lambda e: value(e.rel_l2))
+    return (
+        f"Weights: {len(rows)} tensors were rounded once to the model's format, by up to {value(largest.rel_l2):.1e} "
+        f"({largest.point}); every error here is against those same values."
+    )
+
+
+def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
+    """Say whether prefill and decode agree."""
+    if not pairs:
+        return None
+    match, near = sum(p.match for p in pairs), sum(bool(p.near_tie) for p in pairs if not p.match)
+    kls = [value(p.kl) for p in pairs if p.kl is not None]
+    largest = f"; largest KL {max(kls):.1e}" if kls else ""
+    rest = f", {near} of the others near ties" if match < len(pairs) else ""
+    return f"Prefill and decode: top-1 equal at {match} of {len(pairs)} positions{rest}{largest}."
+
+
+def sentences(errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord]) -> list[str]:
+    """Return what a reader should take away, most important first."""
+    found = [
+        local_sentence(errors), accumulation_sentence(errors), state_sentence(errors), prefill_decode_sentence(pairs),
+        weights_sentence(errors),
+    ]  # fmt: skip
+    return [s for s in found if s]

@@ -1,0 +1,150 @@
+"""The tables every report shows, as header and rows of text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precaudit.comparison.attribution import value
+from precaudit.points import POINTS
+from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord
+from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, column names and rows; ``left``: columns that hold words."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: tuple[str, ...] = ()
+
+
+def short(x: Number | None) -> str:
+    """Return a number in two digits."""
+    if x is None:
+        return ""
+    return f"{value(x):.1e}".replace("e-0", "e-").replace("e+0", "e+") if value(x) else "0"
+
+
+def _layer(layer: int | None) -> str:
+    return "" if layer is None else str(layer)
+
+
+def overview(errors: Sequence[ErrorRecord], shown: Sequence[Line] | None = None) -> list[Table]:
+    """Return, one row a layer and one column a point, local error with the share explained, and forward error."""
+    found = lines(errors) if shown is None else list(shown)
+    points = [p for p in POINTS if any(x.point == p and x.layer is not None for x in found)]
+    by = {(x.layer, x.point): x for x in found}
+    layers = sorted({x.layer for x in found if x.layer is not None})
+    local, forward = [], []
+    for layer in layers:
+        row = [by[layer, p] for p in points if (layer, p) in by]
+        names = sorted({blame_text(x.blame) for x in row})
+        local.append((str(layer), *(_local_cell(by.get((layer, p))) for p in points), ", ".join(names)))
+        forward.append((str(layer), *(_forward_cell(by.get((layer, p))) for p in points), _worst(row)))
+    tables = []
+    if local:
+        title = "Local error (each operation against FP64 on its own recorded inputs) and the share explained"
+        tables.append(Table(title, ("layer", *points, "explained by"), tuple(local), ("explained by",)))
+        title = "Forward error against FP64 of the whole model on the same tokens (and its ratio to an emulated policy's)"
+        tables.append(Table(title, ("layer", *points, "largest at"), tuple(forward), ("largest at",)))
+    return tables
+
+
+def _local_cell(x: Line | None) -> str:
+    if x is None:
+        return ""
+    if x.nonfinite:
+        return f"{x.nonfinite} nonfinite"
+    return "unknown" if x.local is None else f"{short(x.local.rel_l2)} {share_text(x.blame)}"
+
+
+def _forward_cell(x: Line | None) -> str:
+    if x is None:
+        return ""
+    if x.forward is None:
+        return "unknown"
+    ratio = x.forward.ratio
+    return f"{short(x.forward.rel_l2)} ×{value(ratio):.2g}" if ratio is not None else short(x.forward.rel_l2)
+
+
+def _worst(row: list[Line]) -> str:
+    largest = max((x.forward for x in row if x.forward is not None), key=lambda e: value(e.rel_l2), default=None)
+    return "" if largest is None else f"{largest.point} {place_text(largest)}"
+
+
+def detail(errors: Sequence[ErrorRecord]) -> Table:
+    """Return one row a layer and point: sizes, what explains them, worst token and head."""
+    rows = []
+    for x in lines(errors):
+        for kind, e in (("forward", x.forward), ("local", x.local)):
+            if e is not None:
+                blame = f"{blame_text(x.blame)} {share_text(x.blame)}" if kind == "local" else f"×{value(e.ratio):.2g}"
+                rows.append((
+                    _layer(x.layer), x.point, kind, short(e.mae), short(e.max_diff), short(e.rel_l2),
+                    str(e.nonfinite or ""), blame, place_text(e),
+                ))  # fmt: skip
+        if x.unknown:
+            rows.append((_layer(x.layer), x.point, "unknown", "", "", "", "", "; ".join(x.unknown), ""))
+    columns = ("layer", "point", "kind", "mae", "max_diff", "rel_l2", "nonfinite", "explained by", "worst")
+    return Table("Every layer and point, by its worst", columns, tuple(rows), ("point", "kind", "explained by", "worst"))
+
+
+def outside(errors: Sequence[ErrorRecord]) -> Table | None:
+    """Return the points outside layers."""
+    rows = []
+    for x in lines(errors):
+        if x.layer is None:
+            rows.append((x.point, _local_cell(x), blame_text(x.blame), _forward_cell(x), place_text(x.forward)))
+    columns = ("point", "local", "explained by", "forward", "largest at")
+    return Table("After the layers", columns, tuple(rows), ("explained by", "largest at")) if rows else None
+
+
+def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
+    """Return the size of each emulated accumulation's own error in attn_out, by layer."""
+    rows = [e for e in errors if e.kind == "accum" and e.layer is not None and e.point == "attn_out"]
+    names = sorted({e.candidate for e in rows})
+    if not rows:
+        return None
+    table = []
+    for layer in sorted({e.layer for e in rows if e.layer is not None}):
+        cells = []
+        for name in names:
+            here = [e for e in rows if e.layer == layer and e.candidate == name]
+            worst = max(here, key=lambda e: value(e.mae), default=None)
+            cells += [short(worst.mae), short(worst.max_diff)] if worst is not None else ["", ""]
+        table.append((str(layer), *cells))
+    columns = [f"{n.removeprefix('accum:')} {m}" for n in names for m in ("mae", "max_diff")]
+    title = "attn_out under emulated accumulation against FP64 (sizes alone: they name no cause)"
+    return Table(title, ("layer", *columns), tuple(table))
+
+
+def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
+    """Return prefill's last position against decode0 for every prompt, and rescore against decode where they differ."""
+    rows = []
+    for p in pairs:
+        if p.against == "prefill" or not p.match or p.f64_match is False:
+            rows.append((
+                p.prompt, f"{p.against} {p.step}", str(p.prefill_top1), str(p.decode_top1),
+                "?" if p.f64_top1 is None else str(p.f64_top1), short(p.prefill_gap), short(p.decode_gap),
+                short(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl), short(p.max_diff),
+            ))  # fmt: skip
+    names = "prompt against prefill_top1 decode_top1 f64_top1 gap gap_decode gap_f64 match kl max_diff".split()
+    return Table("Prefill against decode", tuple(names), tuple(rows), ("prompt", "against", "match")) if rows else None
+
+
+def pair_table(errors: Sequence[ErrorRecord]) -> Table:
+    """Return two runs against each other, one row a layer and point, by the worst."""
+    groups: dict[tuple[int | None, str], list[ErrorRecord]] = {}
+    for e in errors:
+        if e.kind == "pair":
+            groups.setdefault((e.layer, e.point), []).append(e)
+    rows = []
+    for (layer, point), records in groups.items():
+        known = [e for e in records if e.unknown is None]
+        unknown = len(records) - len(known)
+        worst = max(known, key=lambda e: value(e.rel_l2), default=None)
+        sizes = [short(getattr(worst, k)) for k in ("mae", "max_diff", "rel_l2")] if worst else ["", "", ""]
+        rows.append((_layer(layer), point, *sizes, str(unknown or ""), place_text(worst)))
+    columns = ("layer", "point", "mae", "max_diff", "rel_l2", "unknown", "worst")
+    return Table("Candidate against reference run", columns, tuple(rows), ("point", "worst"))

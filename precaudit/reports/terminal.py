@@ -1,0 +1,41 @@
+"""The report on a terminal."""
+
+from typing import Any
+
+from precaudit.comparison.compare import Comparison
+from precaudit.reports.summary import sentences
+from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode
+
+FEW_LAYERS = 4  # up to here every layer and point is shown in full
+
+
+def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
+    """Print notes, sentences and tables; ``verbose`` (or few layers): every layer and point with all its sizes."""
+    from rich.markup import escape
+
+    for note in comparison.notes:
+        console.print(f"[bold red]{escape(note)}[/]", soft_wrap=True)
+    errors, pairs = comparison.errors, comparison.prefill_decode
+    if comparison.against is not None:
+        _print(pair_table(errors), console)
+        return
+    few = len({e.layer for e in errors if e.layer is not None and e.kind == "local"}) <= FEW_LAYERS
+    tables: list[Table | None] = [detail(errors)] if few or verbose else [*overview(errors), outside(errors)]
+    for table in [*tables, prefill_decode(pairs)]:
+        if table is not None:
+            _print(table, console)
+    for sentence in sentences(errors, pairs):
+        console.print(escape(sentence), soft_wrap=False)
+
+
+def _print(table: Table, console: Any) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    out = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in table.columns:
+        out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name not in table.left)
+    for row in table.rows:
+        out.add_row(*(escape(cell) for cell in row))
+    console.print(out)
