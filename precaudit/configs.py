@@ -198,7 +198,7 @@ def from_gguf(meta: Mapping[str, Any], names: set[str], where: str) -> DecoderCo
             head_dim=head_dim,
             mlp_width=int(field("feed_forward_length")),
             vocab=int(meta.get(f"{arch}.vocab_size") or len(meta.get("tokenizer.ggml.tokens", ()))),
-            norm_eps=_decimal(field("attention.layer_norm_rms_epsilon")),
+            norm_eps=float(field("attention.layer_norm_rms_epsilon")),  # FP32 as stored: 9.99999975e-06
             rope_theta=float(field("rope.freq_base", 10000.0)),
             context=int(field("context_length")),
             tied="output.weight" not in names,
@@ -209,9 +209,3 @@ def from_gguf(meta: Mapping[str, Any], names: set[str], where: str) -> DecoderCo
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: a metadata field has the wrong kind of value: {error}") from None
 
-
-def _decimal(value: float) -> float:
-    """GGUF stores 1e-5 as FP32 9.99999975e-06; the model's own value is the shortest decimal that rounds to it."""
-    import numpy as np
-
-    return float(str(np.float32(value)))

@@ -1,0 +1,61 @@
+"""The NumPy FP64 decoder against transformers' own models in patched torch float64 (refs/fixtures/generate.py)."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from precaudit.checkpoints import open_checkpoint
+from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
+from tests.conftest import FIXTURES
+
+SMALL = sorted(p.stem for p in (FIXTURES / "expected").glob("*.safetensors") if p.stem != "smollm2")
+
+
+def expected(name):
+    return load_file(FIXTURES / "expected" / f"{name}.safetensors")
+
+
+def reference(checkpoint, tokens):
+    """Return (hidden [L+1, T, D], logits [T, V]) of the NumPy decoder."""
+    found = {}
+    rows = np.arange(len(tokens))
+    forward(
+        Model(checkpoint.config, checkpoint.tensors.read),
+        [tokens],
+        FP64,
+        Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),
+        lambda i, layer, point, values: found.__setitem__((layer, point), values),
+    )
+    last = checkpoint.config.layers - 1
+    hidden = [found[i, "resid_in"] for i in range(last + 1)] + [found[last, "resid_out"]]
+    return np.stack(hidden), found[None, "logits"]
+
+
+def relative(x, y):
+    return np.abs(x - y).max() / np.abs(y).max()
+
+
+def test_there_are_enough_fixtures():
+    assert len(SMALL) >= 6
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_numpy_is_transformers_in_float64(name):
+    want = expected(name)
+    hidden, logits = reference(open_checkpoint(str(FIXTURES / name)), want["tokens"])
+    assert relative(logits, want["logits"]) <= 1e-12
+    for got, layer in zip(hidden, want["hidden"], strict=True):
+        assert relative(got, layer) <= 1e-12
+    # transformers' own .double() keeps norms, rotary tables and softmax in float32 (docs/design.md §7)
+    assert 1e-9 < relative(logits, want["logits_unpatched"]) <= 1e-5
+
+
+def test_numpy_is_transformers_on_smollm2():
+    want = expected("smollm2")
+    hidden, logits = reference(open_checkpoint("smollm2"), want["tokens"])
+    at = want["logits_at"]
+    assert relative(logits[at[:, 0], at[:, 1]], want["logits"]) <= 1e-12
+    for i, (positions, values) in enumerate(zip(want["hidden_at"], want["hidden"], strict=True)):
+        assert relative(hidden[i, positions[:, 0], positions[:, 1]], values) <= 1e-12
