@@ -38,6 +38,7 @@ FORMATS = {
         Format("float8_e5m2", 3, np.dtype(ml_dtypes.float8_e5m2)),
     )
 }
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 ALIASES = {
     "f64": "float64", "fp64": "float64", "f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16",
     "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
@@ -50,6 +51,12 @@ def parse_format(text: str) -> Format:
     if name not in FORMATS:
         raise UserError(f"unknown number format {text!r}{nearest(text, FORMATS)}")
     return FORMATS[name]
+
+
+def wider(a: Any, b: Any) -> np.dtype[Any]:
+    """Return the narrowest of our dtypes that holds the values of both (float16 and bfloat16: float32)."""
+    x, y = sorted((np.dtype(a), np.dtype(b)), key=lambda d: FORMATS[d.name].precision)
+    return FORMATS["float32"].dtype if x != y and {x.name, y.name} <= {"float16", "bfloat16", *EIGHT_BITS} else y
 
 
 def widen(x: Array) -> npt.NDArray[np.float64]:

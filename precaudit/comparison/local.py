@@ -55,6 +55,8 @@ def local_errors(
     A point whose inputs were not recorded, or whose weights are not at hand, is ``unknown`` and says so.
     """
     run = recorded.run.record.id
+    if not POINTS[place.point].inputs:
+        return  # resid_in is what the layer before handed over: no operation made it
     for part in _parts(recorded, place):
         point, decode = place.point, place.phase == "decode"
         if not weights and point not in WITHOUT_WEIGHTS:

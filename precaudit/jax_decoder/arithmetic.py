@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS
+from precaudit.formats import FORMATS, wider
 from precaudit.policies import PRECISIONS, Policy
 
 
@@ -69,24 +69,24 @@ def compiler_options(policy: Policy) -> dict[str, bool]:
 
 def dot(x: jax.Array, w: jax.Array, axes: tuple[int, int], out: np.dtype[Any], a: Arithmetic) -> jax.Array:
     """Contract axis ``axes[0]`` of x [..., N] with ``axes[1]`` of w, result rounded once to ``out``."""
-    wide = jnp.promote_types(x.dtype, w.dtype)
+    wide = wider(x.dtype, w.dtype)
     result = lax.dot_general(
         x.astype(wide),
         w.astype(wide),
         (((axes[0],), (axes[1],)), ((), ())),
         precision=a.matmul,
-        preferred_element_type=jnp.promote_types(out, wide),
+        preferred_element_type=wider(out, wide),
     )
     return result.astype(out)
 
 
 def batched(equation: str, x: jax.Array, y: jax.Array, out: np.dtype[Any], a: Arithmetic) -> jax.Array:
     """Return ``einsum(equation, x, y)`` with the result rounded once to ``out``."""
-    wide = jnp.promote_types(x.dtype, y.dtype)
+    wide = wider(x.dtype, y.dtype)
     return jnp.einsum(
         equation,
         x.astype(wide),
         y.astype(wide),
         precision=a.matmul,
-        preferred_element_type=jnp.promote_types(out, wide),
+        preferred_element_type=wider(out, wide),
     ).astype(out)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.formats import Array, as_format
+from precaudit.formats import Array, as_format, wider
 from precaudit.jax_decoder.families import family
 from precaudit.policies import Policy
 
@@ -22,7 +21,7 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     """
 
     def load(array: Array) -> jax.Array:
-        wide = jnp.promote_types(array.dtype, activations)
+        wide = wider(array.dtype, activations)
         return jax.device_put(np.asarray(array).astype(wide, copy=False), device)
 
     expected = expected_tensors(config)

@@ -17,13 +17,13 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.
     """x / sqrt(mean(x²) + eps) · weight over the last axis [..., D]; rounded before and after the weight."""
     y = x.astype(a.norm)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.asarray(eps, a.norm))
-    return (y.astype(a.activations) * weight).astype(a.activations)
+    return (y.astype(a.activations).astype(weight.dtype) * weight).astype(a.activations)
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
     """x · weightᵀ (+ bias); weight [out, in]."""
     y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
-    return y if bias is None else (y + bias).astype(a.activations)
+    return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, a: Arithmetic) -> jax.Array:

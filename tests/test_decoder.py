@@ -1,0 +1,134 @@
+"""The JAX decoder against FP64, and prefill, decode, rescore, padding and batches against each other."""
+
+import numpy as np
+import pytest
+
+from precaudit.comparison.compare import compare
+from precaudit.comparison.recorded import Recorded
+from precaudit.formats import widen
+from precaudit.points import POINTS
+from precaudit.prompts import Prompt
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+from tests.conftest import FIXTURES
+from tests.programs import errors, everything, record
+
+SMALL = ("llama-bias", "llama-gqa", "llama-headdim", "llama-mha", "llama-mqa", "llama-sharded", "qwen2-gqa", "qwen2-tied-mqa")
+TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
+
+
+def fixture_run(folder, name, policy="fp32-highest", select=None, tokens=(TOKENS,), **options):
+    prompts = [Prompt(id=f"p{i}", tokens=t) for i, t in enumerate(tokens)]
+    subject = load(str(FIXTURES / name), policy, device="cpu")
+    return trace(subject, folder, prompts, select or everything(), Options(decode_steps=3, force=True, **options))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_point_is_fp64_to_single_precision(tmp_path, name):
+    fixture_run(tmp_path / "run", name)
+    found = errors(tmp_path / "run", accum=())
+    assert {e.point for e in found if e.kind == "forward"} == {p for p in POINTS if not POINTS[p].state}
+    for e in found:
+        assert e.unknown is None, e
+        if e.kind in ("forward", "local") and e.unknown is None:
+            assert e.rel_l2 <= 2e-5, e
+        if e.kind == "state":
+            assert e.mismatched == 0, e
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2-gqa"])
+def test_prefill_decode_and_rescore_agree_everywhere(tmp_path, name):
+    fixture_run(tmp_path / "run", name)
+    recorded = Recorded.of(compare(tmp_path / "run").run)
+    n = len(TOKENS)
+    prefill = widen(recorded.tensor("p0", "prefill", 0, None, "logits"))
+    rescore = widen(recorded.tensor("p0", "rescore", 0, None, "logits"))
+    size = np.abs(rescore).max()
+    assert np.abs(prefill - rescore[:n]).max() <= 2e-5 * size
+    for step in range(4):
+        decoded = widen(recorded.tensor("p0", "decode", step, None, "logits"))
+        assert np.abs(decoded[0] - rescore[n - 1 + step]).max() <= 2e-5 * size
+
+
+def by_place(folder):
+    run = Recorded.of(compare(folder).run)
+    return {k: run.run.tensor(p) for k, p in run.index.items()}
+
+
+@pytest.mark.parametrize("pad", ["left", "right"])
+def test_batch_and_padding_do_not_change_values(tmp_path, pad):
+    tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
+    fixture_run(tmp_path / "one", "llama-gqa", tokens=tokens)
+    fixture_run(tmp_path / "all", "llama-gqa", tokens=tokens, batch=3, pad=pad)
+    one, every = by_place(tmp_path / "one"), by_place(tmp_path / "all")
+    assert one.keys() == every.keys()
+    for key, x in one.items():
+        y = every[key]
+        assert x.shape == y.shape, key
+        scale = max(np.abs(widen(x)).max(), 1e-30)
+        assert np.abs(widen(x) - widen(y)).max() <= 2e-5 * scale, key
+
+
+def test_what_pads_a_prompt_is_never_seen(tmp_path):
+    """The same prompt beside two different neighbours: bit for bit the same."""
+    for name, other in (("a", TOKENS[1:9]), ("b", TOKENS[20:31])):
+        fixture_run(tmp_path / name, "llama-mqa", tokens=(TOKENS, other), batch=2, pad="left")
+    a, b = by_place(tmp_path / "a"), by_place(tmp_path / "b")
+    for key in a:
+        if key[0] == "p0":
+            assert a[key].tobytes() == b[key].tobytes(), key
+
+
+def test_one_token_prompt_decodes_from_an_empty_cache(tmp_path):
+    fixture_run(tmp_path / "run", "llama-mha", tokens=((7,),))
+    found = errors(tmp_path / "run", accum=())
+    assert all(e.rel_l2 <= 2e-5 for e in found if e.kind in ("local", "forward") and e.rel_l2 is not None)
+    assert all(e.mismatched == 0 for e in found if e.kind == "state")
+
+
+def test_capturing_leaves_logits_bitwise_unchanged(tmp_path):
+    run = record(tmp_path / "run", select=everything())
+    assert [n.phase for n in run.record.neutrality] == ["prefill", "decode", "rescore"]
+    assert all(n.bitwise for n in run.record.neutrality)
+
+
+def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
+    record(tmp_path / "all")
+    record(tmp_path / "some", select=Selection.parse(layers="1,-1", positions="last:3,0"))
+    every, some = Recorded.of(compare(tmp_path / "all").run), Recorded.of(compare(tmp_path / "some").run)
+    assert {p.layer for p in some.run.points} == {1, 4, None}
+    q, whole = some.rows("p0", "prefill", 4, "q"), every.rows("p0", "prefill", 4, "q")
+    assert len(q.positions) == 4
+    assert q.values.tobytes() == whole.at(q.positions).tobytes()
+    assert len(some.rows("p0", "prefill", 4, "k").positions) == len(whole.positions)  # attention needs every key
+
+
+@pytest.mark.parametrize("policy", ["bf16-fp32-scores", "fp32-cast-decode", "fp32"])
+def test_policies_store_what_they_say(tmp_path, policy):
+    run = record(tmp_path / "run", policy=policy, select=everything())
+    kinds = {(p.phase, p.point): p.dtype for p in run.points}
+    single = policy == "fp32"
+    assert kinds["prefill", "q"] == ("float32" if single else "bfloat16")
+    assert kinds["prefill", "scores"] == ("bfloat16" if policy == "fp32-cast-decode" else "float32")
+    assert kinds["decode", "scores"] == "float32"
+    assert kinds["decode", "attn_out"] == ("float32" if single else "bfloat16")
+    assert all(e.unknown is None for e in errors(tmp_path / "run", accum=()))
+
+
+def test_another_cache_format_is_what_decode_read(tmp_path):
+    record(tmp_path / "run", settings={"kv_cache": "float8_e4m3fn"}, select=Selection.parse(points="q,k,v,k_cache,attn_out"))
+    found = errors(tmp_path / "run", accum=())
+    assert all(e.mismatched == 0 for e in found if e.kind == "state")
+    local = [e for e in found if e.kind == "local" and e.point == "attn_out" and e.phase == "decode"]
+    assert local
+    assert all(e.explained["policy:bf16+kv_cache=float8_e4m3fn"] > 0.9 for e in local)
+
+
+def test_given_tokens_are_fed(tmp_path):
+    first = record(tmp_path / "a")
+    again = trace(
+        load("tiny", "fp32", device="cpu"), tmp_path / "b", options=Options(decode_steps=2, tokens_from=tmp_path / "a")
+    )
+    fed = [[(s.phase, s.step, s.token) for s in r.steps] for r in (first, again)]
+    assert fed[0] == fed[1]
