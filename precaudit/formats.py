@@ -61,9 +61,8 @@ def wider(a: Any, b: Any) -> np.dtype[Any]:
 
 def widen(x: Array) -> npt.NDArray[np.float64]:
     """Return ``x`` in FP64, exactly. bfloat16 goes through its bits, ten times faster than ml_dtypes' cast."""
-    if x.dtype == FORMATS["bfloat16"].dtype:
-        return single(x).astype(np.float64)
-    return x.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs warn
+        return (single(x) if x.dtype == FORMATS["bfloat16"].dtype else x).astype(np.float64)
 
 
 def single(x: Array) -> npt.NDArray[np.float32]:

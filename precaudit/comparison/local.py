@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.comparison.attribution import CLEARLY
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
 from precaudit.formats import FORMATS, Array, widen
@@ -39,9 +40,14 @@ class Emulations:
             found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found
 
-    def joined(self, best: Rounding, point: str) -> dict[str, Rounding]:
-        """Return the policy's best rounding with each accumulation format in its sums."""
-        return {} if point in NO_SUM else {name: replace(best, dot=accumulating(name)) for name in self.accum}
+    def joined(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
+        """Return {accumulation: {elision: rounding}}: the policy's roundings with another format in the sums."""
+        if point in NO_SUM:
+            return {}
+        return {
+            name: {elision: replace(r, dot=accumulating(name)) for elision, r in policies.items()}
+            for name in self.accum
+        }
 
 
 Evaluate = Callable[[Sequence[Rounding]], list[Array]]
@@ -185,11 +191,14 @@ def _judge(
     wide = np.nan_to_num(canonical(stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
     policies = [name for name in roundings if name.startswith("policy")]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
-    joined = emulations.joined(roundings[best], place.point)
-    both = dict(zip(joined, [canonical(y, axes) for y in evaluate(list(joined.values()))], strict=True)) if joined else {}
     label = f"policy:{emulations.policy.name}"
     named = {label: arrays[best]} | {k: v for k, v in arrays.items() if k.startswith("accum:")}
-    named |= {f"{label}+accum:{k}": v for k, v in both.items()}
+    # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
+    share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
+    tried = [best] if share >= CLEARLY else policies
+    for name, variants in emulations.joined({p: roundings[p] for p in tried}, place.point).items():
+        outs = [canonical(y, axes) for y in evaluate(list(variants.values()))]
+        named[f"{label}+accum:{name}"] = min(outs, key=lambda y: norm(wide - y))
     elided = tuple(best.split("|")[1:])
     for step, rows in part.steps:
         index = np.flatnonzero(np.isin(positions, part.positions[rows])) if "S" not in axes else np.arange(len(positions))

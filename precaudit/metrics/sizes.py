@@ -17,7 +17,7 @@ class Difference:
     """Two tensors in the canonical layout [T, H, K] in FP64, and where both are finite.
 
     ``error`` is candidate − reference with 0 where they cannot be subtracted; ``nonfinite`` counts the elements where
-    exactly one is finite, or both are not and differ.
+    either is NaN or infinite, equal infinities aside: a NaN agrees with nothing, not even with a NaN.
     """
 
     candidate: Array
@@ -27,14 +27,13 @@ class Difference:
 
     @classmethod
     def of(cls, candidate: Array, reference: Array) -> "Difference":
-        """Subtract FP64 arrays of one shape; NaN and infinities are compared before values."""
+        """Subtract FP64 arrays of one shape; infinities are compared before values."""
         with np.errstate(invalid="ignore"):
             error = candidate - reference
         finite = np.isfinite(error)
         if finite.all():
             return cls(candidate, reference, error, 0)
-        same = (candidate == reference) | (np.isnan(candidate) & np.isnan(reference))
-        bad = ~finite & ~same
+        bad = ~finite & (candidate != reference)
         clean = np.where(finite, reference, 0.0)
         return cls(candidate, clean, np.where(finite, error, 0.0), int(bad.sum()))
 

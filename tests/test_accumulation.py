@@ -1,0 +1,56 @@
+"""Stepwise accumulation bit for bit against scalar arithmetic in the format itself."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from precaudit.errors import UserError
+from precaudit.numpy_decoder.accumulation import accumulating, parse_accumulation
+
+SCALARS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+
+def one_by_one(a, b, kind):
+    """Sum with scalars of the format: NumPy and ml_dtypes round every product and every sum."""
+    out = np.zeros((a.shape[0], b.shape[1]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(a.shape[0]):
+            for j in range(b.shape[1]):
+                total = kind(0)
+                for k in range(a.shape[1]):
+                    total = kind(total + kind(kind(a[i, k]) * kind(b[k, j])))
+                out[i, j] = float(total)
+    return out
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+@pytest.mark.parametrize("scale", [1.0, 2e-4, 60.0])
+def test_every_step_is_rounded(name, scale):
+    rng = np.random.default_rng(3)
+    kind = SCALARS[name]
+    a = (rng.normal(size=(4, 70)) * scale).astype(kind).astype(np.float64)
+    b = (rng.normal(size=(70, 19)) * scale).astype(kind).astype(np.float64)
+    assert np.array_equal(accumulating(name)(a, b), one_by_one(a, b, kind))
+
+
+def test_float16_overflows_to_infinity_and_nan_stays():
+    a, b = np.array([[300.0, 300.0]]), np.array([[300.0], [1.0]])
+    assert accumulating("float16")(a, b)[0, 0] == np.inf
+    assert np.isnan(accumulating("bfloat16")(np.array([[np.nan, 1.0]]), b)[0, 0])
+
+
+def test_blocks_round_once_a_block():
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(3, 64)), rng.normal(size=(64, 5))
+    a, b = a.astype(np.float16).astype(float), b.astype(np.float16).astype(float)
+    single = a.astype(np.float32) @ b.astype(np.float32)
+    assert np.array_equal(accumulating("float16/64")(a, b), single.astype(np.float16).astype(float))
+    exact = a @ b
+    by_step, by_block = (np.abs(accumulating(n)(a, b) - exact).mean() for n in ("float16", "float16/16"))
+    assert by_block < by_step
+
+
+@pytest.mark.parametrize("text", ["float16/0", "float16/x", "int8", "float8_e5m2"])
+def test_unknown_accumulation_is_refused(text):
+    with pytest.raises(UserError):
+        parse_accumulation(text)

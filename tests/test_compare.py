@@ -1,0 +1,191 @@
+"""What compare says about honest runs and about faults injected through Parts. Must fire, must not fire."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.comparison.attribution import attribute
+from precaudit.comparison.compare import Options, compare, first_unexplained
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
+from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
+from precaudit.selection import Selection
+from tests.programs import everything, record
+
+PROMPTS = ["class Reader:\n    def __init__(self, path):\n", "import sys\n\nfor line in sys.stdin:\n    print(line"]
+
+
+def compared(tmp_path, **options):
+    return compare(tmp_path / "run", options=Options(cache=tmp_path / "refs", **options))
+
+
+def names(found):
+    return {(e.point, a.name) for e in found.errors if (a := attribute(e)) is not None}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("honest")
+    record(folder / "run", prompts=PROMPTS, select=everything())
+    return compared(folder)
+
+
+def test_rounding_explains_an_honest_run(honest):
+    assert first_unexplained(honest.errors) is None
+    named = names(honest)
+    assert {name for point, name in named if point in ("q", "k", "v", "attn_out")} <= {"policy:bf16", "exact"}
+    assert not any("accum:float16" in name for _, name in named)
+    rows = [e for e in honest.errors if e.kind == "local" and e.point == "attn_out" and e.phase == "prefill"]
+    assert min(e.explained["policy:bf16"] for e in rows) > 0.99
+    assert "Rounding accounts for all" in local_sentence(honest.errors)
+    assert "Accumulation does not explain" in accumulation_sentence(honest.errors)
+
+
+def test_honest_caches_and_tokens_agree(honest):
+    assert "bit for bit" in state_sentence(honest.errors)
+    assert all(e.mismatched == 0 for e in honest.errors if e.kind == "state")
+    assert "top-1 equal at 8 of 8" in prefill_decode_sentence(honest.prefill_decode)
+    assert all(p.f64_match for p in honest.prefill_decode)
+
+
+def test_rows_of_kind_accum_are_sizes_alone(honest):
+    rows = [e for e in honest.errors if e.kind == "accum" and e.point == "attn_out"]
+    assert {e.candidate for e in rows} == {"accum:float16", "accum:bfloat16", "accum:float32"}
+    by = {name: np.mean([e.rel_l2 for e in rows if e.candidate == f"accum:{name}"]) for name in ("float16", "bfloat16")}
+    assert by["bfloat16"] > 4 * by["float16"]  # three bits of significand
+    assert all(e.explained is None for e in rows)
+
+
+def half_accumulation(x, y):
+    """[..., M, K] · [..., K, N] with float16 products and sums, one term at a time.
+
+    reduce_precision, because XLA drops a conversion to float16 and back (excess precision).
+    """
+
+    def step(total, terms):
+        a, b = terms
+        product = jax.lax.reduce_precision(a[..., :, None] * b[..., None, :], 5, 10)
+        return jax.lax.reduce_precision(total + product, 5, 10), None
+
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    first = jnp.zeros((*x.shape[:-1], y.shape[-1]), jnp.float32)
+    return jax.lax.scan(step, first, (jnp.moveaxis(x, -1, 0), jnp.moveaxis(y, -2, 0)))[0]
+
+
+def half_scores(q, k, scale, a):
+    wide = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    products = half_accumulation(q.transpose(0, 2, 1, 3), wide.transpose(0, 2, 3, 1))
+    return (products.astype(jnp.float32) * jnp.float32(scale)).astype(a.scores)
+
+
+def half_attend(probs, v, a):
+    wide = jnp.repeat(v, probs.shape[1] // v.shape[2], axis=2)
+    return half_accumulation(probs, wide.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3).astype(a.attn_out)
+
+
+def test_float16_accumulation_is_named_where_it_happens(tmp_path):
+    parts = replace(Parts(), scores=half_scores, attend=half_attend)
+    record(tmp_path / "run", parts=parts, select=Selection.parse(phases="prefill"))
+    found = compared(tmp_path)
+    rows = [a for e in found.errors if e.point == "attn_out" and (a := attribute(e)) is not None]
+    assert {a.name for a in rows} == {"policy:bf16+accum:float16"}
+    assert "explains 5 of 5 attn_out errors" in accumulation_sentence(found.errors)
+
+
+def faulty(name):
+    def off_by_one(x, cos, sin, a):
+        return rope(x, jnp.roll(cos, 1, axis=1), jnp.roll(sin, 1, axis=1), a)
+
+    return {
+        "scale": (replace(Parts(), scores=lambda q, k, s, a: attention_scores(q, k, s * 0.97, a)), "attn_out"),
+        "value scale": (replace(Parts(), attend=lambda p, v, a: attend(p, v * jnp.asarray(1.04, v.dtype), a)), "attn_out"),
+        "rope": (replace(Parts(), rope=off_by_one), "q"),
+        "epsilon": (replace(Parts(), norm=lambda x, w, eps, a: rms_norm(x, w, eps * 3e3, a)), "attn_norm"),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["scale", "value scale", "rope", "epsilon"])
+def test_a_fault_is_unexplained_at_its_operation(tmp_path, name):
+    parts, point = faulty(name)
+    record(tmp_path / "run", parts=parts, select=everything(phases="prefill"))
+    found = compared(tmp_path, accum=("float16",))
+    first = first_unexplained(found.errors)
+    assert first is not None
+    assert (first.layer, first.point) in {(0, point), (0, "scores" if name == "scale" else point)}
+    assert attribute(first).name == "none of these"
+    assert f"First: layer 0 {first.point}" in local_sentence(found.errors)
+
+
+def test_a_stale_cache_row_is_a_state_fault(tmp_path):
+    def stale(cache, layer, rows, slots):
+        written = cache_write(cache, layer, rows, slots)
+        return written if slots is not None else written.at[:, :, 3].set(0)
+
+    record(tmp_path / "run", parts=replace(Parts(), cache_write=stale))
+    found = compared(tmp_path, accum=())
+    rows = [e for e in found.errors if e.kind == "state"]
+    assert all(e.mismatched > 0 for e in rows)
+    assert rows[0].scopes["token"]["max_diff"][1] == 3
+    assert any(note.startswith("state:") for note in found.notes)
+
+
+def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
+    """background: the same decode logits for every prompt point to state, not to precision."""
+
+    def forgetful(cache, layer):
+        return jnp.zeros_like(cache_read(cache, layer))
+
+    record(tmp_path / "run", parts=replace(Parts(), cache_read=forgetful), prompts=["abc:\n", "x = f\n"], decode_steps=1)
+    found = compared(tmp_path)
+    assert any("decode does not depend on the prompt" in note for note in found.notes)
+    assert not all(p.match for p in found.prefill_decode)
+    assert not any(p.near_tie for p in found.prefill_decode if not p.match)
+
+
+def test_honest_prompts_are_not_called_independent(honest):
+    assert not any("depend" in note for note in honest.notes)
+
+
+def test_nan_in_the_program_is_nonfinite_not_explained(tmp_path):
+    def poisoned(probs, v, a):
+        return attend(probs, v, a).at[:, 2, 1].set(jnp.nan)
+
+    record(tmp_path / "run", parts=replace(Parts(), attend=poisoned), select=Selection.parse(phases="prefill"))
+    found = compared(tmp_path, accum=())
+    rows = {e.layer: e for e in found.errors if e.kind == "local" and e.point == "attn_out"}
+    assert rows[0].nonfinite == 32
+    assert rows[1].nonfinite > 32  # NaN inputs make NaN outputs, and those agree with nothing
+    assert all(attribute(e).unexplained for e in rows.values())
+    assert first_unexplained(found.errors).layer == 0
+    assert any("NaN" in note for note in found.notes)
+
+
+def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
+    record(tmp_path / "run")
+    look = Selection.parse(layers="1", points="attn_out")
+    first = compare(tmp_path / "run", select=look, options=Options(cache=tmp_path / "refs"))
+    assert {e.layer for e in first.errors if e.kind != "weights"} == {1}
+    every = compared(tmp_path)
+    assert {e.layer for e in every.errors} == {0, 1, 2, 3, 4, None}
+    monkeypatch.setattr("precaudit.comparison.compare._compute", lambda *a: pytest.fail("computed again"))
+    again = compare(tmp_path / "run", select=look, options=Options(cache=tmp_path / "refs"))
+    assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
+
+
+def test_two_runs_against_each_other(tmp_path):
+    record(tmp_path / "run", policy="bf16")
+    record(tmp_path / "other", policy="fp32-highest")
+    found = compare(tmp_path / "run", tmp_path / "other")
+    rows = [e for e in found.errors if e.unknown is None]
+    assert {e.kind for e in rows} == {"pair"}
+    assert all(e.rel_l2 < 0.1 for e in rows)
+    assert any("policies differ in" in note for note in found.notes)
+
+
+def test_frames(honest):
+    frame = honest.frame()
+    assert {"layer", "point", "kind", "rel_l2", "worst.candidate", "unexplained.u"} <= set(frame.columns)
+    assert len(honest.prefill_decode_frame()) == 8

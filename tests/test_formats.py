@@ -1,0 +1,82 @@
+"""Rounding against exact rational arithmetic and ml_dtypes; ordinals; names."""
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from precaudit.errors import UserError
+from precaudit.formats import FORMATS, as_format, ordinals, parse_format, rounder, wider, widen
+
+MIN_EXPONENT = {"float32": -126, "bfloat16": -126, "float16": -14}
+LARGEST = {"float32": 2.0**128, "bfloat16": 2.0**128, "float16": 2.0**16}
+
+
+def nearest_even(x: float, name: str) -> float:
+    """Round by exact rational arithmetic, from the definition."""
+    if x == 0 or not np.isfinite(x):
+        return x
+    p = FORMATS[name].precision
+    exponent = max(int(np.floor(np.log2(abs(x)))), MIN_EXPONENT[name])
+    if Fraction(abs(x)) < Fraction(2) ** exponent and exponent > MIN_EXPONENT[name]:
+        exponent -= 1
+    quantum = Fraction(2) ** (exponent - p + 1)
+    n = round(Fraction(x) / quantum)  # Python rounds halves to even
+    value = n * quantum
+    return float(np.copysign(np.inf, x)) if abs(value) >= LARGEST[name] else float(value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.floats(allow_nan=False, width=64), st.sampled_from(sorted(MIN_EXPONENT)))
+def test_rounding_is_to_nearest_even(x, name):
+    got = rounder(name)(np.array([x]))[0]
+    assert got == nearest_even(x, name)
+
+
+@pytest.mark.parametrize("name", sorted(MIN_EXPONENT))
+def test_ties_overflow_and_subnormals(name):
+    p = FORMATS[name].precision
+    u = 2.0**-p
+    tiny = 2.0 ** (MIN_EXPONENT[name] - p + 1)
+    cases = [1 + u, 1 + 3 * u, 1 + u + 2.0**-50, tiny / 2, tiny * 0.75, tiny * 1.5, LARGEST[name], -LARGEST[name] * (1 - u / 2)]
+    got = rounder(name)(np.array(cases))
+    assert got.tolist() == [nearest_even(x, name) for x in cases]
+    assert np.isnan(rounder(name)(np.array([np.nan]))[0])
+
+
+def test_every_bfloat16_survives():
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    wide = widen(every)
+    back = as_format(wide, "bfloat16")
+    finite = np.isfinite(wide)
+    assert (back.view(np.uint16)[finite] == every.view(np.uint16)[finite]).all()
+    assert (np.isnan(wide) == np.isnan(rounder("bfloat16")(wide))).all()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_ordinals_count_neighbours(name):
+    dtype = FORMATS[name].dtype
+    x = np.array([-1.0, -0.0, 0.0, 1.0], dtype)
+    up = np.nextafter(x, np.array(np.inf, dtype))
+    assert (ordinals(up) - ordinals(x)).tolist() == [1, 1, 1, 1]
+    ends = np.array([-FORMATS_MAX[name], FORMATS_MAX[name]], dtype)
+    assert np.diff(ordinals(ends))[0] > 0  # int32 would wrap
+
+
+FORMATS_MAX = {"float16": 65504.0, "bfloat16": 3.3e38, "float32": 3.4e38}
+
+
+def test_wider_holds_both():
+    half, brain = FORMATS["float16"].dtype, FORMATS["bfloat16"].dtype
+    assert wider(half, brain) == np.float32
+    assert wider(brain, brain) == brain
+    assert wider(brain, np.float32) == np.float32
+
+
+def test_an_unknown_format_names_the_nearest():
+    assert parse_format("bf16").name == "bfloat16"
+    with pytest.raises(UserError, match="bfloat16"):
+        parse_format("bfloat61")
