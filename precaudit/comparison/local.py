@@ -73,8 +73,9 @@ def local_errors(
             yield from _unknown(part, place, run, "inputs were not recorded")
             continue
         positions, evaluate = found
+        fused = _fused_residual(recorded, model, place, positions)
         with one_blas_thread():
-            yield from _judge(run, place, part, positions, evaluate, emulations, model, decode)
+            yield from _judge(run, place, part, positions, evaluate, fused, emulations, model, decode)
 
 
 def _parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -121,6 +122,22 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> t
         return [model.apply(place.point, model.context(layer, positions, r), values) for r in roundings]
 
     return positions, evaluate
+
+
+def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: Array) -> Evaluate | None:
+    """Return mlp_norm of resid_in + attn_proj as it was before it was rounded to resid_mid, where both were recorded.
+
+    A compiler that fuses the sum with the norm may never round it (docs/design.md §7, 2).
+    """
+    if place.point != "mlp_norm":
+        return None
+    parts = [recorded.rows(place.prompt, place.phase, place.layer, name) for name in ("resid_in", "attn_proj")]
+    if any(p is None or len(np.setdiff1d(positions, p.positions)) for p in parts):
+        return None
+    total = sum(widen(p.at(positions)) for p in parts if p is not None)
+    return lambda roundings: [
+        model.apply("mlp_norm", model.context(place.layer, positions, r), [np.asarray(total)]) for r in roundings
+    ]
 
 
 def _attention(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
@@ -179,6 +196,7 @@ def _judge(
     part: Rows,
     positions: Array,
     evaluate: Evaluate,
+    fused: Evaluate | None,
     emulations: Emulations,
     model: Model,
     decode: bool,
@@ -190,12 +208,16 @@ def _judge(
     arrays = dict(zip(roundings, [canonical(y, axes) for y in evaluate(list(roundings.values()))], strict=True))
     wide = np.nan_to_num(canonical(stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
     policies = [name for name in roundings if name.startswith("policy")]
+    if fused is not None and len(policies) > 1:
+        extra = [canonical(y, axes) for y in fused([roundings[p] for p in policies])]
+        arrays |= {f"{p}|resid_mid": y for p, y in zip(policies, extra, strict=True)}
+        policies += [f"{p}|resid_mid" for p in policies]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = f"policy:{emulations.policy.name}"
     named = {label: arrays[best]} | {k: v for k, v in arrays.items() if k.startswith("accum:")}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
-    tried = [best] if share >= CLEARLY else policies
+    tried = [p for p in ([best] if share >= CLEARLY else policies) if p in roundings]
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, place.point).items():
         outs = [canonical(y, axes) for y in evaluate(list(variants.values()))]
         named[f"{label}+accum:{name}"] = min(outs, key=lambda y: norm(wide - y))
