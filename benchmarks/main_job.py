@@ -1,9 +1,9 @@
-"""Measure what precaudit is for: capture, the FP64 reference, emulation, start-up, narrowing; each against its bound.
+"""Measure what precaudit is for (capture, FP64 reference, emulation, start-up, narrowing), each against its bound.
 
     python benchmarks/main_job.py [--quick] [--save]
 
-Needs the model smollm2. What is compared alternates in one run (A B A B …); times are medians, ratios medians of the
-pairs' ratios. transformers beside it needs ``pip install -e .[oracle]``. --save writes benchmarks/results/main_job.json.
+Needs the model smollm2. What is compared alternates in one run (A B A B …): times are medians, ratios medians of the
+pairs' ratios. torch beside it needs ``pip install -e .[oracle]``. --save writes benchmarks/results/main_job.json.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.checkpoints import Checkpoint, open_checkpoint
+from precaudit.checkpoints import open_checkpoint
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError
 from precaudit.formats import Array, rounder
@@ -35,12 +35,16 @@ from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
 from precaudit.points import POINTS
 
-LENGTH, DGEMM, COPY = 512, 2048, 512 << 20
-SETTLE = 0.1  # seconds; BLAS and OpenMP threads spin that long after a call and would take a core from the next
+LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
+SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next
 CAPTURED = ("q", "k", "v", "attn_out", "logits")
-ROWS = frozenset(p for p, x in POINTS.items() if not x.state and "S" not in x.axes)
-EVERY = ROWS | {"scores", "probs"}
-TEXT = "An audit asks of every number whether rounding explains it, and of every other number which operation made it. " * 8
+ROWS = {p for p, x in POINTS.items() if not x.state and "S" not in x.axes}
+TEXT = "An audit asks of every number whether rounding explains it, and of the others which operation made them. " * 8
+TORCH = find_spec("torch") is not None
+
+Jobs = dict[str, Callable[[], object]]
+Samples = dict[str, list[float]]
+Weights = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,11 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """ok, over (under, where the bound is a smallest value), or nothing."""
+        """Empty without a bound; ``over`` is past a largest value, ``under`` below a smallest one."""
         if self.bound is None:
             return ""
         inside = self.value >= self.bound if self.least else self.value <= self.bound
         return "ok" if inside else "under" if self.least else "over"
-
-
-Jobs = dict[str, Callable[[], object]]
-Samples = dict[str, list[float]]
 
 
 def seconds(job: Callable[[], object]) -> float:
@@ -76,51 +76,42 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def alternated(jobs: Jobs, rounds: int) -> Samples:
-    """Return each job's seconds: all jobs once unmeasured (compilation, page faults), then A B … ``rounds`` times."""
+    """Return each job's seconds: every job once unmeasured (compilation, page faults), then A B … ``rounds`` times."""
     found: Samples = {name: [] for name in jobs}
     for i in range(rounds + 1):
         for name, job in jobs.items():
             time.sleep(SETTLE)
             took = seconds(job)
-            if i:
-                found[name].append(took)
+            found[name] += [took] if i else []
     return found
 
 
-def ratio(samples: Samples, a: str, b: str) -> float:
-    return median(x / y for x, y in zip(samples[a], samples[b], strict=True))
-
-
-def versus(samples: Samples, a: str, b: str) -> str:
-    return f"{median(samples[a]):.3f} s : {median(samples[b]):.3f} s"
-
-
-def weights(checkpoint: Checkpoint) -> dict[str, Array]:
-    return {name: np.asarray(checkpoint.tensors.read(name)) for name in expected_tensors(checkpoint.config)}
+def compared(what: str, found: Samples, a: str, b: str, bound: float | None = None) -> Line:
+    value = median(x / y for x, y in zip(found[a], found[b], strict=True))
+    return Line(what, value, "x", bound, note=f"{median(found[a]):.3f} s : {median(found[b]):.3f} s")
 
 
 def token_ids(vocab: int) -> tuple[int, ...]:
     return tuple(int(i) for i in np.random.default_rng(0).integers(0, vocab, LENGTH))
 
 
-def run_writer(subject: Any, folder: Path, requested: Any, batch: Any) -> Callable[[], object]:
-    """Return the job that records one prefill as ``precaudit.trace`` does, from call to closed files."""
+def recording(subject: Any, folder: Path, requested: Any, batch: Any) -> Callable[[], object]:
+    """Return the job that records one prefill the way ``precaudit.trace`` does, from call to closed files."""
     from precaudit.store import RunWriter
     from precaudit.tracing.manifest import begin
     from precaudit.tracing.session import Session
     from precaudit.tracing.writer import Background
 
     manifest = begin(subject, requested, "run", "benchmark")
-    neutrality: list[Any] = []  # checked once a run of many prompts: here in the unmeasured first call
+    neutrality: list[Any] = []  # checked once a run however many prompts it has: here in the unmeasured call
 
-    def record() -> object:
+    def job() -> object:
         writer = RunWriter(Path(tempfile.mkdtemp(dir=folder)), manifest, batch.prompts)
         with Background() as background:
-            session = Session(subject, requested, writer, background, neutrality=neutrality)
-            session.run(batch, lambda what: None)
+            Session(subject, requested, writer, background, neutrality=neutrality).run(batch, lambda what: None)
         return writer.finish(manifest)
 
-    return record
+    return job
 
 
 def capture_jobs(subject: Any, folder: Path, support: tuple[str, ...], every: bool) -> Jobs:
@@ -134,42 +125,37 @@ def capture_jobs(subject: Any, folder: Path, support: tuple[str, ...], every: bo
 
     text, tokens = encode_prompt(Prompt(id="p", tokens=token_ids(subject.config.vocab)), None)
     requested = Requested(
-        prompts=("p",), layers=tuple(range(subject.config.layers)), points=CAPTURED, support=support,
-        phases=("prefill",), positions=None, every_logit=every, decode_steps=0, batch=1, pad="right", tokens_from=None,
+        prompts=("p",), layers=tuple(range(subject.config.layers)), points=CAPTURED, support=support, batch=1, pad="right",
+        phases=("prefill",), positions=None, every_logit=every, decode_steps=0, tokens_from=None,
     )  # fmt: skip
     batch = Batch.of([PromptRecord(id="p", text=text, tokens=tokens)], requested)
     ids, starts = batch.arrays([tokens])
     rows = np.arange(LENGTH, dtype=np.int32)[None, 0 if every else -1 :]
-    tapped = Capture(frozenset({*CAPTURED, *support} - {"logits"}), requested.layers)
 
     def run(capture: Capture | None) -> object:
-        program = prefill_program(subject, capture)
-        return jax.block_until_ready(
-            program(subject.parameters, subject.tables(LENGTH), ids, starts, rows, None, None)
-        )
+        program, tables = prefill_program(subject, capture), subject.tables(LENGTH)
+        return jax.block_until_ready(program(subject.parameters, tables, ids, starts, rows, None, None))
 
-    record = run_writer(subject, folder, requested, batch)
+    tapped = Capture(frozenset({*CAPTURED, *support} - {"logits"}), requested.layers)
+    record = recording(subject, folder, requested, batch)
     return {"bare": partial(run, None), "tapped": partial(run, tapped), "recorded": record}
 
 
-def llama(config: DecoderConfig, tensors: dict[str, Array], dtype: str) -> Any:
+def llama(c: DecoderConfig, weights: Weights, dtype: str) -> Any:
     """Return transformers' model with the same weights, on as many threads as the reference uses."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(WORKERS)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab, hidden_size=config.width, intermediate_size=config.mlp_width,
-            num_hidden_layers=config.layers, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
-            head_dim=config.head_dim, rms_norm_eps=config.norm_eps, max_position_embeddings=config.context,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=config.tied, attention_bias=config.o_bias, mlp_bias=config.mlp_bias,
-        )  # fmt: skip
-    ).to(getattr(torch, dtype))
-    state = {n: torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16) for n, x in tensors.items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tied else set())
+    config = LlamaConfig(
+        vocab_size=c.vocab, hidden_size=c.width, intermediate_size=c.mlp_width, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.norm_eps,
+        max_position_embeddings=c.context, tie_word_embeddings=c.tied, rope_theta=c.rope_theta,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    tensors = {n: torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16) for n, x in weights.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)  # noqa: PT018
     return model.eval()
 
 
@@ -177,131 +163,116 @@ def torch_forward(model: Any, every: bool) -> Callable[[], object]:
     import torch
 
     ids = torch.tensor([token_ids(model.config.vocab_size)])
-
-    @torch.inference_mode()
-    def run() -> object:
-        return model(ids, use_cache=False, logits_to_keep=0 if every else 1).logits
-
-    return run
+    call = partial(model, ids, use_cache=False, logits_to_keep=0 if every else 1)
+    return torch.inference_mode()(lambda: call().logits)
 
 
 def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
     """Return transformers' bare forward, and the same with hooks on q, k, v and attention's output, saved to a file."""
     import torch
 
-    run, saved = torch_forward(model, every), folder / "hooks.pt"
+    run = torch_forward(model, every)
 
     def record() -> None:
-        kept: dict[str, Any] = {}
-        hooks = []
+        kept, hooks = {}, []
         for i, layer in enumerate(model.model.layers):
-            a = layer.self_attn
-            for name, module in (("q", a.q_proj), ("k", a.k_proj), ("v", a.v_proj)):
-                hooks.append(module.register_forward_hook(lambda m, x, y, key=f"{i}.{name}": kept.update({key: y})))
-            hooks.append(a.o_proj.register_forward_pre_hook(lambda m, x, key=f"{i}.attn_out": kept.update({key: x[0]})))
+            for name in ("q_proj", "k_proj", "v_proj"):
+                keep = partial(lambda key, m, x, y: kept.update({key: y}), f"{i}.{name}")
+                hooks.append(getattr(layer.self_attn, name).register_forward_hook(keep))
+            keep = partial(lambda key, m, x: kept.update({key: x[0]}), f"{i}.attn_out")
+            hooks.append(layer.self_attn.o_proj.register_forward_pre_hook(keep))
         kept["logits"] = run()
         for hook in hooks:
             hook.remove()
-        torch.save(kept, saved)
+        torch.save(kept, folder / "hooks.pt")
 
     return {"bare": run, "recorded": record}
 
 
-def capture_lines(checkpoint: Checkpoint, tensors: dict[str, Array], rounds: int, folder: Path) -> Iterable[Line]:
+def capture_lines(config: DecoderConfig, weights: Weights, rounds: int, folder: Path) -> Iterator[Line]:
     from precaudit.tracing.subject import load
 
     subject = load("smollm2", "bf16", device="cpu")
-    model = llama(checkpoint.config, tensors, "bfloat16") if has_torch() else None
-    cases = (("", (), False, 1.15), (", every logit", (), True, None), (", with support", ("attn_norm", "final_norm"), False, None))
-    for text, support, every, bound in cases:
-        found = alternated(capture_jobs(subject, folder, support, every), rounds)
-        note = versus(found, "recorded", "bare")
-        yield Line(f"capture to disk{text} / bare prefill", ratio(found, "recorded", "bare"), "x", bound, note=note)
-        yield Line(f"  without writing{text}", ratio(found, "tapped", "bare"), "x", note=versus(found, "tapped", "bare"))
-        if model is not None and not support:
+    model = llama(config, weights, "bfloat16") if TORCH else None
+    support = ("attn_norm", "final_norm")
+    for text, more, every, bound in (
+        ("", (), False, 1.15),
+        (" with every logit", (), True, None),
+        (" with support", support, False, None),
+    ):
+        found = alternated(capture_jobs(subject, folder, more, every), rounds)
+        yield compared(f"capture{text} to disk / bare prefill", found, "recorded", "bare", bound)
+        yield compared("  not written", found, "tapped", "bare")
+        if model is not None and not more:
             found = alternated(hook_jobs(model, folder, every), rounds)
-            note = versus(found, "recorded", "bare")
-            yield Line(f"  torch hooks + torch.save{text} / bare", ratio(found, "recorded", "bare"), "x", note=note)
+            yield compared("  torch: hooks and torch.save / bare", found, "recorded", "bare")
 
 
-def reference(config: DecoderConfig, read: Callable[[str], Array], points: Iterable[str]) -> dict[str, Array]:
+def reference(config: DecoderConfig, read: Callable[[str], Array], points: Iterable[str]) -> Weights:
     """Return the reference's points, of each the last layer's: what was emitted before is overwritten."""
-    held: dict[str, Array] = {}
-    wanted = Wanted(frozenset(points), None, [np.asarray([LENGTH - 1])])
-    forward(
-        Model(config, read), [np.asarray(token_ids(config.vocab))], FP64, wanted, lambda i, at, p, y: held.update({p: y})
-    )
+    held: Weights = {}
+    wanted = Wanted(set(points), None, [np.asarray([LENGTH - 1])])
+    ids = np.asarray(token_ids(config.vocab))
+    forward(Model(config, read), [ids], FP64, wanted, lambda i, layer, point, x: held.update({point: x}))
     return held
 
 
 def reference_flops(c: DecoderConfig) -> int:
-    """Return the flops of the reference's matrix products, a multiplication and an addition counting 2.
+    """Return the flops of the reference's matrix products; a multiplication and an addition are 2.
 
     Every row: the q, k, v and output projections and the MLP's three matrices. Attention: q · kᵀ and weights · v over
-    the blocks that are computed, BLOCK rows with all keys up to the block's last row. One row of the output matrix.
+    what is computed, blocks of BLOCK rows by all keys up to the block's last row. One row of the output matrix.
     """
     row = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.width * c.mlp_width
-    edges = [(a, min(a + BLOCK, LENGTH)) for a in range(0, LENGTH, BLOCK)]
-    pairs = sum((b - a) * b for a, b in edges)
+    pairs = sum((min(a + BLOCK, LENGTH) - a) * min(a + BLOCK, LENGTH) for a in range(0, LENGTH, BLOCK))
     return 2 * (c.layers * (LENGTH * row + 2 * pairs * c.heads * c.head_dim) + c.vocab * c.width)
 
 
-def dgemm() -> Callable[[], object]:
-    a, b = (np.random.default_rng(i).standard_normal((DGEMM, DGEMM)) for i in (0, 1))
-    return lambda: a @ b
-
-
-def reference_lines(config: DecoderConfig, tensors: dict[str, Array], rounds: int) -> Iterable[Line]:
-    read = tensors.__getitem__
-    jobs: Jobs = {"ours": partial(reference, config, read, ROWS)}
-    if has_torch():
-        jobs["torch"] = torch_forward(llama(config, tensors, "float64"), False)
-    jobs |= {"dgemm": dgemm(), "every": partial(reference, config, read, EVERY)}
+def reference_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Iterator[Line]:
+    a, b = np.random.default_rng(0).standard_normal((2, ORDER, ORDER))
+    jobs: Jobs = {"ours": partial(reference, config, weights.__getitem__, ROWS)}
+    jobs |= {"torch": torch_forward(llama(config, weights, "float64"), False)} if TORCH else {}
+    jobs |= {
+        "every": partial(reference, config, weights.__getitem__, ROWS | {"scores", "probs"}),
+        "dgemm": lambda: a @ b,
+    }
     found = alternated(jobs, rounds)
-    if has_torch():
-        what = "FP64 reference / torch float64"
-        yield Line(what, ratio(found, "ours", "torch"), "x", 1.2, note=versus(found, "ours", "torch"))
-        note = versus(found, "every", "torch")
-        yield Line("  with scores and probs emitted / torch float64", ratio(found, "every", "torch"), "x", note=note)
-    peak = 2 * DGEMM**3 / min(found["dgemm"])
-    flops = reference_flops(config)
-    note = f"{flops / 1e9:.1f} GFLOP in {median(found['ours']):.3f} s"
-    yield Line("FP64 reference, share of DGEMM", 100 * flops / median(found["ours"]) / peak, "%", 65.0, True, note)
-    yield Line("limit: DGEMM 2048³, NumPy, best", peak / 1e9, "GFLOP/s")
+    if TORCH:
+        yield compared("FP64 reference / torch float64", found, "ours", "torch", 1.2)
+        yield compared("  with scores and probs / torch float64", found, "every", "torch")
+    took, flops, peak = median(found["ours"]), reference_flops(config), 2 * ORDER**3 / min(found["dgemm"])
+    note = f"{flops / 1e9:.1f} GFLOP in {took:.3f} s"
+    yield Line("FP64 reference, share of DGEMM", 100 * flops / took / peak, "%", 65.0, True, note)
+    yield Line("limit: DGEMM, best", peak / 1e9, "GFLOP/s", note=f"NumPy, {ORDER} rows")
 
 
 def copy_line(rounds: int) -> Line:
     source, target = np.ones(COPY, np.uint8), np.zeros(COPY, np.uint8)
-    best = min(alternated({"copy": lambda: np.copyto(target, source)}, max(rounds, 3))["copy"])
-    return Line("limit: memory copy of 512 MiB, read + write, best", 2 * COPY / best / 1e9, "GB/s")
+    best = min(alternated({"copy": partial(np.copyto, target, source)}, max(rounds, 3))["copy"])
+    return Line("limit: memory copy, best", 2 * COPY / best / 1e9, "GB/s", note=f"{COPY >> 20} MiB, read and write")
 
 
-def emulation_lines(config: DecoderConfig, tensors: dict[str, Array], rounds: int) -> Iterable[Line]:
+def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Iterator[Line]:
     from precaudit.numpy_decoder.accumulation import FORMATS, accumulating
 
-    kept: dict[tuple[int, str], Array] = {}
-    rows, to_bfloat16 = np.arange(LENGTH), rounder("bfloat16")
-    wanted = Wanted({"q", "k", "v"}, None, [rows[-1:]])
-
-    def keep(i: int, layer: int | None, point: str, values: Array) -> None:
-        kept[layer or 0, point] = to_bfloat16(values)
-
-    forward(Model(config, tensors.__getitem__), [np.asarray(token_ids(config.vocab))], FP64, wanted, keep)
+    kept: dict[tuple[int | None, str], Array] = {}
+    rows, narrow = np.arange(LENGTH), rounder("bfloat16")
+    wanted, ids = Wanted({"q", "k", "v"}, None, [rows[-1:]]), np.asarray(token_ids(config.vocab))
+    model = Model(config, weights.__getitem__)
+    forward(model, [ids], FP64, wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
     def emulate(name: str) -> None:
-        rounding = Rounding(dot=accumulating(name))
         with one_blas_thread():
             for i in range(config.layers):
-                attention(kept[i, "q"], kept[i, "k"], kept[i, "v"], rows, rounding)
+                attention(kept[i, "q"], kept[i, "k"], kept[i, "v"], rows, Rounding(dot=accumulating(name)))
 
     found = alternated({name: partial(emulate, name) for name in FORMATS}, rounds)
-    for name in FORMATS:
-        bound = 5.0 if name == "float16" else None
+    for name, bound in zip(FORMATS, (5.0, None, None), strict=True):
         yield Line(f"{name} accumulation, attention of {config.layers} layers", median(found[name]), "s", bound)
 
 
 def command(*words: str, folder: Path | None = None) -> str:
-    """Run a command line of this Python's environment, references cached in ``folder``; return what it printed."""
+    """Run Python with ``words``, FP64 references cached in ``folder``; return what it printed."""
     environment = os.environ | ({"PRECAUDIT_REFS": str(folder / "refs")} if folder else {})
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -309,39 +280,26 @@ def command(*words: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def command_lines(folder: Path) -> Iterable[Line]:
-    precaudit = partial(command, "-m", "precaudit", folder=folder)
-    helped = alternated({"help": partial(precaudit, "--help")}, 7)["help"]
+def command_lines(folder: Path) -> Iterator[Line]:
+    run = partial(command, "-m", "precaudit", folder=folder)
+    helped = alternated({"help": partial(run, "--help")}, 7)["help"]
     yield Line("precaudit --help", median(helped), "s", 0.25)
-    precaudit("trace", "smollm2", "--text", TEXT, "--layers", "0:30", "-o", "run")
-    whole = seconds(partial(precaudit, "compare", "run"))
-    narrowed = alternated({"layer": partial(precaudit, "compare", "run", "--layers", "29")}, 3)["layer"]
-    note = f"the whole comparison {whole:.1f} s"
+    run("trace", "smollm2", "--text", TEXT, "--layers", "0:30", "-o", "run")
+    note = f"the whole comparison {seconds(partial(run, 'compare', 'run')):.1f} s"
+    narrowed = alternated({"layer": partial(run, "compare", "run", "--layers", "29")}, 3)["layer"]
     yield Line("narrowing a compared run to one layer", median(narrowed), "s", 1.0, note=note)
 
 
-def peak_rss() -> None:
-    """Print the peak resident bytes of this process after one reference from the model file (hidden option)."""
-    checkpoint = open_checkpoint("smollm2")
-    reference(checkpoint.config, checkpoint.tensors.read, ROWS)
-    assert not {"jax", "torch"} & set(sys.modules)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
-def has_torch() -> bool:
-    return find_spec("torch") is not None
-
-
-def measure(checkpoint: Checkpoint, rounds: int, folder: Path) -> Iterable[Line]:
-    # First, while this process is small: Linux counts what the parent held at the fork in the child's ru_maxrss.
-    rss = int(command(str(Path(__file__).resolve()), "--peak-rss")) / 1e9
-    yield Line("FP64 reference, peak memory of its process", rss, "GB", 1.0)
+def measure(config: DecoderConfig, read: Callable[[str], Array], rounds: int, folder: Path) -> Iterator[Line]:
+    # First, while this process is small: Linux lets a child's ru_maxrss begin at what its parent held.
+    peak = int(command(str(Path(__file__).resolve()), "--peak-rss")) / 1e9
+    yield Line("FP64 reference, peak memory of its process", peak, "GB", 1.0)
     yield from command_lines(folder)
-    tensors = weights(checkpoint)
     yield copy_line(rounds)
-    yield from reference_lines(checkpoint.config, tensors, rounds)
-    yield from emulation_lines(checkpoint.config, tensors, rounds)
-    yield from capture_lines(checkpoint, tensors, rounds, folder)
+    weights = {name: read(name) for name in expected_tensors(config)}
+    yield from reference_lines(config, weights, rounds)
+    yield from emulation_lines(config, weights, rounds)
+    yield from capture_lines(config, weights, rounds, folder)
 
 
 def show(lines: list[Line]) -> None:
@@ -356,11 +314,11 @@ def show(lines: list[Line]) -> None:
 
 
 def save(lines: list[Line], rounds: int) -> None:
-    versions = {n: metadata.version(n) for n in ("precaudit", "jax", "numpy", "numba", *(["torch"] if has_torch() else []))}
-    content = {"pairs": rounds, "cores": WORKERS, "versions": versions}
-    content["lines"] = [asdict(x) | {"verdict": x.verdict} for x in lines]
+    versions = {n: metadata.version(n) for n in ("precaudit", "jax", "numpy", "numba", *(["torch"] if TORCH else []))}
+    found = [asdict(x) | {"verdict": x.verdict} for x in lines]
     path = Path(__file__).parent / "results" / "main_job.json"
     path.parent.mkdir(exist_ok=True)
+    content = {"pairs": rounds, "cores": WORKERS, "versions": versions, "lines": found}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -376,14 +334,15 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if args.peak_rss:
-        peak_rss()
+        reference(checkpoint.config, checkpoint.tensors.read, ROWS)
+        assert not {"jax", "torch"} & set(sys.modules)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return 0
-    if not has_torch():
+    if not TORCH:
         print("torch is not installed (pip install -e .[oracle]): its lines are left out", file=sys.stderr)
-    rounds = 2 if args.quick else 5
+    lines, rounds = [], 2 if args.quick else 5
     with tempfile.TemporaryDirectory() as folder:
-        lines = []
-        for line in measure(checkpoint, rounds, Path(folder)):
+        for line in measure(checkpoint.config, checkpoint.tensors.read, rounds, Path(folder)):
             print(f"{line.what}: {line.value:.3g} {line.unit} {line.verdict}", file=sys.stderr, flush=True)
             lines.append(line)
     show(lines)

@@ -165,7 +165,9 @@ def generate(decoder, params, tokenizer, policy, prompt: str, count: int) -> str
     ids = tokenizer.encode(prompt).ids
     tables = tuple(map(jnp.asarray, rope_tables(decoder.config, WINDOW, policy)))
     zero, cache = jnp.zeros(1, jnp.int32), decoder.init_cache(1, WINDOW)
-    logits, cache = jax.jit(decoder.prefill)(params, tables, jnp.asarray([ids]), zero, zero[:, None] + len(ids) - 1, cache)
+    logits, cache = jax.jit(decoder.prefill)(
+        params, tables, jnp.asarray([ids]), zero, zero[:, None] + len(ids) - 1, cache
+    )
     decode = jax.jit(decoder.decode, donate_argnums=5)
     for _ in range(count):
         ids.append(int(jnp.argmax(logits[0, 0])))
@@ -177,14 +179,14 @@ def card(config, steps: int, n: int, digest: str, held_loss: float, sample: str)
     """The model card, from what was measured in this run."""
     return f"""# tiny
 
-A byte-level Llama of {config.parameters:,} parameters ({config.layers} layers, width {config.width}, {config.heads} query
-and {config.kv_heads} key/value heads, SwiGLU {config.mlp_width}, tied embeddings), trained for precaudit's tests and examples.
-It writes text that looks like Python and knows nothing.
+A byte-level Llama of {config.parameters:,} parameters ({config.layers} layers, width {config.width}, {config.heads}
+query and {config.kv_heads} key/value heads, SwiGLU {config.mlp_width}, tied embeddings), trained for precaudit's
+tests and examples. It writes text that looks like Python and knows nothing.
 
-- Data: the `.py` files of CPython {platform.python_version()}'s standard library without its tests ({n:,} bytes in training;
-  every 40th file held out; SHA-256 of the text {digest}). CPython's licence is the PSF License.
-- Training: `python benchmarks/train_tiny.py --steps {steps}`: {steps} steps of {BATCH} windows of {WINDOW} bytes, AdamW, seed {SEED},
-  float32; weights rounded once to bfloat16. Positions past {WINDOW} were never trained on.
+- Data: the `.py` files of CPython {platform.python_version()}'s standard library without its tests
+  ({n:,} bytes in training; every 40th file held out; SHA-256 of the text {digest}). CPython's licence is the PSF License.
+- Training: `python benchmarks/train_tiny.py --steps {steps}`: {steps} steps of {BATCH} windows of
+  {WINDOW} bytes, AdamW, seed {SEED}, float32; weights rounded once to bfloat16. Positions past {WINDOW} were never trained on.
 - Held-out loss of the bfloat16 weights: {held_loss:.3f} nats per byte ({held_loss / np.log(2):.3f} bits per byte).
 - Licence of the weights: Apache-2.0.
 

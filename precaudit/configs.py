@@ -11,10 +11,34 @@ FAMILIES = ("llama", "qwen2")
 
 # Fields of config.json that do not change the forward computation.
 IGNORED = frozenset(
-    "_name_or_path architectures transformers_version torch_dtype dtype use_cache initializer_range attention_dropout "
-    "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id return_dict output_attentions id2label label2id "
-    "output_hidden_states problem_type chunk_size_feed_forward is_encoder_decoder is_decoder max_window_layers "
-    "is_llama_config transformers.js_config auto_map".split()
+    [
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "initializer_range",
+        "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "sep_token_id",
+        "return_dict",
+        "output_attentions",
+        "id2label",
+        "label2id",
+        "output_hidden_states",
+        "problem_type",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "is_decoder",
+        "max_window_layers",
+        "is_llama_config",
+        "transformers.js_config",
+        "auto_map",
+    ]
 )
 # Fields that would change it: the values under which they do not.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -27,9 +51,25 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 HANDLED = frozenset(
-    "model_type hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    "vocab_size rms_norm_eps rope_theta rope_parameters max_position_embeddings tie_word_embeddings attention_bias "
-    "mlp_bias sliding_window layer_types".split()
+    [
+        "model_type",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_parameters",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "layer_types",
+    ]
 )
 
 
@@ -106,9 +146,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def _family(raw: Mapping[str, Any], where: str) -> str:
     family = raw.get("model_type")
     if family not in FAMILIES:
-        raise UserError(
-            f"{where}: unknown architecture model_type = {family!r}{nearest(str(family), FAMILIES)} (families supported)"
-        )
+        raise UserError(f"{where}: unknown architecture model_type = {family!r}{nearest(str(family), FAMILIES)}")
     return str(family)
 
 
@@ -208,4 +246,3 @@ def from_gguf(meta: Mapping[str, Any], names: set[str], where: str) -> DecoderCo
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: a metadata field has the wrong kind of value: {error}") from None
-

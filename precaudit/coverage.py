@@ -1,4 +1,4 @@
-"""Which tensors a run holds when it holds everything that was requested: the plan of trace, the yardstick of compare."""
+"""Which tensors a run holds when it holds all that was requested: the plan of trace, the yardstick of compare."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

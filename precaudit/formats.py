@@ -23,7 +23,7 @@ class Format:
 
     @property
     def unit_roundoff(self) -> float:
-        """u = 2^-p, the largest relative error of rounding to nearest (Higham 2002, §2.1)."""
+        """U = 2^-p, the largest relative error of rounding to nearest (Higham 2002, §2.1)."""
         return 2.0**-self.precision
 
 
@@ -137,5 +137,5 @@ def ordinals(x: Array) -> npt.NDArray[np.int64]:
     """
     kind = {2: np.int16, 4: np.int32, 8: np.int64, 1: np.int8}[x.dtype.itemsize]
     bits = np.ascontiguousarray(x).view(kind).astype(np.int64)
-    sign = np.int64(np.iinfo(kind).min)
+    sign = np.int64(-(1 << (8 * x.dtype.itemsize - 1)))
     return np.where(bits < 0, sign - bits, bits)

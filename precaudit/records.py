@@ -26,7 +26,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all records."""
 
 
-class PromptRecord(Record):
+class PromptRecord(Record, frozen=True):
     """A line of prompts.jsonl."""
 
     id: str
@@ -34,7 +34,7 @@ class PromptRecord(Record):
     tokens: tuple[int, ...]
 
 
-class StepRecord(Record):
+class StepRecord(Record, frozen=True):
     """A line of steps.jsonl: one logits row. ``token`` was fed at ``position``; top-k is what it predicts next."""
 
     prompt: str
@@ -48,7 +48,7 @@ class StepRecord(Record):
     logsumexp: Number
 
 
-class Stats(Record, omit_defaults=False):
+class Stats(Record, frozen=True, omit_defaults=False):
     """Of the finite values; ``nan`` and ``inf`` count the others."""
 
     min: Number
@@ -59,7 +59,7 @@ class Stats(Record, omit_defaults=False):
     inf: int
 
 
-class PointRecord(Record, omit_defaults=False):
+class PointRecord(Record, frozen=True, omit_defaults=False):
     """A line of points.jsonl: one recorded tensor. ``positions``: [first, end) or the list of rows recorded."""
 
     prompt: str
@@ -79,7 +79,7 @@ class PointRecord(Record, omit_defaults=False):
     stats: Stats
 
 
-class Requested(Record, omit_defaults=False):
+class Requested(Record, frozen=True, omit_defaults=False):
     """What a run was asked to record."""
 
     prompts: tuple[str, ...]
@@ -95,7 +95,7 @@ class Requested(Record, omit_defaults=False):
     tokens_from: str | None
 
 
-class ModelRecord(Record, omit_defaults=False):
+class ModelRecord(Record, frozen=True, omit_defaults=False):
     """Which model a run is of; ``reference``: what the user named it by."""
 
     id: str
@@ -104,7 +104,7 @@ class ModelRecord(Record, omit_defaults=False):
     config: dict[str, Any]
 
 
-class Neutrality(Record, omit_defaults=False):
+class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left a phase's logits bit for bit as the bare program's, on one batch."""
 
     phase: str
@@ -113,7 +113,7 @@ class Neutrality(Record, omit_defaults=False):
     max_diff: Number
 
 
-class RunRecord(Record, omit_defaults=False):
+class RunRecord(Record, frozen=True, omit_defaults=False):
     """run.json. ``finished`` is null while the run is being written and stays so when it is cut off."""
 
     schema: int
@@ -135,7 +135,7 @@ class RunRecord(Record, omit_defaults=False):
     finished: str | None = None
 
 
-class Worst(Record, omit_defaults=False):
+class Worst(Record, frozen=True, omit_defaults=False):
     """The element with the largest absolute error, with its index and both values."""
 
     index: tuple[int, ...]
@@ -143,7 +143,7 @@ class Worst(Record, omit_defaults=False):
     reference: Number
 
 
-class Unexplained(Record, omit_defaults=False):
+class Unexplained(Record, frozen=True, omit_defaults=False):
     """‖c − ê‖ / ‖r‖ for the best honest emulation, and the same in unit roundoffs of the output's format."""
 
     rel_l2: Number
@@ -153,7 +153,7 @@ class Unexplained(Record, omit_defaults=False):
 Scope = dict[str, tuple[Number, int]]
 
 
-class ErrorRecord(Record):
+class ErrorRecord(Record, frozen=True):
     """A line of errors.jsonl; ``unknown`` says why there are no numbers.
 
     Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k).
@@ -184,7 +184,7 @@ class ErrorRecord(Record):
     unknown: str | None = None
 
 
-class PrefillDecodeRecord(Record):
+class PrefillDecodeRecord(Record, frozen=True):
     """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""
 
     prompt: str
@@ -206,7 +206,7 @@ class PrefillDecodeRecord(Record):
     decode0_top1: int | None = None
 
 
-class Look(Record, omit_defaults=False):
+class Look(Record, frozen=True, omit_defaults=False):
     """A selection that was computed, resolved."""
 
     prompts: tuple[str, ...]
@@ -216,7 +216,7 @@ class Look(Record, omit_defaults=False):
     accum: tuple[str, ...]
 
 
-class CompareRecord(Record, omit_defaults=False):
+class CompareRecord(Record, frozen=True, omit_defaults=False):
     """compare.json: what errors.jsonl was computed from, so that a later look can reuse its rows.
 
     ``run``: hash of run.json; ``sigma``: rms logit error of the emulated policy.

@@ -39,7 +39,7 @@ def tensor_hash(x: Array) -> str:
 
 
 def _bytes(x: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
 def statistics(x: Array) -> Stats:
@@ -59,7 +59,7 @@ def statistics(x: Array) -> Stats:
 
 def safe_name(prompt: str) -> str:
     """Return a file name for a prompt id, which may hold anything."""
-    clean = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "_" for c in prompt)[:80]
+    clean = "".join(c if (c.isalnum() and c.isascii()) or c in "-_" else "_" for c in prompt)[:80]
     return clean if clean == prompt else f"{clean}-{hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
 
 

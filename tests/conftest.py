@@ -17,10 +17,3 @@ def _own_caches(tmp_path_factory):
     patch.setenv("PRECAUDIT_REFS", str(tmp_path_factory.mktemp("refs")))
     yield
     patch.undo()
-
-
-@pytest.fixture
-def say():
-    """Collect what is announced."""
-    lines = []
-    return lines

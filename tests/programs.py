@@ -12,12 +12,18 @@ from precaudit.tracing.trace import Options, trace
 TEXT = "import os\n\n\ndef read(path):\n"
 
 
-def record(folder: Path, subject="tiny", policy="bf16", prompts=None, select=None, parts=None, settings=None, **options):
+def record(
+    folder: Path, subject="tiny", policy="bf16", prompts=None, select=None, parts=None, settings=None, **options
+):
     """Trace one short prompt (or ``prompts``) and return the run."""
     given = [Prompt(id=f"p{i}", prompt=t) for i, t in enumerate(prompts or [TEXT])]
     options.setdefault("decode_steps", 2)
     return trace(
-        load(subject, policy, settings, "cpu", parts), folder, given, select or Selection(), Options(force=True, **options)
+        load(subject, policy, settings, "cpu", parts),
+        folder,
+        given,
+        select or Selection(),
+        Options(force=True, **options),
     )
 
 

@@ -101,7 +101,10 @@ def faulty(name):
 
     return {
         "scale": (replace(Parts(), scores=lambda q, k, s, a: attention_scores(q, k, s * 0.97, a)), "attn_out"),
-        "value scale": (replace(Parts(), attend=lambda p, v, a: attend(p, v * jnp.asarray(1.04, v.dtype), a)), "attn_out"),
+        "value scale": (
+            replace(Parts(), attend=lambda p, v, a: attend(p, v * jnp.asarray(1.04, v.dtype), a)),
+            "attn_out",
+        ),
         "rope": (replace(Parts(), rope=off_by_one), "q"),
         "epsilon": (replace(Parts(), norm=lambda x, w, eps, a: rms_norm(x, w, eps * 3e3, a)), "attn_norm"),
     }[name]
@@ -138,7 +141,9 @@ def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     def forgetful(cache, layer):
         return jnp.zeros_like(cache_read(cache, layer))
 
-    record(tmp_path / "run", parts=replace(Parts(), cache_read=forgetful), prompts=["abc:\n", "x = f\n"], decode_steps=1)
+    record(
+        tmp_path / "run", parts=replace(Parts(), cache_read=forgetful), prompts=["abc:\n", "x = f\n"], decode_steps=1
+    )
     found = compared(tmp_path)
     assert any("decode does not depend on the prompt" in note for note in found.notes)
     assert not all(p.match for p in found.prefill_decode)

@@ -14,7 +14,16 @@ from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
 from tests.programs import errors, everything, record
 
-SMALL = ("llama-bias", "llama-gqa", "llama-headdim", "llama-mha", "llama-mqa", "llama-sharded", "qwen2-gqa", "qwen2-tied-mqa")
+SMALL = (
+    "llama-bias",
+    "llama-gqa",
+    "llama-headdim",
+    "llama-mha",
+    "llama-mqa",
+    "llama-sharded",
+    "qwen2-gqa",
+    "qwen2-tied-mqa",
+)
 TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
 
 
@@ -117,7 +126,11 @@ def test_policies_store_what_they_say(tmp_path, policy):
 
 
 def test_another_cache_format_is_what_decode_read(tmp_path):
-    record(tmp_path / "run", settings={"kv_cache": "float8_e4m3fn"}, select=Selection.parse(points="q,k,v,k_cache,attn_out"))
+    record(
+        tmp_path / "run",
+        settings={"kv_cache": "float8_e4m3fn"},
+        select=Selection.parse(points="q,k,v,k_cache,attn_out"),
+    )
     found = errors(tmp_path / "run", accum=())
     assert all(e.mismatched == 0 for e in found if e.kind == "state")
     local = [e for e in found if e.kind == "local" and e.point == "attn_out" and e.phase == "decode"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, as_format, ordinals, parse_format, rounder, wider, widen
+from precaudit.formats import FORMATS, as_format, ordinals, parse_format, rounder, widen, wider
 
 MIN_EXPONENT = {"float32": -126, "bfloat16": -126, "float16": -14}
 LARGEST = {"float32": 2.0**128, "bfloat16": 2.0**128, "float16": 2.0**16}
@@ -41,7 +41,16 @@ def test_ties_overflow_and_subnormals(name):
     p = FORMATS[name].precision
     u = 2.0**-p
     tiny = 2.0 ** (MIN_EXPONENT[name] - p + 1)
-    cases = [1 + u, 1 + 3 * u, 1 + u + 2.0**-50, tiny / 2, tiny * 0.75, tiny * 1.5, LARGEST[name], -LARGEST[name] * (1 - u / 2)]
+    cases = [
+        1 + u,
+        1 + 3 * u,
+        1 + u + 2.0**-50,
+        tiny / 2,
+        tiny * 0.75,
+        tiny * 1.5,
+        LARGEST[name],
+        -LARGEST[name] * (1 - u / 2),
+    ]
     got = rounder(name)(np.array(cases))
     assert got.tolist() == [nearest_even(x, name) for x in cases]
     assert np.isnan(rounder(name)(np.array([np.nan]))[0])

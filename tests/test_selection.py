@@ -13,7 +13,13 @@ from precaudit.tracing.programs import bucket
 
 @pytest.mark.parametrize(
     ("text", "n", "want"),
-    [("0", 3, (0,)), ("-1", 3, (2,)), ("0,15:18,-1", 30, (0, 15, 16, 17, 29)), ("::2", 5, (0, 2, 4)), (None, 2, (0, 1))],
+    [
+        ("0", 3, (0,)),
+        ("-1", 3, (2,)),
+        ("0,15:18,-1", 30, (0, 15, 16, 17, 29)),
+        ("::2", 5, (0, 2, 4)),
+        (None, 2, (0, 1)),
+    ],
 )
 def test_layers(text, n, want):
     assert parse_layers(text, n) == want

@@ -35,7 +35,9 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if metadata.get("tokenizer.ggml.model") != "gpt2":
-        raise UserError(f"{where}: tokenizer {metadata.get('tokenizer.ggml.model')!r} is not supported; only gpt2 (BPE)")
+        raise UserError(
+            f"{where}: tokenizer {metadata.get('tokenizer.ggml.model')!r} is not supported; only gpt2 (BPE)"
+        )
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind not in GGUF_PRETOKENIZERS:
         raise UserError(f"{where}: pre-tokenizer {kind!r} is not supported; known: {', '.join(GGUF_PRETOKENIZERS)}")
@@ -48,7 +50,7 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     except Exception as error:
         raise UserError(f"{where}: broken tokenizer metadata: {error}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "qwen2")
-    first = {
+    first: list[Any] = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True)],
         "qwen2": [pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated")],
     }.get(kind, [])

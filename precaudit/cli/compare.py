@@ -12,7 +12,7 @@ from precaudit.cli._options import console, progress_bar, selection_options
 @click.argument("against", type=click.Path(path_type=Path), required=False)
 @selection_options
 @click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
-              help="Accumulation to emulate; float16/128 rounds once per 128 terms; none for no emulation.")  # fmt: skip
+              help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
@@ -61,4 +61,6 @@ def command(
             click.echo(encode(record), nl=False)
         return
     terminal.show(found, console(), verbose)
-    click.echo(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
+    click.echo(
+        f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
+    )

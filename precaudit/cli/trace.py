@@ -69,4 +69,6 @@ def command(
     for n in run.record.neutrality:
         if not n.bitwise:
             click.echo(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
-    click.echo(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
+    click.echo(
+        f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
+    )

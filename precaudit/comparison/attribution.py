@@ -6,9 +6,9 @@ from precaudit.records import ErrorRecord, Number
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
 CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed
-# What an honest operation leaves, in unit roundoffs of its output: below it nothing is worth naming. On SmolLM2 and tiny
-# in bf16 at most 0.29 u was left (`precaudit compare RUN -v`), and a foreign rounding in the operation leaves 0.7 or
-# more. The sums of a float32 result are rounded in an order the emulation does not know: √n u of random walk for n terms.
+# What an honest operation leaves, in unit roundoffs of its output: below it nothing is worth naming. On SmolLM2 and
+# tiny in bf16 at most 0.29 u was left (`precaudit compare RUN -v`); a foreign rounding in the operation leaves 0.7 or
+# more. The sums of a float32 result are rounded in an order the emulation does not know: √n u of random walk.
 HONEST_U = 0.5
 # mlp_norm may have read a residual that was never rounded; unless its summands were recorded, 0.7 u are left.
 FUSED_U = 1.0
@@ -17,7 +17,10 @@ FLOAT32_U = 64.0
 
 @dataclass(frozen=True)
 class Attribution:
-    """``name``: ``exact``, an emulation, or ``none of these``; ``share``: what it explains; ``small``: below rounding."""
+    """``name``: ``exact``, an emulation, or ``none of these``; ``share``: what it explains; ``left_u``: what is left.
+
+    ``small``: what is left is below what an honest operation leaves.
+    """
 
     name: str
     share: float

@@ -73,7 +73,10 @@ def _frame(records: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """``accum``: accumulation formats to emulate; ``model``: where the weights lie now; ``cache``: where references go."""
+    """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
+
+    ``partial``: open a run that was cut off; ``fresh``: compute again what is there.
+    """
 
     accum: tuple[str, ...] = DEFAULT_ACCUM
     model: str | None = None
@@ -107,7 +110,9 @@ def compare(
     if kept is None:
         kept = _compute(recorded, look, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
-    return Comparison(recorded.run, _visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder)
+    return Comparison(
+        recorded.run, _visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder
+    )
 
 
 def recall(run: Path | str) -> Comparison:
@@ -129,7 +134,9 @@ def _look(recorded: Recorded, select: Selection | None, options: Options) -> Loo
     layers = asked.layers if select.layers is None else parse_layers(select.layers, n)
     outside = [i for i in layers if i not in asked.layers]
     if outside:
-        raise UserError(f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}")
+        raise UserError(
+            f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}"
+        )
     known = {*asked.points, *asked.support}
     for point in select.points:
         if point not in known:
@@ -154,7 +161,9 @@ def _spans(layers: tuple[int, ...]) -> str:
 
 def verify(recorded: Recorded, look: Look, tell: Tell) -> None:
     """Read every tensor the look needs, so that an altered one is noticed even where rows are reused."""
-    chosen = [p for p in recorded.run.points if p.prompt in look.prompts and (p.layer is None or p.layer in look.layers)]
+    chosen = [
+        p for p in recorded.run.points if p.prompt in look.prompts and (p.layer is None or p.layer in look.layers)
+    ]
     for i, point in enumerate(chosen):
         recorded.run.tensor(point)
         if i % 500 == 0:
@@ -260,7 +269,9 @@ def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
             wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
             if wanted and (prompt, *e.key) not in recorded.index:
                 place = Place(prompt, e.phase, e.step, e.layer, e.point)
-                yield place.record("local", recorded.run.record.id, "fp64", unknown="missing: requested, not in the run")
+                yield place.record(
+                    "local", recorded.run.record.id, "fp64", unknown="missing: requested, not in the run"
+                )
 
 
 def _per_layer(
@@ -337,7 +348,8 @@ def _notes(
     yield from recorded.run.record.warnings
     for n in recorded.run.record.neutrality:
         if not n.bitwise:
-            yield f"capturing changed the {n.phase} logits by up to {value(n.max_diff):.3g}: the audit disturbs the program"
+            size = value(n.max_diff)
+            yield f"capturing changed the {n.phase} logits by up to {size:.3g}: the audit disturbs the program"
     for a, b in independent_prompts(recorded, look.prompts, truth):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
     differing = [e for e in errors if e.kind == "state" and e.mismatched]
@@ -349,7 +361,7 @@ def _notes(
         )
     bad = [e for e in errors if e.nonfinite]
     if bad:
-        yield f"{len(bad)} records hold NaN or infinities that FP64 does not; first: layer {bad[0].layer} {bad[0].point}"
+        yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"
 
 
 def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
@@ -357,7 +369,7 @@ def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
     prompts = tuple(p for p in look.prompts if p in b.run.prompts)
     notes = tuple(check_comparable(a, b, look.prompts))
     verify(a, look, tell)
-    errors = []
+    errors: list[ErrorRecord] = []
     for layer in [*look.layers, None]:
         for prompt in prompts:
             for phase in look.phases:
@@ -380,4 +392,3 @@ def first_unexplained(errors: list[ErrorRecord]) -> ErrorRecord | None:
             found.append(e)
     last = 1 << 30
     return min(found, key=lambda e: (last if e.layer is None else e.layer, order[e.point]), default=None)
-

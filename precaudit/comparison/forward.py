@@ -43,7 +43,7 @@ class Truth:
 
     @property
     def sigma(self) -> float:
-        """rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
+        """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
         n = sum(count for _, count in self.squares)
         return float(np.sqrt(sum(s for s, _ in self.squares) / n)) if n else float("nan")
 

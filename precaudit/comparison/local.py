@@ -223,7 +223,9 @@ def _judge(
         named[f"{label}+accum:{name}"] = min(outs, key=lambda y: norm(wide - y))
     elided = tuple(best.split("|")[1:])
     for step, rows in part.steps:
-        index = np.flatnonzero(np.isin(positions, part.positions[rows])) if "S" not in axes else np.arange(len(positions))
+        index = (
+            np.flatnonzero(np.isin(positions, part.positions[rows])) if "S" not in axes else np.arange(len(positions))
+        )
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
             here = replace(place, step=step)

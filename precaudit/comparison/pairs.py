@@ -70,13 +70,15 @@ def check_comparable(a: Recorded, b: Recorded, prompts: tuple[str, ...]) -> list
         notes.append(f"the runs are of different weights ({x.model.id} and {y.model.id})")
     differing = {k for k in x.policy if x.policy[k] != y.policy.get(k) and k != "name"}
     if differing:
-        notes.append("policies differ in " + ", ".join(f"{k}: {x.policy[k]} / {y.policy.get(k)}" for k in sorted(differing)))
+        notes.append(
+            "policies differ in " + ", ".join(f"{k}: {x.policy[k]} / {y.policy.get(k)}" for k in sorted(differing))
+        )
     for prompt in shared:
         same = agreeing(a, b, prompt)
         longest = max(len(a.fed_tokens(prompt)), len(b.fed_tokens(prompt)))
         if same < longest:
             notes.append(
-                f"prompt {prompt}: token ids agree up to position {same - 1} and differ from there; to compare all of it "
+                f"prompt {prompt}: token ids agree up to position {same - 1} and differ from there; to compare all, "
                 f"trace with --tokens-from {b.run.folder}"
             )
     return notes

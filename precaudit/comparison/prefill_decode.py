@@ -47,12 +47,12 @@ def _pair(
             "f64_match": top_b == int(best),
             "near_tie": None if len(involved) == 1 else apart <= NEAR * truth.sigma,
         }
-    names = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
-    have = x is not None and y is not None
+    names: dict[str, Any] = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
+    sizes = (number(kl(x, y)), number(_largest(x, y))) if x is not None and y is not None else (None, None)
     return PrefillDecodeRecord(
         prompt=a.prompt, against=against, step=b.step, position=a.position, prefill_top1=top_a, decode_top1=top_b,
         prefill_gap=a.gap, decode_gap=b.gap, match=match,
-        kl=number(kl(x, y)) if have else None, max_diff=number(_largest(x, y)) if have else None, **known, **names,
+        kl=sizes[0], max_diff=sizes[1], **known, **names,
     )  # fmt: skip
 
 

@@ -34,7 +34,19 @@ class Arithmetic:
     @classmethod
     def of(cls, policy: Policy) -> "Arithmetic":
         """Resolve a policy's names."""
-        keys = "activations residual norm rope scores softmax probs attn_out mlp kv_cache logits".split()
+        keys = [
+            "activations",
+            "residual",
+            "norm",
+            "rope",
+            "scores",
+            "softmax",
+            "probs",
+            "attn_out",
+            "mlp",
+            "kv_cache",
+            "logits",
+        ]
         dtypes = {key: FORMATS[getattr(policy, key)].dtype for key in keys}
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]

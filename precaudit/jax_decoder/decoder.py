@@ -82,7 +82,8 @@ class Decoder:
         x = params["embed"][tokens].astype(self.arithmetic.residual)
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
-            return self._layer(*carry, *xs, step), None
+            (x, cache), (weights, layer) = carry, xs
+            return self._layer(x, cache, weights, layer, step), None
 
         indices = jnp.arange(self.config.layers, dtype=jnp.int32)
         (x, cache), _ = lax.scan(body, (x, cache), (params["layers"], indices))

@@ -14,14 +14,14 @@ from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) · weight over the last axis [..., D]; rounded before and after the weight."""
+    """X / sqrt(mean(x²) + eps) · weight over the last axis [..., D]; rounded before and after the weight."""
     y = x.astype(a.norm)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.asarray(eps, a.norm))
     return (y.astype(a.activations).astype(weight.dtype) * weight).astype(a.activations)
 
 
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
-    """x · weightᵀ (+ bias); weight [out, in]."""
+    """X · weightᵀ (+ bias); weight [out, in]."""
     y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
     return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
 
@@ -34,7 +34,7 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, a: Arithmetic) -> jax.Arr
 
 
 def attention_scores(q: jax.Array, k: jax.Array, scale: float, a: Arithmetic) -> jax.Array:
-    """q · kᵀ · scale: q [B, T, H, K], k [B, S, G, K] → [B, H, T, S]; the product and the scaled score are rounded."""
+    """Q · kᵀ · scale: q [B, T, H, K], k [B, S, G, K] → [B, H, T, S]; the product and the scaled score are rounded."""
     b, t, h, d = q.shape
     grouped = q.reshape(b, t, k.shape[2], h // k.shape[2], d)
     products = batched("btgrk,bsgk->bgrts", grouped, k, a.scores, a)

@@ -6,7 +6,7 @@ from precaudit.formats import Array
 
 
 def log_softmax(x: Array) -> Array:
-    """log softmax over the last axis in FP64."""
+    """Log softmax over the last axis in FP64."""
     shifted = x - x.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 

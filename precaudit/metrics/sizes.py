@@ -104,7 +104,7 @@ def scopes(d: Difference, positions: Sequence[int] | Array, axes: str, left: Arr
     """
     size = np.abs(d.error)
     found: dict[str, Scope] = {}
-    names = {"token": (1, 2)}
+    names: dict[str, tuple[int, ...]] = {"token": (1, 2)}
     if axes[-1] == "K" or axes == "HTS":
         names["head"] = (0, 2)
     if axes[-1] in "KDF" and len(size) >= MIN_CHANNEL_ROWS:

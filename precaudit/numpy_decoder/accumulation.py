@@ -59,7 +59,7 @@ def _dot_float32(a, b, out):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _dot_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
-    """out [M, N] = a [M, K] · b [K, N], all FP32, k ascending."""
+    """Out [M, N] = a [M, K] · b [K, N], all FP32, k ascending."""
     rows, terms = a.shape
     columns = b.shape[1]
     total = np.empty(columns, np.float32)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def forward(
     """
     lengths = [len(s) for s in sequences]
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
-    spans = [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
     positions = np.concatenate([np.arange(n) for n in lengths])
     x = rounding.residual(model.embed(np.concatenate(sequences)))
     with one_blas_thread():
@@ -54,7 +55,11 @@ def forward(
             model.warm(layer)
             context = model.context(layer, positions, rounding)
             points = set(wanted.points) if wanted.layers is None or layer in wanted.layers else set()
-            x = _layer(context, x, spans, points, lambda i, p, y, at=layer: emit(i, at, p, y))
+
+            def at_layer(i: int, point: str, values: Array, layer: int = layer) -> None:
+                emit(i, layer, point, values)
+
+            x = _layer(context, x, spans, points, at_layer)
             progress(layer)
         _outside(model, positions, x, spans, rounding, wanted, emit)
 
@@ -108,7 +113,9 @@ def _outside(
         for i, span in enumerate(spans):
             emit(i, None, "final_norm", h[span])
     if "logits" in wanted.points:
-        rows = np.concatenate([span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)])
+        rows = np.concatenate(
+            [span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)]
+        )
         logits = model.logits(h[rows], rounding)
         edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
         for i in range(len(spans)):

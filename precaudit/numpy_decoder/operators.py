@@ -10,13 +10,13 @@ from precaudit.numpy_decoder.rounding import Rounding
 
 
 def rms_norm(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
-    """x / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4); x [T, D]."""
+    """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4); x [T, D]."""
     scale = 1.0 / np.sqrt(np.einsum("td,td->t", x, x) / x.shape[1] + eps)
     return r.norm(r.norm_inner(x * scale[:, None]) * weight)
 
 
 def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
-    """x · weightᵀ + bias; weight [out, in]. The product's rounding is the place ``linear``, the sum's the caller's."""
+    """X · weightᵀ + bias; weight [out, in]. The product's rounding is the place ``linear``, the sum's the caller's."""
     y = r.dot(x, weight.T)
     return y if bias is None else r.linear(y) + bias
 
@@ -34,7 +34,7 @@ def rope(x: Array, positions: Array, theta: float, r: Rounding) -> Array:
 
 
 def scores(q: Array, k: Array, r: Rounding) -> Array:
-    """q · kᵀ / √K for one head: q [T, K], k [S, K] → [T, S]."""
+    """Q · kᵀ / √K for one head: q [T, K], k [S, K] → [T, S]."""
     return r.scores(r.score_dot(r.dot(q, k.T)) * (1.0 / np.sqrt(q.shape[1])))
 
 
@@ -62,7 +62,7 @@ def attend(s: Array, v: Array, positions: Array, r: Rounding) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x / (1 + exp(−x))."""
+    """X / (1 + exp(−x))."""
     with np.errstate(over="ignore"):
         return x / (1.0 + np.exp(-x))
 

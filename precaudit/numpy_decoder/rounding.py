@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,8 @@ class Rounding:
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
         """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
-        return replace(self, **{place: identity for place in places})
+        unrounded: dict[str, Any] = dict.fromkeys(places, identity)
+        return replace(self, **unrounded)
 
     def exact(self, place: str) -> bool:
         """Whether nothing is rounded at ``place``."""

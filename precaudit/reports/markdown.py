@@ -15,7 +15,9 @@ def render(comparison: Comparison) -> str:
         "",
     ]
     if comparison.against is not None:
-        head.insert(3, f"Against run `{comparison.against.record.id}`, policy {comparison.against.record.policy['name']}.")
+        head.insert(
+            3, f"Against run `{comparison.against.record.id}`, policy {comparison.against.record.policy['name']}."
+        )
     notes = [f"- **{note}**" for note in comparison.notes]
     said = [] if comparison.against is not None else sentences(comparison.errors, comparison.prefill_decode)
     body = [*notes, *(f"- {s}" for s in said), ""]

@@ -100,10 +100,14 @@ def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name and "float32" not in a.name]
     told = []
     for name in accums:
-        ratios = [sizes[_place(e), name] / value(e.rel_l2) for e in rows if (_place(e), name) in sizes and value(e.rel_l2)]
+        ratios = [
+            sizes[_place(e), name] / value(e.rel_l2) for e in rows if (_place(e), name) in sizes and value(e.rel_l2)
+        ]
         shares = [value((e.explained or {})[name]) for e in rows if name in (e.explained or {})]
         if ratios and shares:
-            told.append(f"{name.removeprefix('accum:')} {median(ratios):.2g} × its size, explains {_percent(median(shares))}")
+            told.append(
+                f"{name.removeprefix('accum:')} {median(ratios):.2g} × its size, explains {_percent(median(shares))}"
+            )
     policy = [a.share for e in rows if (a := attribute(e)) is not None and a.name.startswith("policy:")]
     verdict = (
         f"Accumulation explains {len(named)} of {len(rows)} {point} errors"
@@ -140,7 +144,8 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     values = f"; worst element {list(worst.index)}: {worst.candidate:.6g}, FP64 {worst.reference:.6g}" if worst else ""
     return (
         f"{len(left)} of {len(rows)} local errors are unexplained. First: {where} ({place_text(e)}): "
-        f"{value(e.rel_l2):.1e} off, best emulation explains {100 * a.share:.0f} %, {a.left_u:.1f} u left{values}.{tail}"
+        f"{value(e.rel_l2):.1e} off, the best emulation explains {100 * a.share:.0f} %, "
+        f"{a.left_u:.1f} u left{values}.{tail}"
     )
 
 
@@ -152,7 +157,8 @@ def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     bad = [e for e in rows if e.mismatched]
     unknown = [e for e in rows if e.unknown is not None]
     if bad:
-        return f"State: {len(bad)} of {len(rows)} caches differ from the rows written; first layer {bad[0].layer} {bad[0].point}."
+        first = f"layer {bad[0].layer} {bad[0].point}"
+        return f"State: {len(bad)} of {len(rows)} caches differ from the rows that were written; first {first}."
     known = len(rows) - len(unknown)
     return f"State: {known} of {len(rows)} caches equal the rows that were written, bit for bit."
 

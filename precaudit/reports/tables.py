@@ -46,7 +46,9 @@ def overview(errors: Sequence[ErrorRecord], shown: Sequence[Line] | None = None)
     if local:
         title = "Local error (each operation against FP64 on its own recorded inputs) and the share explained"
         tables.append(Table(title, ("layer", *points, "explained by"), tuple(local), ("explained by",)))
-        title = "Forward error against FP64 of the whole model on the same tokens (and its ratio to an emulated policy's)"
+        title = (
+            "Forward error against FP64 of the whole model on the same tokens (and its ratio to an emulated policy's)"
+        )
         tables.append(Table(title, ("layer", *points, "largest at"), tuple(forward), ("largest at",)))
     return tables
 
@@ -87,7 +89,9 @@ def detail(errors: Sequence[ErrorRecord]) -> Table:
         if x.unknown:
             rows.append((_layer(x.layer), x.point, "unknown", "", "", "", "", "; ".join(x.unknown), ""))
     columns = ("layer", "point", "kind", "mae", "max_diff", "rel_l2", "nonfinite", "explained by", "worst")
-    return Table("Every layer and point, by its worst", columns, tuple(rows), ("point", "kind", "explained by", "worst"))
+    return Table(
+        "Every layer and point, by its worst", columns, tuple(rows), ("point", "kind", "explained by", "worst")
+    )
 
 
 def outside(errors: Sequence[ErrorRecord]) -> Table | None:
@@ -127,9 +131,22 @@ def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
             rows.append((
                 p.prompt, f"{p.against} {p.step}", str(p.prefill_top1), str(p.decode_top1),
                 "?" if p.f64_top1 is None else str(p.f64_top1), short(p.prefill_gap), short(p.decode_gap),
-                short(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl), short(p.max_diff),
+                short(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
+                short(p.max_diff),
             ))  # fmt: skip
-    names = "prompt against prefill_top1 decode_top1 f64_top1 gap gap_decode gap_f64 match kl max_diff".split()
+    names = [
+        "prompt",
+        "against",
+        "prefill_top1",
+        "decode_top1",
+        "f64_top1",
+        "gap",
+        "gap_decode",
+        "gap_f64",
+        "match",
+        "kl",
+        "max_diff",
+    ]
     return Table("Prefill against decode", tuple(names), tuple(rows), ("prompt", "against", "match")) if rows else None
 
 

@@ -33,7 +33,9 @@ def _print(table: Table, console: Any) -> None:
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    out = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    out = RichTable(
+        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
     for name in table.columns:
         out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name not in table.left)
     for row in table.rows:

@@ -57,7 +57,9 @@ def record(call: Call, writer: RunWriter) -> None:
             writer.tensors(prompt.id, call.phase, call.step, tensors)
         if call.steps:
             first = len(prompt.tokens) - 1
-            writer.steps(step_records(prompt.id, call.phase, call.step, first, call.rows[b], tokens[b], values))
+            writer.steps(
+                step_records(prompt.id, call.phase, call.step, first, call.rows[b], tokens[b].tolist(), values)
+            )
 
 
 def unpad(x: Array, e: Entry, start: int, gathered: bool) -> Array:
@@ -89,10 +91,16 @@ def step_records(
         gap = top[0] - top[1] if len(top) > 1 else np.inf
         records.append(
             StepRecord(
-                prompt=prompt, phase=phase, step=step if phase == "decode" else row - first, position=row,
-                token=int(token), top_ids=tuple(int(i) for i in ids), top_logits=tuple(number(v) for v in top),
-                gap=number(gap), logsumexp=number(total),
-            )  # fmt: skip
+                prompt=prompt,
+                phase=phase,
+                step=step if phase == "decode" else row - first,
+                position=row,
+                token=int(token),
+                top_ids=tuple(int(i) for i in ids),
+                top_logits=tuple(number(v) for v in top),
+                gap=number(gap),
+                logsumexp=number(total),
+            )
         )
     return records
 

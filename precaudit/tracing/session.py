@@ -110,7 +110,9 @@ class Session:
         else:
             spans = [tuple(range(first, len(s))) for first, s in zip(firsts, sequences, strict=True)]
         width = max(map(len, spans))
-        rows = np.asarray([[s + r for r in (span + span[-1:] * width)[:width]] for s, span in zip(starts, spans, strict=True)])
+        rows = np.asarray(
+            [[s + r for r in (span + span[-1:] * width)[:width]] for s, span in zip(starts, spans, strict=True)]
+        )
         rows = rows.astype(np.int32)
         capture = self._capture(batch, phase, 0)
         take = self._take(batch, capture, phase, starts)
@@ -185,7 +187,16 @@ class Session:
         self.neutrality.append(Neutrality(phase=phase, prompts=ids, bitwise=same, max_diff=number(diff)))
 
     def _record(
-        self, batch: Batch, phase: str, step: int, capture: Capture, starts: Array, rows: Any, tokens: Any, taps: Any, logits: Any
+        self,
+        batch: Batch,
+        phase: str,
+        step: int,
+        capture: Capture,
+        starts: Array,
+        rows: Any,
+        tokens: Any,
+        taps: Any,
+        logits: Any,
     ) -> None:
         here, asked = batch.at(phase, step), phase in self.requested.phases
         if asked or any(here):

@@ -101,7 +101,8 @@ def _request(
     if options.decode_steps < 0 or options.batch < 1:
         raise UserError("--decode-steps must be at least 0 and --batch at least 1")
     layers = parse_layers(select.layers, subject.config.layers)
-    steps, forced = options.decode_steps, {}
+    steps = options.decode_steps
+    forced: dict[str, Sequence[int]] = {}
     if options.tokens_from is not None:
         found, forced, steps = _given(open_run(options.tokens_from), select, options)
     else:
@@ -109,7 +110,9 @@ def _request(
     more = 0 if select.phases == ("prefill",) else steps
     for p in found:
         given = forced.get(p.id, ())
-        check_tokens(p.id, (*p.tokens, *given[:more]), more - len(given[:more]), subject.config.vocab, subject.config.context)
+        check_tokens(
+            p.id, (*p.tokens, *given[:more]), more - len(given[:more]), subject.config.vocab, subject.config.context
+        )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
     requested = Requested(
@@ -144,9 +147,7 @@ def _encoded(subject: Subject, prompts: Path | str | Sequence[Prompt] | None, se
     return found
 
 
-def _given(
-    run: Run, select: Selection, options: Options
-) -> tuple[list[PromptRecord], dict[str, Sequence[int]], int]:
+def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRecord], dict[str, Sequence[int]], int]:
     """Return another run's prompts and the tokens it fed after them."""
     wanted = choose_prompts(select.prompts, list(run.prompts))
     forced: dict[str, Sequence[int]] = {}
@@ -165,7 +166,8 @@ def _announcement(subject: Subject, prompts: list[PromptRecord], requested: Requ
     seconds = 2.0 * subject.config.parameters * passes / SPEED[subject.platform]
     scale = "seconds" if seconds < 60 else "minutes" if seconds < 3600 else "hours"
     return (
-        f"{subject.checkpoint.name} ({subject.config.layers} layers, {subject.config.parameters / 1e6:.1f} M parameters), "
+        f"{subject.checkpoint.name} ({subject.config.layers} layers, "
+        f"{subject.config.parameters / 1e6:.1f} M parameters), "
         f"policy {subject.policy.name}, {subject.platform}: {len(prompts)} prompts, {tokens} tokens; "
         f"writes about {size / 1e6:,.1f} MB, takes {scale}"
     )
