@@ -1,6 +1,4 @@
-"""Measure what precaudit is for (capture, FP64 reference, emulation, start-up, narrowing), each against its bound.
-
-    python benchmarks/main_job.py [--quick] [--save]
+"""Measure capture, the FP64 reference, emulation, start-up and narrowing, each against its bound.
 
 Needs the model smollm2. What is compared alternates in one run (A B A B …): times are medians, ratios medians of the
 pairs' ratios. torch beside it needs ``pip install -e .[oracle]``. --save writes benchmarks/results/main_job.json.
@@ -14,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,21 +31,21 @@ from precaudit.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
 from precaudit.points import POINTS
+from precaudit.prompts import Prompt, encode_prompt
+from precaudit.records import PromptRecord, Requested
+from precaudit.store import RunWriter
 
 LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
 SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next
-CAPTURED = ("q", "k", "v", "attn_out", "logits")
 ROWS = {p for p, x in POINTS.items() if not x.state and "S" not in x.axes}
 TEXT = "An audit asks of every number whether rounding explains it, and of the others which operation made them. " * 8
 TORCH = find_spec("torch") is not None
-
 Jobs = dict[str, Callable[[], object]]
 Samples = dict[str, list[float]]
 Weights = dict[str, Array]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A measured value and its bound: a largest value, or with ``least`` a smallest one; None where it only informs."""
 
     what: str
@@ -58,9 +55,8 @@ class Line:
     least: bool = False
     note: str = ""
 
-    @property
     def verdict(self) -> str:
-        """Empty without a bound; ``over`` is past a largest value, ``under`` below a smallest one."""
+        """Return ok, over a largest value, under a smallest one, or nothing."""
         if self.bound is None:
             return ""
         inside = self.value >= self.bound if self.least else self.value <= self.bound
@@ -68,22 +64,16 @@ class Line:
 
 
 def seconds(job: Callable[[], object]) -> float:
+    time.sleep(SETTLE)
     began = time.perf_counter()
-    kept = job()
-    took = time.perf_counter() - began
-    del kept  # freeing the result is not the job
-    return took
+    kept = job()  # noqa: F841 - freeing the result is not the job
+    return time.perf_counter() - began
 
 
 def alternated(jobs: Jobs, rounds: int) -> Samples:
     """Return each job's seconds: every job once unmeasured (compilation, page faults), then A B … ``rounds`` times."""
-    found: Samples = {name: [] for name in jobs}
-    for i in range(rounds + 1):
-        for name, job in jobs.items():
-            time.sleep(SETTLE)
-            took = seconds(job)
-            found[name] += [took] if i else []
-    return found
+    found = [{name: seconds(job) for name, job in jobs.items()} for _ in range(rounds + 1)]
+    return {name: [times[name] for times in found[1:]] for name in jobs}
 
 
 def compared(what: str, found: Samples, a: str, b: str, bound: float | None = None) -> Line:
@@ -92,52 +82,40 @@ def compared(what: str, found: Samples, a: str, b: str, bound: float | None = No
 
 
 def token_ids(vocab: int) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.random.default_rng(0).integers(0, vocab, LENGTH))
+    return tuple(np.random.default_rng(0).integers(0, vocab, LENGTH).tolist())
 
 
-def recording(subject: Any, folder: Path, requested: Any, batch: Any) -> Callable[[], object]:
-    """Return the job that records one prefill the way ``precaudit.trace`` does, from call to closed files."""
-    from precaudit.store import RunWriter
+def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
+    """Return the bare prefill, the same with taps, and the same recorded as ``precaudit.trace`` does."""
+    import jax
+
     from precaudit.tracing.manifest import begin
-    from precaudit.tracing.session import Session
+    from precaudit.tracing.programs import Capture, prefill_program
+    from precaudit.tracing.session import Batch, Session
     from precaudit.tracing.writer import Background
 
-    manifest = begin(subject, requested, "run", "benchmark")
+    points, layers = ("q", "k", "v", "attn_out", "logits"), tuple(range(subject.config.layers))
+    requested = Requested(
+        prompts=("p",), layers=layers, points=points, support=(), phases=("prefill",), positions=None,
+        every_logit=every, decode_steps=0, batch=1, pad="right", tokens_from=None,
+    )  # fmt: skip
+    text, tokens = encode_prompt(Prompt(id="p", tokens=token_ids(subject.config.vocab)), None)
+    batch = Batch.of([PromptRecord(id="p", text=text, tokens=tokens)], requested)
+    manifest, rows = begin(subject, requested, "run", "benchmark"), np.arange(0 if every else LENGTH - 1, LENGTH)
     neutrality: list[Any] = []  # checked once a run however many prompts it has: here in the unmeasured call
 
-    def job() -> object:
+    def run(capture: Capture | None) -> object:
+        program, tables = prefill_program(subject, capture), subject.tables(LENGTH)
+        where = (*batch.arrays([tokens]), rows[None].astype(np.int32))
+        return jax.block_until_ready(program(subject.parameters, tables, *where, None, None))
+
+    def record() -> object:
         writer = RunWriter(Path(tempfile.mkdtemp(dir=folder)), manifest, batch.prompts)
         with Background() as background:
             Session(subject, requested, writer, background, neutrality=neutrality).run(batch, lambda what: None)
         return writer.finish(manifest)
 
-    return job
-
-
-def capture_jobs(subject: Any, folder: Path, support: tuple[str, ...], every: bool) -> Jobs:
-    """Return the bare prefill, the same with taps, and the same recorded into a run, all with the same logits rows."""
-    import jax
-
-    from precaudit.prompts import Prompt, encode_prompt
-    from precaudit.records import PromptRecord, Requested
-    from precaudit.tracing.programs import Capture, prefill_program
-    from precaudit.tracing.session import Batch
-
-    text, tokens = encode_prompt(Prompt(id="p", tokens=token_ids(subject.config.vocab)), None)
-    requested = Requested(
-        prompts=("p",), layers=tuple(range(subject.config.layers)), points=CAPTURED, support=support, batch=1, pad="right",
-        phases=("prefill",), positions=None, every_logit=every, decode_steps=0, tokens_from=None,
-    )  # fmt: skip
-    batch = Batch.of([PromptRecord(id="p", text=text, tokens=tokens)], requested)
-    ids, starts = batch.arrays([tokens])
-    rows = np.arange(LENGTH, dtype=np.int32)[None, 0 if every else -1 :]
-
-    def run(capture: Capture | None) -> object:
-        program, tables = prefill_program(subject, capture), subject.tables(LENGTH)
-        return jax.block_until_ready(program(subject.parameters, tables, ids, starts, rows, None, None))
-
-    tapped = Capture(frozenset({*CAPTURED, *support} - {"logits"}), requested.layers)
-    record = recording(subject, folder, requested, batch)
+    tapped = Capture(frozenset(points[:-1]), layers)
     return {"bare": partial(run, None), "tapped": partial(run, tapped), "recorded": record}
 
 
@@ -150,21 +128,21 @@ def llama(c: DecoderConfig, weights: Weights, dtype: str) -> Any:
     config = LlamaConfig(
         vocab_size=c.vocab, hidden_size=c.width, intermediate_size=c.mlp_width, num_hidden_layers=c.layers,
         num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.norm_eps,
-        max_position_embeddings=c.context, tie_word_embeddings=c.tied, rope_theta=c.rope_theta,
+        max_position_embeddings=c.context, tie_word_embeddings=c.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     tensors = {n: torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16) for n, x in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)  # noqa: PT018
-    return model.eval()
+    assert {*missing, *unexpected} <= {"lm_head.weight"}  # tied to the embedding
+    return model
 
 
 def torch_forward(model: Any, every: bool) -> Callable[[], object]:
     import torch
 
     ids = torch.tensor([token_ids(model.config.vocab_size)])
-    call = partial(model, ids, use_cache=False, logits_to_keep=0 if every else 1)
-    return torch.inference_mode()(lambda: call().logits)
+    return torch.inference_mode()(lambda: model(ids, use_cache=False, logits_to_keep=0 if every else 1).logits)
 
 
 def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
@@ -176,15 +154,12 @@ def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
     def record() -> None:
         kept, hooks = {}, []
         for i, layer in enumerate(model.model.layers):
-            for name in ("q_proj", "k_proj", "v_proj"):
-                keep = partial(lambda key, m, x, y: kept.update({key: y}), f"{i}.{name}")
-                hooks.append(getattr(layer.self_attn, name).register_forward_hook(keep))
-            keep = partial(lambda key, m, x: kept.update({key: x[0]}), f"{i}.attn_out")
-            hooks.append(layer.self_attn.o_proj.register_forward_pre_hook(keep))
-        kept["logits"] = run()
+            for name in "qkvo":
+                keep = partial(lambda key, m, x, y: kept.update({key: x[0] if key[0] == "o" else y}), f"{name}.{i}")
+                hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
+        torch.save(kept | {"logits": run()}, folder / "hooks.pt")
         for hook in hooks:
             hook.remove()
-        torch.save(kept, folder / "hooks.pt")
 
     return {"bare": run, "recorded": record}
 
@@ -194,25 +169,20 @@ def capture_lines(config: DecoderConfig, weights: Weights, rounds: int, folder: 
 
     subject = load("smollm2", "bf16", device="cpu")
     model = llama(config, weights, "bfloat16") if TORCH else None
-    support = ("attn_norm", "final_norm")
-    for text, more, every, bound in (
-        ("", (), False, 1.15),
-        (" with every logit", (), True, None),
-        (" with support", support, False, None),
-    ):
-        found = alternated(capture_jobs(subject, folder, more, every), rounds)
-        yield compared(f"capture{text} to disk / bare prefill", found, "recorded", "bare", bound)
-        yield compared("  not written", found, "tapped", "bare")
-        if model is not None and not more:
+    for every, bound in ((False, 1.15), (True, None)):
+        text = "capture with every logit" if every else "capture"
+        found = alternated(capture_jobs(subject, folder, every), rounds)
+        yield compared(f"{text}, written / bare prefill", found, "recorded", "bare", bound)
+        yield compared("  not written / bare prefill", found, "tapped", "bare")
+        if model is not None:
             found = alternated(hook_jobs(model, folder, every), rounds)
             yield compared("  torch: hooks and torch.save / bare", found, "recorded", "bare")
 
 
-def reference(config: DecoderConfig, read: Callable[[str], Array], points: Iterable[str]) -> Weights:
+def reference(config: DecoderConfig, read: Callable[[str], Array], more: tuple[str, ...] = ()) -> Weights:
     """Return the reference's points, of each the last layer's: what was emitted before is overwritten."""
     held: Weights = {}
-    wanted = Wanted(set(points), None, [np.asarray([LENGTH - 1])])
-    ids = np.asarray(token_ids(config.vocab))
+    wanted, ids = Wanted({*ROWS, *more}, None, [np.asarray([LENGTH - 1])]), np.asarray(token_ids(config.vocab))
     forward(Model(config, read), [ids], FP64, wanted, lambda i, layer, point, x: held.update({point: x}))
     return held
 
@@ -230,12 +200,10 @@ def reference_flops(c: DecoderConfig) -> int:
 
 def reference_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Iterator[Line]:
     a, b = np.random.default_rng(0).standard_normal((2, ORDER, ORDER))
-    jobs: Jobs = {"ours": partial(reference, config, weights.__getitem__, ROWS)}
-    jobs |= {"torch": torch_forward(llama(config, weights, "float64"), False)} if TORCH else {}
-    jobs |= {
-        "every": partial(reference, config, weights.__getitem__, ROWS | {"scores", "probs"}),
-        "dgemm": lambda: a @ b,
-    }
+    ours = partial(reference, config, weights.__getitem__)
+    jobs: Jobs = {"ours": ours, "every": partial(ours, ("scores", "probs")), "dgemm": lambda: a @ b}
+    if TORCH:
+        jobs = {"torch": torch_forward(llama(config, weights, "float64"), False)} | jobs
     found = alternated(jobs, rounds)
     if TORCH:
         yield compared("FP64 reference / torch float64", found, "ours", "torch", 1.2)
@@ -256,9 +224,8 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     from precaudit.numpy_decoder.accumulation import FORMATS, accumulating
 
     kept: dict[tuple[int | None, str], Array] = {}
-    rows, narrow = np.arange(LENGTH), rounder("bfloat16")
-    wanted, ids = Wanted({"q", "k", "v"}, None, [rows[-1:]]), np.asarray(token_ids(config.vocab))
-    model = Model(config, weights.__getitem__)
+    rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
+    model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
     forward(model, [ids], FP64, wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
     def emulate(name: str) -> None:
@@ -282,24 +249,24 @@ def command(*words: str, folder: Path | None = None) -> str:
 
 def command_lines(folder: Path) -> Iterator[Line]:
     run = partial(command, "-m", "precaudit", folder=folder)
-    helped = alternated({"help": partial(run, "--help")}, 7)["help"]
-    yield Line("precaudit --help", median(helped), "s", 0.25)
+    yield Line("precaudit --help", median(alternated({"": partial(run, "--help")}, 7)[""]), "s", 0.25)
     run("trace", "smollm2", "--text", TEXT, "--layers", "0:30", "-o", "run")
     note = f"the whole comparison {seconds(partial(run, 'compare', 'run')):.1f} s"
-    narrowed = alternated({"layer": partial(run, "compare", "run", "--layers", "29")}, 3)["layer"]
+    narrowed = alternated({"": partial(run, "compare", "run", "--layers", "29")}, 3)[""]
     yield Line("narrowing a compared run to one layer", median(narrowed), "s", 1.0, note=note)
 
 
-def measure(config: DecoderConfig, read: Callable[[str], Array], rounds: int, folder: Path) -> Iterator[Line]:
+def measure(config: DecoderConfig, read: Callable[[str], Array], rounds: int) -> Iterator[Line]:
     # First, while this process is small: Linux lets a child's ru_maxrss begin at what its parent held.
     peak = int(command(str(Path(__file__).resolve()), "--peak-rss")) / 1e9
     yield Line("FP64 reference, peak memory of its process", peak, "GB", 1.0)
-    yield from command_lines(folder)
-    yield copy_line(rounds)
-    weights = {name: read(name) for name in expected_tensors(config)}
-    yield from reference_lines(config, weights, rounds)
-    yield from emulation_lines(config, weights, rounds)
-    yield from capture_lines(config, weights, rounds, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        yield from command_lines(Path(folder))
+        yield copy_line(rounds)
+        weights = {name: read(name) for name in expected_tensors(config)}
+        yield from reference_lines(config, weights, rounds)
+        yield from emulation_lines(config, weights, rounds)
+        yield from capture_lines(config, weights, rounds, Path(folder))
 
 
 def show(lines: list[Line]) -> None:
@@ -309,21 +276,21 @@ def show(lines: list[Line]) -> None:
     table = Table("measurement", "value", "bound", "", "medians")
     for x in lines:
         bound = "" if x.bound is None else f"{'≥' if x.least else '≤'} {x.bound:g} {x.unit}"
-        table.add_row(x.what, f"{x.value:.3g} {x.unit}", bound, x.verdict, x.note)
+        table.add_row(x.what, f"{x.value:.3g} {x.unit}", bound, x.verdict(), x.note)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def save(lines: list[Line], rounds: int) -> None:
-    versions = {n: metadata.version(n) for n in ("precaudit", "jax", "numpy", "numba", *(["torch"] if TORCH else []))}
-    found = [asdict(x) | {"verdict": x.verdict} for x in lines]
     path = Path(__file__).parent / "results" / "main_job.json"
     path.parent.mkdir(exist_ok=True)
+    versions = {n: metadata.version(n) for n in ("precaudit", "jax", "numpy", "numba", *(["torch"] if TORCH else []))}
+    found = [x._asdict() | {"verdict": x.verdict()} for x in lines]
     content = {"pairs": rounds, "cores": WORKERS, "versions": versions, "lines": found}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 pairs instead of 5")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/main_job.json")
     parser.add_argument("--peak-rss", action="store_true", help=argparse.SUPPRESS)
@@ -334,17 +301,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if args.peak_rss:
-        reference(checkpoint.config, checkpoint.tensors.read, ROWS)
+        reference(checkpoint.config, checkpoint.tensors.read)
         assert not {"jax", "torch"} & set(sys.modules)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return 0
     if not TORCH:
         print("torch is not installed (pip install -e .[oracle]): its lines are left out", file=sys.stderr)
-    lines, rounds = [], 2 if args.quick else 5
-    with tempfile.TemporaryDirectory() as folder:
-        for line in measure(checkpoint.config, checkpoint.tensors.read, rounds, Path(folder)):
-            print(f"{line.what}: {line.value:.3g} {line.unit} {line.verdict}", file=sys.stderr, flush=True)
-            lines.append(line)
+    rounds = 2 if args.quick else 5
+    lines = list(measure(checkpoint.config, checkpoint.tensors.read, rounds))
     show(lines)
     if args.save:
         save(lines, rounds)

@@ -184,9 +184,11 @@ query and {config.kv_heads} key/value heads, SwiGLU {config.mlp_width}, tied emb
 tests and examples. It writes text that looks like Python and knows nothing.
 
 - Data: the `.py` files of CPython {platform.python_version()}'s standard library without its tests
-  ({n:,} bytes in training; every 40th file held out; SHA-256 of the text {digest}). CPython's licence is the PSF License.
+  ({n:,} bytes in training; every 40th file held out; SHA-256 of the text
+  {digest}). CPython's licence is the PSF License.
 - Training: `python benchmarks/train_tiny.py --steps {steps}`: {steps} steps of {BATCH} windows of
-  {WINDOW} bytes, AdamW, seed {SEED}, float32; weights rounded once to bfloat16. Positions past {WINDOW} were never trained on.
+  {WINDOW} bytes, AdamW, seed {SEED}, float32; weights rounded once to bfloat16.
+  Positions past {WINDOW} were never trained on.
 - Held-out loss of the bfloat16 weights: {held_loss:.3f} nats per byte ({held_loss / np.log(2):.3f} bits per byte).
 - Licence of the weights: Apache-2.0.
 

@@ -1,6 +1,7 @@
 """The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -271,3 +272,25 @@ def write_lines(path: Path, records: Iterable[Record]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the JSON Schema of every file's lines, as docs/schemas holds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kind in FILES.items():
+        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind), order="sorted"), indent=1)
+        (folder / f"{name}.schema.json").write_bytes(schema + b"\n")
+
+
+FILES = {
+    "run.json": RunRecord,
+    "prompts.jsonl": PromptRecord,
+    "steps.jsonl": StepRecord,
+    "points.jsonl": PointRecord,
+    "errors.jsonl": ErrorRecord,
+    "prefill_decode.jsonl": PrefillDecodeRecord,
+    "compare.json": CompareRecord,
+}
+
+if __name__ == "__main__":
+    write_schemas(Path(sys.argv[1]))

@@ -50,11 +50,11 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     except Exception as error:
         raise UserError(f"{where}: broken tokenizer metadata: {error}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "qwen2")
-    first: list[Any] = {
+    splits: dict[str, list[Any]] = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True)],
         "qwen2": [pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated")],
-    }.get(kind, [])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
+    }
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits.get(kind, []), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     special = [t for t, k in zip(tokens, kinds, strict=False) if k == CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])

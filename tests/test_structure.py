@@ -1,0 +1,124 @@
+"""The shape of the package: floors, who may import what, what the wheel holds, and documents that are current."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precaudit.points import POINTS
+from precaudit.policies import KEYS
+from precaudit.records import FILES, write_schemas
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "precaudit"
+FLOORS = {
+    "cli": 5, "__main__": 5, "reports": 4, "comparison": 3, "tracing": 2, "store": 2,
+    "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1,
+    "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "points": 0,
+    "coverage": 0,
+}  # fmt: skip
+JAX = {"jax_decoder", "transforms", "tracing"}
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] != "__init__":
+            yield path, parts[0]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize(("path", "part"), modules(), ids=lambda x: x.stem if isinstance(x, Path) else x)
+def test_imports_only_go_down(path, part):
+    for name in imports(path):
+        if name.startswith("precaudit."):
+            other = name.split(".")[1]
+            assert other == part or FLOORS[other] < FLOORS[part] or FLOORS[other] == FLOORS[part] == 0, (
+                path.name,
+                name,
+            )
+
+
+def test_heavy_libraries_stay_where_they_belong():
+    allowed = {
+        "jax": JAX, "pandas": {"comparison", "reports"}, "rich": {"reports", "cli"}, "click": {"cli"},
+        "transformers": {"checkpoints"}, "torch": set(), "numba": {"numpy_decoder"},
+    }  # fmt: skip
+    for path, part in modules():
+        for name in imports(path):
+            top = name.split(".")[0]
+            assert top not in allowed or part in allowed[top], (path, name)
+
+
+def test_comparing_and_reporting_import_no_jax():
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "import precaudit.comparison.compare, precaudit.reports.terminal, precaudit.reports.markdown\n"
+        "import precaudit.checkpoints, precaudit.cli.compare, precaudit.cli.report"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_two_decoders_share_no_numerics():
+    for path, part in modules():
+        others = {name.split(".")[1] for name in imports(path) if name.startswith("precaudit.")}
+        if part == "numpy_decoder":
+            assert not others & {"jax_decoder", "transforms", "tracing"}
+        if part == "jax_decoder":
+            assert "numpy_decoder" not in others
+
+
+def test_the_wheel_s_only_top_level_is_precaudit():
+    found = subprocess.run(
+        [sys.executable, "-c", "from setuptools import find_packages as f; print(f(include=['precaudit*']))"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    config = (ROOT / "setup.cfg").read_text()
+    assert "include = precaudit*" in config
+    if found.returncode == 0:  # setuptools need not be installed where the package is
+        assert all(name.split(".")[0] == "precaudit" for name in ast.literal_eval(found.stdout))
+    for folder in ("traces", "refs"):
+        assert not list((ROOT / folder).rglob("__init__.py"))
+
+
+def test_schemas_are_current(tmp_path):
+    write_schemas(tmp_path)
+    for name in FILES:
+        file = f"{name}.schema.json"
+        assert (ROOT / "docs" / "schemas" / file).read_bytes() == (tmp_path / file).read_bytes(), "make schemas"
+
+
+def test_the_design_names_every_point_policy_key_and_module():
+    text = (ROOT / "docs" / "design.md").read_text()
+    for name in [*POINTS, *KEYS, *FLOORS]:
+        assert re.search(rf"\b{re.escape(name)}\b", text), name
+
+
+def test_documents_link_to_files_that_are_there():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), (document.name, target)
+
+
+def test_readme_commands_exist():
+    from precaudit.cli import cli
+
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    for target in re.findall(r"make ([a-z-]+)", text):
+        assert target in targets, target
+    for line in re.findall(r"^ +precaudit ([a-z]+)(.*)$", text, re.M):
+        command = cli.get_command(None, line[0])
+        known = {o for p in command.params for o in p.opts}
+        for option in re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", line[1]):
+            assert option in known, (line[0], option)
