@@ -110,10 +110,12 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
         return jax.block_until_ready(program(subject.parameters, tables, *where, None, None))
 
     def record() -> object:
-        writer = RunWriter(Path(tempfile.mkdtemp(dir=folder)), manifest, batch.prompts)
+        place = tempfile.TemporaryDirectory(dir=folder)
+        writer = RunWriter(Path(place.name), manifest, batch.prompts)
         with Background() as background:
             Session(subject, requested, writer, background, neutrality=neutrality).run(batch, lambda what: None)
-        return writer.finish(manifest)
+        writer.finish(manifest)
+        return place  # freed, and so deleted, after the time was taken: every round finds the disk as the first did
 
     tapped = Capture(frozenset(points[:-1]), layers)
     return {"bare": partial(run, None), "tapped": partial(run, tapped), "recorded": record}
@@ -151,15 +153,16 @@ def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
 
     run = torch_forward(model, every)
 
-    def record() -> None:
-        kept, hooks = {}, []
+    def record() -> object:
+        place, kept, hooks = tempfile.TemporaryDirectory(dir=folder), {}, []
         for i, layer in enumerate(model.model.layers):
             for name in "qkvo":
                 keep = partial(lambda key, m, x, y: kept.update({key: x[0] if key[0] == "o" else y}), f"{name}.{i}")
                 hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
-        torch.save(kept | {"logits": run()}, folder / "hooks.pt")
+        torch.save(kept | {"logits": run()}, Path(place.name) / "hooks.pt")
         for hook in hooks:
             hook.remove()
+        return place
 
     return {"bare": run, "recorded": record}
 

@@ -95,11 +95,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab", "context"):
             if getattr(self, name) < 1:
-                raise UserError(f"config: {name} = {getattr(self, name)} must be at least 1")
+                raise UserError(f"{name} = {getattr(self, name)} must be at least 1")
         if self.heads % self.kv_heads:
-            raise UserError(f"config: {self.heads} query heads are not a multiple of {self.kv_heads} key/value heads")
+            raise UserError(f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads")
         if self.head_dim % 2:
-            raise UserError(f"config: head_dim = {self.head_dim} is odd; RoPE needs pairs")
+            raise UserError(f"head_dim = {self.head_dim} is odd; RoPE needs pairs")
 
     @property
     def parameters(self) -> int:
@@ -199,6 +199,9 @@ def from_config_json(raw: Mapping[str, Any], where: str) -> DecoderConfig:
             o_bias=family == "llama" and bool(raw.get("attention_bias", False)),
             mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         )
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(where) else f"{where}: {text}") from None
     except KeyError as error:
         raise UserError(f"{where}: field {error.args[0]!r} is missing") from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -244,5 +247,8 @@ def from_gguf(meta: Mapping[str, Any], names: set[str], where: str) -> DecoderCo
             o_bias="blk.0.attn_output.bias" in names,
             mlp_bias="blk.0.ffn_gate.bias" in names,
         )
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(where) else f"{where}: {text}") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: a metadata field has the wrong kind of value: {error}") from None

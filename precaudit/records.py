@@ -215,6 +215,7 @@ class Look(Record, frozen=True, omit_defaults=False):
     points: tuple[str, ...]
     layers: tuple[int, ...]
     accum: tuple[str, ...]
+    weights: bool
 
 
 class CompareRecord(Record, frozen=True, omit_defaults=False):
@@ -261,6 +262,16 @@ def decode_lines(data: bytes, kind: type[R], where: str, tolerate_tail: bool = F
 def read_lines(path: Path, kind: type[R]) -> list[R]:
     """Return every record of a JSONL file; raises UserError naming file, line and field."""
     return list(decode_lines(path.read_bytes(), kind, str(path)))
+
+
+def read_layers(path: Path, layers: Iterable[int]) -> list[ErrorRecord]:
+    """Return the error records of some layers and those outside layers; other lines are not parsed.
+
+    The layer is looked for in the line's bytes as ``encode`` writes it, which cannot miss one.
+    """
+    wanted = [b'"layer":null,', *(b'"layer":%d,' % layer for layer in layers)]
+    lines = path.read_bytes().split(b"\n")
+    return list(decode_lines(b"\n".join(x for x in lines if any(w in x for w in wanted)), ErrorRecord, str(path)))
 
 
 def write_lines(path: Path, records: Iterable[Record]) -> None:

@@ -15,8 +15,11 @@ import xxhash
 from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, single
+from precaudit.points import parse_points
+from precaudit.policies import KEYS, Policy, apply_settings
 from precaudit.records import (
     SCHEMA,
     PointRecord,
@@ -30,6 +33,10 @@ from precaudit.records import (
     write_lines,
 )
 
+OWN_NAMES = {
+    "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
+    "compare.json", "report.md", "against",
+}  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
 
@@ -203,21 +210,36 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     path = folder / "run.json"
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
+    record = read_manifest(path)
+    if record.finished is None and not partial:
+        raise UserError(f"{folder}: this run was cut off before it finished; open what is there with --partial")
+    prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
+    return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def read_manifest(path: Path) -> RunRecord:
+    """Read run.json; raises UserError when it is not one, is of a newer schema, or holds what no run holds."""
     try:
         raw = json.loads(path.read_bytes())
         schema = raw["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: not a run manifest") from None
-    if type(schema) is not int or schema > SCHEMA:
+    if type(schema) is not int:
+        raise UserError(f"{path}: not a run manifest: schema is {schema!r}")
+    if schema > SCHEMA:
         raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
     try:
         record = msgspec.convert(raw, RunRecord)
-    except msgspec.ValidationError as error:
+        config = msgspec.convert(record.model.config, DecoderConfig)
+        apply_settings(Policy(), {k: v for k, v in record.policy.items() if k != "name"})
+        parse_points(",".join((*record.requested.points, *record.requested.support)))
+    except (msgspec.ValidationError, UserError) as error:
         raise UserError(f"{path}: {error}") from None
-    if record.finished is None and not partial:
-        raise UserError(f"{folder}: this run was cut off before it finished; open what is there with --partial")
-    prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
-    return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+    if missing := {"name", *KEYS} - record.policy.keys():
+        raise UserError(f"{path}: the policy lacks {', '.join(sorted(missing))}")
+    if not 0 <= record.requested.decode_steps <= config.context:
+        raise UserError(f"{path}: decode_steps = {record.requested.decode_steps} is outside the model's context")
+    return record
 
 
 def _lines(path: Path, kind: Any, run: RunRecord) -> list[Any]:
@@ -237,6 +259,13 @@ def prepare_folder(folder: Path, force: bool) -> None:
             raise UserError(f"{folder} exists and is not a run: choose another -o")
         if not force:
             raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
+        try:
+            read_manifest(folder / "run.json")
+        except UserError as error:
+            raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
+        foreign = [p.name for p in folder.iterdir() if p.name not in OWN_NAMES and not p.name.endswith(".part")]
+        if foreign:
+            raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
         shutil.rmtree(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

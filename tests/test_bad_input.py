@@ -203,12 +203,8 @@ MODELS = {
     "shape against config": (WEIGHTS, header(lambda t: t[NORM].update(shape=[64, 2])), [NORM, "[64, 2]", "[128]"]),
     "missing tensor": (WEIGHTS, header(lambda t: t.pop(Q_PROJ)), [Q_PROJ, "missing"]),
     "extra tensor": (WEIGHTS, header(lambda t: t.update(EXTRA)), [Q_NORM, "not part of", "llama"]),
-    "index leads outside": (
-        INDEX,
-        lambda _: b'{"weight_map":{"a":"../other.safetensors"}}',
-        ["'../other.saf", "index"],
-    ),
-    "index leads to the root": (INDEX, lambda _: b'{"weight_map":{"a":"/etc/hostname"}}', ["'/etc/hostname'", "index"]),
+    "index outside": (INDEX, lambda _: b'{"weight_map":{"a":"../other.safetensors"}}', ["'../other.saf", "index"]),
+    "index at the root": (INDEX, lambda _: b'{"weight_map":{"a":"/etc/hostname"}}', ["'/etc/hostname'", "index"]),
 }
 GGUF, FIELD, TENSOR = b"GGUF" + struct.pack("<I", 3), struct.pack("<QQQ", 0, 1, 1), struct.pack("<QQQ", 1, 0, 1)
 GGUFS = {
@@ -293,7 +289,7 @@ def test_run_that_is_there_needs_force(altered, refuses):
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
-@pytest.mark.parametrize("names", [["thesis.txt"], ["run.json", "thesis.txt"]])
+@pytest.mark.parametrize("names", [["thesis.txt"], ["run.json"], ["run.json", "thesis.txt"]])
 def test_foreign_files_are_never_replaced(names, force, tmp_path, refuses):
     (tmp_path / "out").mkdir()
     for name in names:

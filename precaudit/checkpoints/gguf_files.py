@@ -49,8 +49,18 @@ class GgufFile:
         """Read metadata and tensor table; raises UserError when the file is not a sound GGUF."""
         import gguf
 
+        class Reader(gguf.GGUFReader):
+            """The library reads past the end of a file as empty arrays, in lists without end."""
+
+            def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+                self.data = np.asarray(self.data)  # slicing a memmap costs ten times as much
+                found = super()._get(offset, dtype, count, override_order)
+                if len(found) < count:
+                    raise ValueError(f"{count} values of {np.dtype(dtype)} at byte {offset} lie past the end")
+                return found
+
         try:
-            reader = gguf.GGUFReader(path)
+            reader = Reader(path)
         except Exception as error:  # the library raises whatever the broken bytes lead to
             raise UserError(f"{path}: truncated or not a GGUF file: {type(error).__name__}: {error}") from None
         file = cls(path, reader)
@@ -84,8 +94,7 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
-        # a plain array: the library slices it row by row, which costs ten times as much on a memmap
-        x = dequantize(np.asarray(tensor.data), tensor.tensor_type).astype(np.float32, copy=False)
+        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         x = x.reshape(self.shapes()[name])
         return self._unpermute(name, x)
 

@@ -47,6 +47,12 @@ def open_checkpoint(name: str) -> Checkpoint:
     return _open_gguf(label, path) if path.is_file() else _open_folder(label, path)
 
 
+def file_hashes(name: str) -> FileHashes:
+    """Return the hashes of a model's weight files without reading anything else of it; raises UserError."""
+    path = _locate(name)
+    return FileHashes((path,) if path.is_file() else tuple(_weight_files(path)))
+
+
 def _locate(name: str) -> Path:
     if name == "tiny":
         return Path(str(resources.files("precaudit") / "bundled" / "tiny"))

@@ -73,7 +73,10 @@ class FileHashes:
 
 def check_tensors(config: DecoderConfig, tensors: Tensors, where: str) -> None:
     """Raise UserError where the tensors are not exactly those the configuration implies."""
-    expected, found = expected_tensors(config), tensors.shapes()
+    found = tensors.shapes()
+    if config.layers > len(found):
+        raise UserError(f"{where}: {config.layers} layers, but only {len(found)} tensors: some are missing")
+    expected = expected_tensors(config)
     for name, shape in expected.items():
         if name not in found:
             raise UserError(f"{where}: tensor {name!r} {list(shape)} is missing{nearest(name, found)}")

@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        click.echo(f"precaudit: {error.format_message()}", err=True)
         return 2
     except PrecauditError as error:
         click.echo(f"precaudit: {error}", err=True)

@@ -41,14 +41,14 @@ def command(
     from precaudit.store import open_run
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
-    asked = None
+    opened, asked = open_run(run, partial), None
     if any(x is not None for x in (layers, points, phases, prompt)):
-        requested = open_run(run, partial).record.requested
+        requested = opened.record.requested
         asked = Selection.parse(
             layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
         )
     with progress_bar() as advance:
-        found = compare(run, against, asked, Options(accum=accums, model=model, partial=partial), advance)
+        found = compare(opened, against, asked, Options(accum=accums, model=model, partial=partial), advance)
     if asked is None:
         report = found.folder / "report.md"
         temporary = report.with_name(".report.md.part")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 import precaudit
-from precaudit.checkpoints import Checkpoint, open_checkpoint
+from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.attribution import attribute, value
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.forward import Truth, establish, forward_errors
@@ -26,6 +26,7 @@ from precaudit.errors import UserError
 from precaudit.formats import Array
 from precaudit.numpy_decoder.accumulation import parse_accumulation
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import (
@@ -35,6 +36,7 @@ from precaudit.records import (
     Look,
     PrefillDecodeRecord,
     number,
+    read_layers,
     read_lines,
     write_lines,
 )
@@ -86,7 +88,7 @@ class Options:
 
 
 def compare(
-    run: Path | str,
+    run: Run | Path | str,
     against: Path | str | None = None,
     select: Selection | None = None,
     options: Options | None = None,
@@ -100,15 +102,18 @@ def compare(
     options = options or Options()
     for name in options.accum:
         parse_accumulation(name)
-    recorded = Recorded.of(open_run(run, options.partial))
+    recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
     look = _look(recorded, select, options)
     if against is not None:
         return _pair(recorded, Recorded.of(open_run(against, options.partial)), look, tell)
-    checkpoint, absent = _weights(recorded.run, options)
+    absent = _absent(recorded.run, options)
+    look = msgspec.structs.replace(look, weights=not absent)
     verify(recorded, look, tell)
     kept = None if options.fresh else _reuse(recorded.run, look)
     if kept is None:
-        kept = _compute(recorded, look, checkpoint, absent, options, tell)
+        checkpoint = None if absent else _checkpoint(recorded.run, options)
+        with one_blas_thread():
+            kept = _compute(recorded, look, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     return Comparison(
         recorded.run, _visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder
@@ -147,7 +152,7 @@ def _look(recorded: Recorded, select: Selection | None, options: Options) -> Loo
         raise UserError(f"none of the phases {', '.join(select.phases)} was recorded in {recorded.run.folder}")
     prompts = choose_prompts(select.prompts, list(recorded.run.prompts))
     accum = tuple(_accum_name(a) for a in options.accum)
-    return Look(prompts=prompts, phases=phases, points=select.points, layers=layers, accum=accum)
+    return Look(prompts=prompts, phases=phases, points=select.points, layers=layers, accum=accum, weights=True)
 
 
 def _accum_name(text: str) -> str:
@@ -170,22 +175,30 @@ def verify(recorded: Recorded, look: Look, tell: Tell) -> None:
             tell(i, len(chosen), "checking hashes")
 
 
-def _weights(run: Run, options: Options) -> tuple[Checkpoint | None, str]:
-    """Open the run's model; None and why when it is not where it was. Raises UserError when it is another."""
+def _absent(run: Run, options: Options) -> str:
+    """Return why the run's weights are not at hand, or nothing when they are.
+
+    Raises UserError when other weights are where its should be, or where --model says.
+    """
     record = run.record
     try:
-        checkpoint = open_checkpoint(options.model or record.model.reference)
+        hashes = file_hashes(options.model or record.model.reference)
     except UserError as error:
         if options.model is not None:
             raise
-        return None, str(error)
-    found = checkpoint.hashes.sha256()
+        return str(error)
+    found = hashes.sha256()
     if found != record.model.sha256:
         raise UserError(
-            f"{checkpoint.path}: the weights are not those of this run (SHA-256 {found[:12]}…, the run has "
+            f"{hashes.paths[0]}: the weights are not those of this run (SHA-256 {found[:12]}…, the run has "
             f"{record.model.sha256[:12]}…); give the right ones with --model PATH"
         )
-    return checkpoint.with_weights(record.policy["weights"]), ""
+    return ""
+
+
+def _checkpoint(run: Run, options: Options) -> Checkpoint:
+    opened = open_checkpoint(options.model or run.record.model.reference)
+    return opened.with_weights(run.record.policy["weights"])
 
 
 def _identity(run: Run) -> str:
@@ -197,7 +210,7 @@ def _reuse(run: Run, look: Look) -> tuple[list[ErrorRecord], list[PrefillDecodeR
     before = _before(run)
     if before is None or not any(covers(old, look) for old in before.looks):
         return None
-    errors = read_lines(run.folder / "errors.jsonl", ErrorRecord)
+    errors = read_layers(run.folder / "errors.jsonl", look.layers)
     return errors, read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), before.notes
 
 
@@ -216,7 +229,8 @@ def _before(run: Run) -> CompareRecord | None:
 
 def covers(old: Look, new: Look) -> bool:
     """Whether everything in ``new`` is in ``old``."""
-    return all(set(getattr(new, f)) <= set(getattr(old, f)) for f in Look.__struct_fields__)
+    fields = ("prompts", "phases", "points", "layers", "accum")
+    return old.weights >= new.weights and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
 
 
 def _visible(errors: list[ErrorRecord], look: Look) -> list[ErrorRecord]:

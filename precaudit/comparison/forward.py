@@ -31,10 +31,17 @@ class Truth:
     rows: dict[str, Array]
     energy: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
     squares: list[tuple[float, int]] = field(default_factory=list)
+    _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
 
     def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
         """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
-        return self.places[prompt].load(layer, point, self.rows[prompt])
+        key = (prompt, layer, point)
+        if key not in self._open:
+            found = self.places[prompt].load(layer, point, self.rows[prompt])
+            if found is None:
+                return None
+            self._open[key] = found
+        return self._open[key]
 
     def logits(self, prompt: str, position: int) -> Array | None:
         """Return the FP64 logits [V] at a position."""

@@ -13,8 +13,7 @@ from precaudit.formats import FORMATS, Array, widen
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
-from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, of_policy
-from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, of_policy, sharing_products
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Unexplained, number
@@ -74,8 +73,7 @@ def local_errors(
             continue
         positions, evaluate = found
         fused = _fused_residual(recorded, model, place, positions)
-        with one_blas_thread():
-            yield from _judge(run, place, part, positions, evaluate, fused, emulations, model, decode)
+        yield from _judge(run, place, part, positions, evaluate, fused, emulations, model, decode)
 
 
 def _parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -119,7 +117,8 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> t
     def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
         if place.point == "logits":
             return [model.logits(values[0], r) for r in roundings]
-        return [model.apply(place.point, model.context(layer, positions, r), values) for r in roundings]
+        shared = sharing_products(roundings)
+        return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
 
     return positions, evaluate
 
@@ -205,7 +204,9 @@ def _judge(
     axes = POINTS[place.point].axes
     stored = part.values if "S" in axes else part.at(positions)
     roundings = emulations.of(place.point, model, decode)
-    arrays = dict(zip(roundings, [canonical(y, axes) for y in evaluate(list(roundings.values()))], strict=True))
+    alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
+    first = {name: r for name, r in roundings.items() if name not in alone}
+    arrays = dict(zip(first, [canonical(y, axes) for y in evaluate(list(first.values()))], strict=True))
     wide = np.nan_to_num(canonical(stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
     policies = [name for name in roundings if name.startswith("policy")]
     if fused is not None and len(policies) > 1:
@@ -214,13 +215,15 @@ def _judge(
         policies += [f"{p}|resid_mid" for p in policies]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = f"policy:{emulations.policy.name}"
-    named = {label: arrays[best]} | {k: v for k, v in arrays.items() if k.startswith("accum:")}
+    named = {label: arrays[best]}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
     tried = [p for p in ([best] if share >= CLEARLY else policies) if p in roundings]
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, place.point).items():
-        outs = [canonical(y, axes) for y in evaluate(list(variants.values()))]
-        named[f"{label}+accum:{name}"] = min(outs, key=lambda y: norm(wide - y))
+        outs = [canonical(y, axes) for y in evaluate([alone[f"accum:{name}"], *variants.values()])]
+        named[f"accum:{name}"] = outs[0]
+        if len(outs) > 1:
+            named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
     elided = tuple(best.split("|")[1:])
     for step, rows in part.steps:
         index = (

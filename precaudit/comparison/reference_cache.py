@@ -61,16 +61,19 @@ class References:
             found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
-        return found
+        return np.asarray(found)  # a plain array over the map: np.memmap slows every slice
 
     def save(self, layer: int | None, point: str, rows: Array, values: Array) -> None:
         """Write a point's values, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(layer, point, rows)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with temporary.open("wb") as f:
-            np.save(f, values, allow_pickle=False)
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as f:
+                np.save(f, values, allow_pickle=False)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def touch(self) -> None:
         """Mark as used now."""

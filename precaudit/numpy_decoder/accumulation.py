@@ -1,82 +1,15 @@
-"""Dot products that round every product and every partial sum to a format, compiled by numba."""
+"""Accumulation formats: what a sum does when products and partial sums are rounded."""
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.formats import Array, parse_format, rounder
 
 FORMATS = ("float16", "bfloat16", "float32")
-
-
-@numba.njit(inline="always")
-def _bfloat16(x):  # type: ignore[no-untyped-def]
-    """FP32 to bfloat16 and back, ties to even: bfloat16 is the upper half of the word, subnormals included."""
-    bits = np.float32(x).view(np.int32)
-    odd = (bits >> np.int32(16)) & np.int32(1)
-    return np.int32((bits + np.int32(0x7FFF) + odd) & np.int32(-65536)).view(np.float32)
-
-
-@numba.njit(inline="always")
-def _float16(x):  # type: ignore[no-untyped-def]
-    """FP32 to float16 and back, ties to even; integer selects, so that the loop over it vectorises."""
-    bits = np.float32(x).view(np.int32)
-    sign, size = np.int32(bits & np.int32(-2147483648)), np.int32(bits & np.int32(0x7FFFFFFF))
-    odd = (size >> np.int32(13)) & np.int32(1)
-    normal = np.int32((size + np.int32(0xFFF) + odd) & np.int32(-8192))  # numba widens int32 sums
-    # 0.75 has the ulp 2^-24, float16's subnormal quantum: adding it rounds there, subtracting it is exact.
-    tiny = np.float32(np.float32(np.int32(size).view(np.float32) + np.float32(0.75)) - np.float32(0.75))
-    found = np.int32(np.float32(tiny).view(np.int32)) if size < np.int32(0x38800000) else normal
-    overflow = (normal > np.int32(0x477FE000)) & (size <= np.int32(0x7F800000))
-    found = np.int32(0x7F800000) if overflow else found
-    return np.int32(sign | found).view(np.float32)
-
-
-@numba.njit(inline="always")
-def _float32(x):  # type: ignore[no-untyped-def]
-    """FP32 stays."""
-    return np.float32(x)
-
-
-@numba.njit(nogil=True, cache=True)
-def _dot_float16(a, b, out):  # type: ignore[no-untyped-def]
-    _dot_with(a, b, out, _float16)
-
-
-@numba.njit(nogil=True, cache=True)
-def _dot_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
-    _dot_with(a, b, out, _bfloat16)
-
-
-@numba.njit(nogil=True, cache=True)
-def _dot_float32(a, b, out):  # type: ignore[no-untyped-def]
-    _dot_with(a, b, out, _float32)
-
-
-@numba.njit(inline="always")
-def _dot_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
-    """Out [M, N] = a [M, K] · b [K, N], all FP32, k ascending."""
-    rows, terms = a.shape
-    columns = b.shape[1]
-    total = np.empty(columns, np.float32)
-    for m in range(rows):
-        total[:] = np.float32(0)
-        for k in range(terms):
-            x = a[m, k]
-            for n in range(columns):
-                total[n] = rounding(total[n] + rounding(x * b[k, n]))
-        out[m] = total
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "float16": _dot_float16,
-    "bfloat16": _dot_bfloat16,
-    "float32": _dot_float32,
-}
 
 
 def parse_accumulation(text: str) -> tuple[str, int]:
@@ -105,6 +38,8 @@ def accumulating(text: str) -> Callable[[Array, Array], Array]:
         left, right = _single(a), _single(b)
         if block > 1:
             return _in_blocks(left, right, name, block)
+        from precaudit.numpy_decoder.stepwise import KERNELS  # numba takes a third of a second to import
+
         out = np.empty((left.shape[0], right.shape[1]), np.float32)
         KERNELS[name](left, right, out)
         return out.astype(np.float64)
@@ -112,8 +47,25 @@ def accumulating(text: str) -> Callable[[Array, Array], Array]:
     return dot
 
 
+_KEPT: dict[Any, tuple[Array, Array]] = {}
+KEEP = 16  # converted operands remembered: a layer's matrices
+
+
 def _single(x: Array) -> Array:
-    """FP32, contiguous, every NaN the canonical one (rounding by bits must not carry into the exponent)."""
+    """FP32, contiguous; a transposed matrix is converted once while it is in use (the copy costs as much as the sums)."""
+    if x.flags.c_contiguous:
+        return _converted(x)
+    key = (x.ctypes.data, x.shape, x.strides)
+    if key not in _KEPT:
+        if len(_KEPT) >= KEEP:
+            _KEPT.clear()
+        _KEPT[key] = (x, _converted(x))  # holding x: its address stays its own
+    kept = _KEPT.get(key)
+    return kept[1] if kept is not None else _converted(x)
+
+
+def _converted(x: Array) -> Array:
+    """FP32 with every NaN the canonical one: rounding by bits must not carry into the exponent."""
     with np.errstate(over="ignore"):
         y = np.ascontiguousarray(x, np.float32)
     bad = np.isnan(y)

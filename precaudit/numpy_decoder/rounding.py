@@ -1,6 +1,6 @@
 """What is rounded where: FP64 with every place the identity, a policy, or an accumulation format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from typing import Any
@@ -115,3 +115,23 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
 def single_precision_dot(a: Array, b: Array) -> Array:
     """Return a · b summed in float32 in BLAS's order: what float32 accumulation typically does, as a size."""
     return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
+
+
+def sharing_products(roundings: Sequence[Rounding]) -> list[Rounding]:
+    """Return the roundings with their ``dot`` replaced so that each product of the same operands is computed once.
+
+    For operations on the same arrays one after another: what is remembered holds its operands, so that an address
+    stands for one array as long as the returned roundings live.
+    """
+    memory: dict[Any, tuple[Array, Array, Array]] = {}
+
+    def once(dot: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+        def product(a: Array, b: Array) -> Array:
+            key = (dot, a.ctypes.data, a.shape, a.strides, b.ctypes.data, b.shape, b.strides)
+            if key not in memory:
+                memory[key] = (a, b, dot(a, b))
+            return memory[key][2]
+
+        return product
+
+    return [replace(r, dot=once(r.dot)) for r in roundings]
