@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +89,12 @@ class Tensor:
         return self.point if self.layer is None else f"{self.layer}.{self.point}"
 
 
-def pack_positions(positions: Iterable[int]) -> tuple[tuple[int, ...], str]:
+@lru_cache(maxsize=64)
+def pack_positions(positions: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     """Return ([first, end), "range") for consecutive rows, else (the rows, "list")."""
-    rows = tuple(int(p) for p in positions)
-    if rows and rows == tuple(range(rows[0], rows[0] + len(rows))):
-        return (rows[0], rows[-1] + 1), "range"
-    return rows, "list"
+    if positions and positions == tuple(range(positions[0], positions[0] + len(positions))):
+        return (positions[0], positions[-1] + 1), "range"
+    return positions, "list"
 
 
 def unpack_positions(record: PointRecord) -> Array:
@@ -108,6 +110,7 @@ class RunWriter:
     def __init__(self, folder: Path, run: RunRecord, prompts: Iterable[PromptRecord]) -> None:
         self.folder, self.run = folder, run
         self.written = 0
+        self._pool = ThreadPoolExecutor(1, "precaudit-file")
         (folder / "tensors").mkdir(parents=True, exist_ok=True)
         self._write_run(run)
         write_lines(folder / "prompts.jsonl", prompts)
@@ -128,15 +131,14 @@ class RunWriter:
         name = f"tensors/{safe_name(prompt)}.{phase}.{step}.safetensors"
         path = self.folder / name
         temporary = path.with_name(f".{path.name}.part")
-        blobs, lines = {}, []
-        for t in tensors:
-            values = np.ascontiguousarray(t.values)
-            blobs[t.key] = values
-            lines.append(_point_record(t, values, prompt, phase, step, name))
-            self.written += values.nbytes
+        blobs = {t.key: np.ascontiguousarray(t.values) for t in tensors}
         try:
-            save_file(blobs, temporary)
+            # hashes and statistics are taken while the kernel copies the file
+            writing = self._pool.submit(save_file, blobs, temporary)
+            lines = [_point_record(t, blobs[t.key], prompt, phase, step, name) for t in tensors]
+            writing.result()
             temporary.replace(path)
+            self.written += sum(x.nbytes for x in blobs.values())
         except Exception as error:
             temporary.unlink(missing_ok=True)
             if "No space left" in str(error):
@@ -154,6 +156,7 @@ class RunWriter:
 
     def close(self) -> None:
         """Close the JSONL files."""
+        self._pool.shutdown()
         self._steps.close()
         self._points.close()
 

@@ -15,7 +15,7 @@ from precaudit.records import FILES, write_schemas
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
-    "cli": 5, "__main__": 5, "reports": 4, "comparison": 3, "tracing": 2, "store": 2,
+    "__main__": 6, "cli": 5, "reports": 4, "comparison": 3, "tracing": 2, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "points": 0,
     "coverage": 0,

@@ -52,6 +52,8 @@ class GgufFile:
         class Reader(gguf.GGUFReader):
             """The library reads past the end of a file as empty arrays, in lists without end."""
 
+            data: Any
+
             def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
                 self.data = np.asarray(self.data)  # slicing a memmap costs ten times as much
                 found = super()._get(offset, dtype, count, override_order)

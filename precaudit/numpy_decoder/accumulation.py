@@ -52,7 +52,7 @@ KEEP = 16  # converted operands remembered: a layer's matrices
 
 
 def _single(x: Array) -> Array:
-    """FP32, contiguous; a transposed matrix is converted once while it is in use (the copy costs as much as the sums)."""
+    """FP32, contiguous; a transposed matrix is converted once while in use: the copy costs as much as the sums."""
     if x.flags.c_contiguous:
         return _converted(x)
     key = (x.ctypes.data, x.shape, x.strides)

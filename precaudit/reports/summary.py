@@ -77,14 +77,14 @@ def share_text(a: Attribution | None) -> str:
 
 
 def place_text(e: ErrorRecord | None) -> str:
-    """Return prompt, phase, worst token and head of a record."""
+    """Return where a record's worst rows are: ``l1_source d3 t587 h2`` is decode step 3, position 587, head 2."""
     if e is None:
         return ""
-    text = e.prompt if e.phase == "prefill" else f"{e.prompt} {e.phase} {e.step}"
+    text = e.prompt if e.phase == "prefill" else f"{e.prompt} {e.phase[0]}{e.step}"
     for scope in ("token", "head"):
         found = (e.scopes or {}).get(scope, {}).get("rel_l2")
         if found is not None:
-            text += f", {scope} {found[1]}"
+            text += f" {scope[0]}{found[1]}"
     return text
 
 

@@ -44,11 +44,9 @@ def overview(errors: Sequence[ErrorRecord], shown: Sequence[Line] | None = None)
         forward.append((str(layer), *(_forward_cell(by.get((layer, p))) for p in points), _worst(row)))
     tables = []
     if local:
-        title = "Local error (each operation against FP64 on its own recorded inputs) and the share explained"
+        title = "Local error: each operation against FP64 on its own recorded inputs, and the share explained"
         tables.append(Table(title, ("layer", *points, "explained by"), tuple(local), ("explained by",)))
-        title = (
-            "Forward error against FP64 of the whole model on the same tokens (and its ratio to an emulated policy's)"
-        )
+        title = "Forward error against FP64 of the whole model on the same tokens, × an emulated policy's"
         tables.append(Table(title, ("layer", *points, "largest at"), tuple(forward), ("largest at",)))
     return tables
 
@@ -81,17 +79,26 @@ def detail(errors: Sequence[ErrorRecord]) -> Table:
     for x in lines(errors):
         for kind, e in (("forward", x.forward), ("local", x.local)):
             if e is not None:
-                blame = f"{blame_text(x.blame)} {share_text(x.blame)}" if kind == "local" else f"×{value(e.ratio):.2g}"
+                blame = _blame(x) if kind == "local" else f"×{value(e.ratio):.2g}"
                 rows.append((
                     _layer(x.layer), x.point, kind, short(e.mae), short(e.max_diff), short(e.rel_l2),
                     str(e.nonfinite or ""), blame, place_text(e),
                 ))  # fmt: skip
         if x.unknown:
             rows.append((_layer(x.layer), x.point, "unknown", "", "", "", "", "; ".join(x.unknown), ""))
-    columns = ("layer", "point", "kind", "mae", "max_diff", "rel_l2", "nonfinite", "explained by", "worst")
+    columns = ("layer", "point", "kind", "mae", "max_diff", "rel_l2", "NaN", "explained by", "worst")
     return Table(
         "Every layer and point, by its worst", columns, tuple(rows), ("point", "kind", "explained by", "worst")
     )
+
+
+def _blame(x: Line) -> str:
+    """Return who explains a local error, how much of it, and what the compiler left unrounded."""
+    text = blame_text(x.blame)
+    if x.blame is None or x.blame.name in ("exact", "none of these") or x.local is None:
+        return text
+    kept = [place for places in (x.local.elided or {}).values() for place in places]
+    return f"{text} {share_text(x.blame)}" + (f", {'+'.join(kept)} unrounded" if kept else "")
 
 
 def outside(errors: Sequence[ErrorRecord]) -> Table | None:
@@ -129,25 +136,19 @@ def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
     for p in pairs:
         if p.against == "prefill" or not p.match or p.f64_match is False:
             rows.append((
-                p.prompt, f"{p.against} {p.step}", str(p.prefill_top1), str(p.decode_top1),
-                "?" if p.f64_top1 is None else str(p.f64_top1), short(p.prefill_gap), short(p.decode_gap),
-                short(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
+                p.prompt, p.against if p.against == "prefill" else f"rescore {p.step}", str(p.prefill_top1), str(p.decode_top1),
+                "?" if p.f64_top1 is None else str(p.f64_top1), _gap(p.prefill_gap), _gap(p.decode_gap),
+                _gap(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
                 short(p.max_diff),
             ))  # fmt: skip
-    names = [
-        "prompt",
-        "against",
-        "prefill_top1",
-        "decode_top1",
-        "f64_top1",
-        "gap",
-        "gap_decode",
-        "gap_f64",
-        "match",
-        "kl",
-        "max_diff",
-    ]
-    return Table("Prefill against decode", tuple(names), tuple(rows), ("prompt", "against", "match")) if rows else None
+    columns = ("prompt", "against", "top-1", "decode", "FP64", "gap", "decode", "FP64", "match", "KL")
+    title = "Prefill against decode at the same position: top-1 tokens and gaps to the second"
+    left = ("prompt", "against", "match")
+    return Table(title, (*columns, "max_diff"), tuple(rows), left) if rows else None
+
+
+def _gap(x: Number | None) -> str:
+    return "" if x is None else f"{value(x):.3g}"
 
 
 def pair_table(errors: Sequence[ErrorRecord]) -> Table:

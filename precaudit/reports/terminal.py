@@ -24,8 +24,9 @@ def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
     for table in [*tables, prefill_decode(pairs)]:
         if table is not None:
             _print(table, console)
+    console.print("Places: prompt, d decode step or r rescore position, t position, h head.", style="dim")
     for sentence in sentences(errors, pairs):
-        console.print(escape(sentence), soft_wrap=False)
+        console.print(f"- {escape(sentence)}")
 
 
 def _print(table: Table, console: Any) -> None:
@@ -37,7 +38,7 @@ def _print(table: Table, console: Any) -> None:
         title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
     )
     for name in table.columns:
-        out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name not in table.left)
+        out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name != table.columns[-1])
     for row in table.rows:
         out.add_row(*(escape(cell) for cell in row))
     console.print(out)
