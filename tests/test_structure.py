@@ -100,7 +100,7 @@ def test_schemas_are_current(tmp_path):
 
 def test_the_design_names_every_point_policy_key_and_module():
     text = (ROOT / "docs" / "design.md").read_text()
-    for name in [*POINTS, *KEYS, *FLOORS]:
+    for name in [*POINTS, *KEYS, *FLOORS.keys() - {"__main__"}]:
         assert re.search(rf"\b{re.escape(name)}\b", text), name
 
 
@@ -115,7 +115,7 @@ def test_readme_commands_exist():
 
     text = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
-    for target in re.findall(r"make ([a-z-]+)", text):
+    for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.M):
         assert target in targets, target
     for line in re.findall(r"^ +precaudit ([a-z]+)(.*)$", text, re.M):
         command = cli.get_command(None, line[0])
