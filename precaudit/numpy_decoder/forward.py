@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from precaudit.configs import DecoderConfig
 from precaudit.formats import Array
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import (
@@ -68,7 +69,7 @@ def _layer(
     context: Context, x: Array, spans: list[slice], points: set[str], emit: Callable[[int, str, Array], None]
 ) -> Array:
     values = {"resid_in": x}
-    _chain(context, values, BEFORE_ATTENTION)
+    _chain(context, values, BEFORE_ATTENTION, {"q", "k", "v", *points})
     values["attn_out"] = np.empty(values["q"].shape)
     for i, span in enumerate(spans):
         q, k, v, at = values["q"][span], values["k"][span], values["v"][span], context.positions[span]
@@ -79,29 +80,36 @@ def _layer(
                 emit(i, "scores", s)
             if "probs" in points:
                 emit(i, "probs", all_probs(s, at, context.rounding))
-    _chain(context, values, AFTER_ATTENTION)
+    _chain(context, values, AFTER_ATTENTION, {"resid_out", *points})
     for point in points & set(values):
         for i, span in enumerate(spans):
             emit(i, point, values[point][span])
     return values["resid_out"]
 
 
-def _chain(context: Context, values: dict[str, Array], chain: Sequence[str]) -> None:
-    """Evaluate a chain of row-wise operations, each thread its own rows from first to last."""
+def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kept: Collection[str]) -> None:
+    """Evaluate a chain of row-wise operations, each thread its own rows; the points ``kept`` go into ``values``."""
     table = operations(context.config.family)
-    first = values["resid_in"]
     known = dict(values)
+    n = len(values["resid_in"])
+    shapes = _shapes(context.config)
+    values.update({point: np.empty((n, *shapes[point])) for point in chain if point in kept})
 
-    def rows(a: int, b: int) -> dict[str, Array]:
+    def rows(a: int, b: int) -> None:
         own = {name: x[a:b] for name, x in known.items()}
         here = replace(context, positions=context.positions[a:b])
         for point in chain:
             own[point] = table[point](here, *(own[name] for name in POINTS[point].inputs))
-        return {point: own[point] for point in chain}
+            if point in kept:
+                values[point][a:b] = own[point]
 
-    parts = each(rows, row_ranges(len(first)))
-    for point in chain:
-        values[point] = parts[0][point] if len(parts) == 1 else np.concatenate([p[point] for p in parts])
+    each(rows, row_ranges(n))
+
+
+def _shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one row of every point of a layer."""
+    sizes = {"D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width}
+    return {p.name: tuple(sizes[a] for a in p.axes[1:]) for p in POINTS.values() if p.axes[0] == "T" and p.per_layer}
 
 
 def _outside(

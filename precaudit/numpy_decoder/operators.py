@@ -63,10 +63,15 @@ def attend(s: Array, v: Array, positions: Array, r: Rounding) -> Array:
 
 def silu(x: Array) -> Array:
     """X / (1 + exp(−x))."""
+    y = np.negative(x)
     with np.errstate(over="ignore"):
-        return x / (1.0 + np.exp(-x))
+        np.exp(y, out=y)
+    y += 1.0
+    return np.divide(x, y, out=y)
 
 
 def swiglu(gate: Array, up: Array, r: Rounding) -> Array:
     """silu(gate) · up (Shazeer 2020); [T, F]."""
-    return r.mlp_act(r.silu(silu(r.gate_up(gate))) * r.gate_up(up))
+    s = r.silu(silu(r.gate_up(gate)))
+    s *= r.gate_up(up)
+    return r.mlp_act(s)

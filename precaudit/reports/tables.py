@@ -136,7 +136,8 @@ def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
     for p in pairs:
         if p.against == "prefill" or not p.match or p.f64_match is False:
             rows.append((
-                p.prompt, p.against if p.against == "prefill" else f"rescore {p.step}", str(p.prefill_top1), str(p.decode_top1),
+                p.prompt, p.against if p.against == "prefill" else f"rescore {p.step}",
+                str(p.prefill_top1), str(p.decode_top1),
                 "?" if p.f64_top1 is None else str(p.f64_top1), _gap(p.prefill_gap), _gap(p.decode_gap),
                 _gap(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
                 short(p.max_diff),
