@@ -6,6 +6,8 @@ from typing import Any
 
 from precaudit.errors import UserError
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # else it tells, on import, that it found no torch
+
 # GGUF names the pre-tokenizer, not its rules.
 GGUF_PRETOKENIZERS = ("smollm", "qwen2", "gpt-2")
 QWEN2_PATTERN = (
@@ -16,7 +18,6 @@ CONTROL_TOKEN = 3
 
 def from_folder(folder: Path) -> Any:
     """Return the transformers tokenizer of a snapshot folder; nothing is fetched and no code in it is run."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:

@@ -120,7 +120,13 @@ def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
 
 def _percent(share: float) -> str:
     """Return a share so that 99.99 % does not read as all."""
-    return f"{100 * share:.2f} %" if share > 0.99 else f"{100 * share:.0f} %" if share > -10 else "none of it"
+    return (
+        f"{100 * share:.2f} %"
+        if share > 0.99
+        else f"{100 * share + 0.0:.0f} %".replace("-0 %", "0 %")
+        if share > -10
+        else "none of it"
+    )
 
 
 def _place(e: ErrorRecord) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ def overview(errors: Sequence[ErrorRecord], shown: Sequence[Line] | None = None)
     local, forward = [], []
     for layer in layers:
         row = [by[layer, p] for p in points if (layer, p) in by]
-        names = sorted({blame_text(x.blame) for x in row})
+        names = sorted({blame_text(x.blame).split(",")[0] for x in row})
         local.append((str(layer), *(_local_cell(by.get((layer, p))) for p in points), ", ".join(names)))
         forward.append((str(layer), *(_forward_cell(by.get((layer, p))) for p in points), _worst(row)))
     tables = []
