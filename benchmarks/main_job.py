@@ -211,10 +211,13 @@ def reference_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     if TORCH:
         yield compared("FP64 reference / torch float64", found, "ours", "torch", 1.2)
         yield compared("  with scores and probs / torch float64", found, "every", "torch")
-    took, flops, peak = median(found["ours"]), reference_flops(config), 2 * ORDER**3 / min(found["dgemm"])
+    flops, dgemm = reference_flops(config), 2 * ORDER**3
+    pairs = zip(found["ours"], found["dgemm"], strict=True)
+    share = median(100 * (flops / ours_s) / (dgemm / dgemm_s) for ours_s, dgemm_s in pairs)
+    took, rate = median(found["ours"]), dgemm / median(found["dgemm"])
     note = f"{flops / 1e9:.1f} GFLOP in {took:.3f} s"
-    yield Line("FP64 reference, share of DGEMM", 100 * flops / took / peak, "%", 65.0, True, note)
-    yield Line("limit: DGEMM, best", peak / 1e9, "GFLOP/s", note=f"NumPy, {ORDER} rows")
+    yield Line("FP64 reference, share of DGEMM", share, "%", 65.0, True, note)
+    yield Line("limit: DGEMM, median", rate / 1e9, "GFLOP/s", note=f"NumPy, {ORDER} rows")
 
 
 def copy_line(rounds: int) -> Line:

@@ -40,13 +40,15 @@ def scores(q: Array, k: Array, r: Rounding) -> Array:
 
 def softmax(s: Array, positions: Array, r: Rounding) -> Array:
     """Softmax over the keys s ≤ position of each row; s [T, S], positions [T]."""
-    weights, total = _exponentials(s, positions)
+    weights, total = _exponentials(s.copy(), positions)
     return r.probs(weights / total)
 
 
 def _exponentials(s: Array, positions: Array) -> tuple[Array, Array]:
-    """exp(s − max) with masked entries 0, and its row sums."""
-    s = np.where(np.arange(s.shape[1]) <= np.asarray(positions)[:, None], s, -np.inf)
+    """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
+    first = int(positions[0]) + 1  # every row sees the keys before
+    tail = s[:, first:]
+    tail[np.arange(first, s.shape[1]) > np.asarray(positions)[:, None]] = -np.inf
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=1, keepdims=True)
     np.exp(s, out=s)
@@ -54,7 +56,10 @@ def _exponentials(s: Array, positions: Array) -> tuple[Array, Array]:
 
 
 def attend(s: Array, v: Array, positions: Array, r: Rounding) -> Array:
-    """softmax(s) · v for one head: s [T, S], v [S, K] → [T, K]; divides after the product where nothing is rounded."""
+    """softmax(s) · v for one head: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions.
+
+    Divides after the product where nothing is rounded.
+    """
     weights, total = _exponentials(s, positions)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
