@@ -158,6 +158,8 @@ def _refuse_unmapped(raw: Mapping[str, Any], where: str) -> None:
         elif key not in IGNORED and key not in HANDLED:
             raise UserError(f"{where}: field {key!r} = {value!r} is not known to leave the mathematics unchanged")
     types = raw.get("layer_types")
+    if types is not None and not isinstance(types, list):
+        raise UserError(f"{where}: layer_types = {types!r} is not a list")
     if types is not None and any(t != "full_attention" for t in types):
         raise UserError(f"{where}: layer_types has {sorted(set(types) - {'full_attention'})}, which is not supported")
     if raw.get("sliding_window") is not None and raw.get("use_sliding_window", raw.get("model_type") != "qwen2"):
@@ -225,6 +227,8 @@ def from_gguf(meta: Mapping[str, Any], names: set[str], where: str) -> DecoderCo
             raise UserError(f"{where}: metadata field {arch}.{name} is missing")
         return value
 
+    if family == "llama" and {"blk.0.attn_q.bias", "blk.0.attn_k.bias"} & names:
+        raise UserError(f"{where}: biases on q and k of a llama GGUF, whose row order is not known, are not supported")
     try:
         heads, width = int(field("attention.head_count")), int(field("embedding_length"))
         head_dim = int(field("attention.key_length", width // max(heads, 1)))

@@ -123,6 +123,8 @@ def choose_prompts(wanted: tuple[str, ...] | None, known: Sequence[str]) -> tupl
     """Return the prompt ids to use, in file order; raises UserError for one that is not there."""
     if wanted is None:
         return tuple(known)
+    if not wanted:
+        raise UserError("no prompt is named; for example --prompt p5_ba")
     for name in wanted:
         if name not in known:
             raise UserError(f"unknown prompt {name!r}{nearest(name, known)}")

@@ -35,6 +35,7 @@ from precaudit.records import (
     write_lines,
 )
 
+OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against",
@@ -194,6 +195,8 @@ class Run:
         if not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
         if record.file not in self._files:
+            if len(self._files) >= OPEN:
+                self._files.clear()  # every map holds a file descriptor
             self._files[record.file] = SafetensorsFiles.open([path])
         files = self._files[record.file]
         entry = files.entries.get(record.key)

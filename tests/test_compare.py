@@ -1,5 +1,6 @@
 """What compare says about honest runs and about faults injected through Parts. Must fire, must not fire."""
 
+import resource
 from dataclasses import replace
 
 import jax
@@ -194,3 +195,34 @@ def test_frames(honest):
     frame = honest.frame()
     assert {"layer", "point", "kind", "rel_l2", "worst.candidate", "unexplained.u"} <= set(frame.columns)
     assert len(honest.prefill_decode_frame()) == 8
+
+
+def test_another_accumulation_is_not_taken_from_an_older_look(tmp_path):
+    record(tmp_path / "run", select=Selection.parse(phases="prefill", layers="0"))
+    for name in ("float16", "float32", "float16"):
+        found = compared(tmp_path, accum=(name,))
+        rows = [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
+        assert rows
+        assert all(f"accum:{name}" in e.explained for e in rows)
+
+
+def test_a_setting_without_emulation_is_unknown_not_unexplained(tmp_path):
+    record(tmp_path / "run", settings={"softmax": "bfloat16"}, select=Selection.parse(phases="prefill", layers="0"))
+    rows = [e for e in compared(tmp_path, accum=()).errors if e.kind == "local" and e.point == "attn_out"]
+    assert {e.unknown for e in rows} == {"no emulation of softmax = bfloat16"}
+
+
+def test_more_tensors_than_file_descriptors(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    record(tmp_path / "run", prompts=[f"x = {i}\n" for i in range(12)], decode_steps=1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, limits[1]))
+    try:
+        assert compared(tmp_path, accum=()).errors
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_short_and_long_prompts_with_a_position_filter_in_one_batch(tmp_path):
+    select = Selection.parse(positions="0:4", points="q,attn_out")
+    run = record(tmp_path / "run", prompts=["ab", "def f(x):\n    pass"], select=select, batch=2)
+    assert {p.prompt for p in run.points if p.phase == "rescore" and p.point == "q"} == {"p0"}

@@ -14,7 +14,7 @@ from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array
 
 DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 MAX_HEADER = 100_000_000  # the limit of the format's own implementation

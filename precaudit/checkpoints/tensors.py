@@ -8,7 +8,7 @@ from typing import Protocol
 
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
-from precaudit.formats import FORMATS, Array, as_format, rounder, widen
+from precaudit.formats import FORMATS, Array, as_format, widen
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -43,13 +43,14 @@ class Rounded:
 
     def read(self, name: str) -> Array:
         """Return the tensor rounded to the format."""
-        return as_format(widen(self.inner.read(name)), self.format)
+        before = self.inner.original(name)
+        return as_format(widen(self.inner.read(name)) if before is None else before, self.format)
 
     def original(self, name: str) -> Array | None:
         """Return the tensor before rounding, in FP64."""
         before = self.inner.original(name)
         x = widen(self.inner.read(name)) if before is None else before
-        return x if (rounder(self.format)(x) != x).any() else None
+        return x if (widen(self.read(name)) != x).any() else None
 
 
 @dataclass(frozen=True)

@@ -337,7 +337,11 @@ def _keep(
         fresh = {p.prompt for p in pairs}
         old = read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
         pairs = [p for p in old if p.prompt not in fresh] + pairs
-        looks = (*(x for x in before.looks if not covers(look, x)), look)
+        # rows of this look replace an older look's, which stays complete only where it knew no more than this one
+        kept = [x for x in before.looks if x.weights <= look.weights and set(x.accum) <= set(look.accum)]
+        others = [x for x in kept if not covers(look, x)]
+        looks = (*others, look)
+        notes = tuple(dict.fromkeys((*notes, *(before.notes if others else ()))))
     write_lines(run.folder / "errors.jsonl", errors)
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
     hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
@@ -390,7 +394,7 @@ def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
                 for point in look.points:
                     if POINTS[point].per_layer == (layer is not None):
                         errors += pair_errors(a, b, Place(prompt, phase, 0, layer, point))
-    folder = a.run.folder / "against" / hashlib.sha256(str(b.run.record.id).encode()).hexdigest()[:8]
+    folder = a.run.folder / "against" / hashlib.sha256(_identity(b.run).encode()).hexdigest()[:8]
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / "errors.jsonl", errors)
     return Comparison(a.run, errors, [], notes, folder, b.run)

@@ -19,6 +19,7 @@ from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, number
 
+OPEN = 64
 Tell = Callable[[int, int, str], None]
 
 
@@ -37,6 +38,8 @@ class Truth:
         """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
         key = (prompt, layer, point)
         if key not in self._open:
+            if len(self._open) >= OPEN:
+                self._open.clear()  # every map holds a file descriptor
             found = self.places[prompt].load(layer, point, self.rows[prompt])
             if found is None:
                 return None

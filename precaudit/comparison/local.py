@@ -67,6 +67,9 @@ def local_errors(
         if not weights and point not in WITHOUT_WEIGHTS:
             yield from _unknown(part, place, run, "weights")
             continue
+        if missing := _not_emulated(emulations.policy, point):
+            yield from _unknown(part, place, run, f"no emulation of {missing}")
+            continue
         found = _evaluation(recorded, model, place, part)
         if found is None:
             yield from _unknown(part, place, run, "inputs were not recorded")
@@ -74,6 +77,19 @@ def local_errors(
         positions, evaluate = found
         fused = _fused_residual(recorded, model, place, positions)
         yield from _judge(run, place, part, positions, evaluate, fused, emulations, model, decode)
+
+
+def _not_emulated(policy: Policy, point: str) -> str | None:
+    """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None."""
+    inside = {
+        "norm": ("attn_norm", "mlp_norm", "final_norm"), "rope": ("q", "k"), "softmax": ("probs", "attn_out"),
+    }  # fmt: skip
+    for key, points in inside.items():
+        if point in points and getattr(policy, key) != "float32":
+            return f"{key} = {getattr(policy, key)}"
+    if point == "mlp_act" and policy.mlp not in ("float32", policy.activations):
+        return f"mlp = {policy.mlp}"
+    return None
 
 
 def _parts(recorded: Recorded, place: Place) -> list[Rows]:

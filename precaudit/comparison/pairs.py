@@ -39,6 +39,9 @@ def pair_errors(a: Recorded, b: Recorded, place: Place) -> Iterator[ErrorRecord]
             continue
         rows, others = unpack_positions(a.index[key]), unpack_positions(b.index[key])
         both = np.intersect1d(rows, others)
+        if not len(both):
+            yield here.record("pair", *names, unknown="these rows were not recorded in the reference run")
+            continue
         both = both[both < same]
         if not len(both) or ("S" in POINTS[place.point].axes and len(both) < len(rows)):
             yield here.record("pair", *names, unknown="the tokens of the two runs differ before this")

@@ -59,10 +59,15 @@ class Recorded:
 
     def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
         """Return a point's rows of a phase (axis T first); None where any step lacks them."""
-        values, positions, steps, first = [], [], [], 0
+        values: list[Array] = []
+        positions: list[Array] = []
+        steps: list[tuple[int, slice]] = []
+        first = 0
         for step in self.steps(phase):
             record = self.index.get((prompt, phase, step, layer, point))
             if record is None:
+                if self.run.record.finished is None and values:
+                    break  # the run was cut off here
                 return None
             values.append(self.run.tensor(record))
             positions.append(unpack_positions(record))

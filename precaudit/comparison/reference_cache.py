@@ -59,7 +59,7 @@ class References:
         path = self.path(layer, point, rows)
         try:
             found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+        except (FileNotFoundError, ValueError, EOFError):
             return None
         return np.asarray(found)  # a plain array over the map: np.memmap slows every slice
 

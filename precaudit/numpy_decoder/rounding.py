@@ -78,7 +78,9 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
         groups = (("linear",),)
     if point == "attn_out" and np.log2(config.head_dim) % 2 == 0:
         groups = (("score_dot", "scores"), ("probs",))  # a scale of 2^-n rounds nothing
-    if policy.excess_precision == "off" or policy.activations == "float32":
+    formats = {"score_dot": policy.scores, "scores": policy.scores, "probs": policy.probs, "silu": policy.mlp}
+    groups = tuple(g for g in groups if any(formats.get(p, policy.activations) != "float32" for p in g))
+    if policy.excess_precision == "off":
         groups = ()
     chosen = [c for n in range(len(groups) + 1) for c in combinations(groups, n)]
     return [tuple(place for group in choice for place in group) for choice in chosen]

@@ -70,14 +70,14 @@ def load_policy(name: str) -> Policy:
     """Return the shipped policy ``name`` or the one in the TOML file at that path; raises UserError."""
     path = Path(name)
     if name in shipped():
-        text, label = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"), name
+        text, label = (resources.files(__name__) / f"{name}.toml").read_bytes(), name
     elif path.suffix == ".toml" and path.is_file():
-        text, label = path.read_text(encoding="utf-8"), path.stem
+        text, label = path.read_bytes(), path.stem
     else:
         raise UserError(f"unknown policy {name!r}{nearest(name, shipped())}; or give the path of a .toml file")
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"policy {name}: not TOML: {error}") from None
     return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)
 

@@ -97,7 +97,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     if not rows or not accums:
         return None
     sizes = {(_place(e), e.candidate): value(e.rel_l2) for e in errors if e.kind == "accum" and e.point == point}
-    named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name and "float32" not in a.name]
+    named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name]
     told = []
     for name in accums:
         ratios = [
@@ -108,10 +108,13 @@ def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
             told.append(
                 f"{name.removeprefix('accum:')} {median(ratios):.2g} × its size, explains {_percent(median(shares))}"
             )
-    policy = [a.share for e in rows if (a := attribute(e)) is not None and a.name.startswith("policy:")]
+    names = [k for k in rows[0].explained or {} if k.startswith("policy:") and "+accum:" not in k]
+    policy = [value((e.explained or {})[k]) for e in rows for k in names if k in (e.explained or {})]
     verdict = (
         f"Accumulation explains {len(named)} of {len(rows)} {point} errors"
-        if named
+        if 2 * len(named) > len(rows)
+        else f"Accumulation explains {len(named)} of {len(rows)} {point} errors, the others it does not"
+        if named and len(rows) < 100 * len(named)
         else f"Accumulation does not explain the error of {point}"
     )
     rest = f"; the declared policy explains {_percent(median(policy))}" if policy else ""
@@ -173,7 +176,8 @@ def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
     rows = [e for e in errors if e.kind == "weights"]
     if not rows:
-        return "Weights: used as stored."
+        absent = any(e.unknown == "weights" for e in errors)
+        return "Weights: not at hand." if absent else "Weights: used as stored."
     largest = max(rows, key=lambda e: value(e.rel_l2))
     return (
         f"Weights: {len(rows)} tensors were rounded once to the model's format, by up to {value(largest.rel_l2):.1e} "

@@ -53,13 +53,13 @@ def record(call: Call, writer: RunWriter) -> None:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)
             tensors.append(Tensor(e.layer, e.point, POINTS[e.point].axes, e.positions, x, e.support))
-        if tensors:
-            writer.tensors(prompt.id, call.phase, call.step, tensors)
         if call.steps:
             first = len(prompt.tokens) - 1
             writer.steps(
                 step_records(prompt.id, call.phase, call.step, first, call.rows[b], tokens[b].tolist(), values)
             )
+        if tensors:
+            writer.tensors(prompt.id, call.phase, call.step, tensors)
 
 
 def unpad(x: Array, e: Entry, start: int, gathered: bool) -> Array:

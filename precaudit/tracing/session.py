@@ -86,7 +86,7 @@ class Session:
             return None
         lists = []
         for b, plan in enumerate(batch.at(phase, 0)):
-            rows = next(e.positions for e in plan if e.point in capture.gathered)
+            rows = next((e.positions for e in plan if e.point in capture.gathered), (0,))
             lists.append([int(starts[b]) + p for p in rows])
         width = max(map(len, lists))
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)

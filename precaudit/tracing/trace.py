@@ -64,7 +64,7 @@ def trace(
     progress.say(_announcement(subject, found, requested, size))
     check_space(folder, size + (1 << 20))
     prepare_folder(folder, options.force)
-    record = begin(subject, requested, folder.name, options.command)
+    record = begin(subject, requested, folder.resolve().name, options.command)
     warnings = weight_warnings(subject)
     for warning in warnings:
         progress.say(f"warning: {warning}")
@@ -163,7 +163,7 @@ def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRe
 def _announcement(subject: Subject, prompts: list[PromptRecord], requested: Requested, size: int) -> str:
     tokens = sum(len(p.tokens) for p in prompts)
     passes = tokens * (1 + len(requested.phases)) + len(prompts) * requested.decode_steps
-    seconds = 2.0 * subject.config.parameters * passes / SPEED[subject.platform]
+    seconds = 2.0 * subject.config.parameters * passes / SPEED.get(subject.platform, SPEED["cpu"])
     scale = "seconds" if seconds < 60 else "minutes" if seconds < 3600 else "hours"
     return (
         f"{subject.checkpoint.name} ({subject.config.layers} layers, "
