@@ -55,7 +55,7 @@ class GgufFile:
             data: Any
 
             def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-                self.data = np.asarray(self.data)  # slicing a memmap costs ten times as much
+                self.data = np.asarray(self.data)  # slicing a memmap costs more than the reading
                 found = super()._get(offset, dtype, count, override_order)
                 if len(found) < count:
                     raise ValueError(f"{count} values of {np.dtype(dtype)} at byte {offset} lie past the end")

@@ -26,7 +26,7 @@ def _pool() -> ThreadPoolExecutor:
 def keep_freed_memory() -> None:
     """Have glibc keep large blocks for the next allocation instead of unmapping them.
 
-    A layer's temporaries are freed and asked for again thirty times; fresh pages for each cost 6 % of a forward pass.
+    A layer's temporaries are freed and asked for again thirty times; each time the pages would be fresh.
     """
     trim_threshold, mmap_threshold = -1, -3
     try:
