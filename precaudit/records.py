@@ -23,6 +23,11 @@ def number(x: Any) -> Number:
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
+def value(x: Number | None) -> float:
+    """Return a number of a record as a float (NaN for none)."""
+    return float("nan") if x is None else float(x)
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all records."""
 
@@ -144,11 +149,45 @@ class Worst(Record, frozen=True, omit_defaults=False):
     reference: Number
 
 
+class Signed(Record, frozen=True, omit_defaults=False):
+    """A signed statistic and the noise honest programs have in it (metrics/residue.py)."""
+
+    value: Number
+    noise: Number
+
+
 class Unexplained(Record, frozen=True, omit_defaults=False):
-    """‖c − ê‖ / ‖r‖ for the best honest emulation, and the same in unit roundoffs of the output's format."""
+    """What the best honest emulation leaves: ‖c − ê‖ / ‖r‖, the same in unit roundoffs of the output's format.
+
+    ``excess``: ‖c − ê‖ over what honest programs leave; ``gain``, ``mean``: signed ⟨c − ê, r⟩ / ⟨r, r⟩ and mean of c − ê;
+    ``componentwise``: the largest |c − r| over its componentwise bound, with the element's index.
+    """
 
     rel_l2: Number
     u: Number
+    excess: Number | None = None
+    gain: Signed | None = None
+    mean: Signed | None = None
+    componentwise: tuple[Number, tuple[int, ...]] | None = None
+
+
+class Distribution(Record, frozen=True, omit_defaults=False):
+    """Next-token distributions, one value a position: ``kl`` = KL(reference ‖ candidate) in nats.
+
+    ``kl_noise``: its mean over emulated-rounding runs; ``top1`` … ``top50``: the shared part of the k most likely;
+    ``rank``: of the reference's top-1 in the candidate, 0 the first; ``logprob_error``: of the token chosen next, the
+    candidate's own top-1; ``gap``: top-1 minus top-2 logit of the reference.
+    """
+
+    positions: tuple[int, ...]
+    kl: tuple[Number, ...]
+    kl_noise: tuple[Number, ...] | None
+    top1: tuple[float, ...]
+    top5: tuple[float, ...]
+    top50: tuple[float, ...]
+    rank: tuple[int, ...]
+    logprob_error: tuple[Number, ...]
+    gap: tuple[Number, ...]
 
 
 Scope = dict[str, tuple[Number, int]]
@@ -157,7 +196,9 @@ Scope = dict[str, tuple[Number, int]]
 class ErrorRecord(Record, frozen=True):
     """A line of errors.jsonl; ``unknown`` says why there are no numbers.
 
-    Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k).
+    Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
+    ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
+    number. ``missing``: requested and not in the run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
     """
 
     prompt: str
@@ -175,6 +216,11 @@ class ErrorRecord(Record, frozen=True):
     rel_l2: Number | None = None
     cosine: Number | None = None
     max_ulp: int | None = None
+    bits_lost: Number | None = None
+    snr: Number | None = None
+    gain: Number | None = None
+    mean: Number | None = None
+    excluded: int = 0
     worst: Worst | None = None
     explained: dict[str, Number] | None = None
     elided: dict[str, tuple[str, ...]] | None = None
@@ -182,6 +228,9 @@ class ErrorRecord(Record, frozen=True):
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None
     mismatched: int | None = None
+    distribution: Distribution | None = None
+    noise: Number | None = None
+    missing: str | None = None
     unknown: str | None = None
 
 

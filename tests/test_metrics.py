@@ -25,7 +25,7 @@ def test_sizes_of_a_known_error():
     assert found["cosine"] == pytest.approx(8.5 / (9.25**0.5 * 8**0.5))
     assert found["max_ulp"] == 1 << 22  # half of float32's 2^23 steps between 1 and 2
     assert found["worst"].index == (1, 0, 1)
-    where = scopes(d, [10, 11], "THK", None)
+    where = scopes(d, [10, 11], "THK")
     assert where["token"]["rel_l2"] == (pytest.approx(0.5 / 2), 11)
     assert where["head"]["rel_l2"] == (pytest.approx(0.25), 0)
     assert "channel" not in where  # two positions are too few
@@ -36,7 +36,7 @@ def test_channels_need_eight_positions():
     c = r.copy()
     c[:, 0, 2] *= 1.25
     d, _ = measure(c, r)
-    assert scopes(d, range(8), "THK", None)["channel"]["rel_l2"] == (pytest.approx(0.25), 2)
+    assert scopes(d, range(8), "THK")["channel"]["rel_l2"] == (pytest.approx(0.25), 2)
 
 
 def test_nonfinite_is_counted_before_values():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from precaudit.records import ErrorRecord, Number
+from precaudit.records import ErrorRecord, value
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
 CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed
@@ -31,11 +31,6 @@ class Attribution:
     def unexplained(self) -> bool:
         """Whether an error is left that rounding does not account for."""
         return self.name == "none of these" and not self.small
-
-
-def value(x: Number | None) -> float:
-    """Return a number of a record as a float (NaN for none)."""
-    return float("nan") if x is None else float(x)
 
 
 def attribute(record: ErrorRecord) -> Attribution | None:

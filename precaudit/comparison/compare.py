@@ -10,7 +10,7 @@ import msgspec
 
 import precaudit
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
-from precaudit.comparison.attribution import attribute, value
+from precaudit.comparison.attribution import attribute
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.forward import Truth, establish, forward_errors
 from precaudit.comparison.local import Emulations, local_errors
@@ -38,6 +38,7 @@ from precaudit.records import (
     number,
     read_layers,
     read_lines,
+    value,
     write_lines,
 )
 from precaudit.selection import Selection, choose_prompts, parse_layers

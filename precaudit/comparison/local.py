@@ -8,12 +8,21 @@ import numpy as np
 
 from precaudit.comparison.attribution import CLEARLY
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import Place, masked, measured
 from precaudit.formats import FORMATS, Array, widen
-from precaudit.metrics.sizes import canonical, explained, norm, ratio
+from precaudit.metrics.residue import excesses, relative_noise, signed
+from precaudit.metrics.sizes import Difference, canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.magnitudes import attended, half_ulp, inner_roundoff, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
-from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, of_policy, sharing_products
+from precaudit.numpy_decoder.rounding import (
+    FP64,
+    Rounding,
+    elisions,
+    of_policy,
+    sharing_products,
+    single_precision_dot,
+)
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Unexplained, number
@@ -52,6 +61,45 @@ class Emulations:
 Evaluate = Callable[[Sequence[Rounding]], list[Array]]
 
 
+@dataclass(frozen=True)
+class Operation:
+    """One point of one phase ready to be judged: its recorded rows, and how to make them again.
+
+    ``evaluate`` runs the operation under roundings; ``fused`` the same on summands a compiler may not have rounded;
+    ``magnitude`` returns |A|·|B| of every element.
+    """
+
+    run: str
+    place: Place
+    part: Rows
+    positions: Array
+    evaluate: Evaluate
+    magnitude: Callable[[], Array]
+    fused: Evaluate | None = None
+
+    @property
+    def axes(self) -> str:
+        """The point's axes."""
+        return POINTS[self.place.point].axes
+
+    @property
+    def stored(self) -> Array:
+        """The recorded values of the rows that can be made again."""
+        return self.part.values if "S" in self.axes else self.part.at(self.positions)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What evaluation gave, canonical [T, H, K]: FP64, emulations by name, honest noise, and the bound's |A|·|B| · u."""
+
+    reference: Array
+    emulated: dict[str, Array]
+    noise: Array
+    bound: Array
+    label: str
+    elided: tuple[str, ...]
+
+
 def local_errors(
     recorded: Recorded, model: Model, weights: bool, emulations: Emulations, place: Place
 ) -> Iterator[ErrorRecord]:
@@ -74,9 +122,10 @@ def local_errors(
         if found is None:
             yield from _unknown(part, place, run, "inputs were not recorded")
             continue
-        positions, evaluate = found
+        positions, evaluate, magnitude = found
         fused = _fused_residual(recorded, model, place, positions)
-        yield from _judge(run, place, part, positions, evaluate, fused, emulations, model, decode)
+        operation = Operation(run, place, part, positions, evaluate, magnitude, fused)
+        yield from _records(operation, _make(operation, emulations, model, decode))
 
 
 def _not_emulated(policy: Policy, point: str) -> str | None:
@@ -111,8 +160,11 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
         yield replace(place, step=step).record("local", run, "fp64", unknown=why)
 
 
-def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
-    """Return the positions that can be recomputed and the function that does; None where inputs are missing."""
+Evaluation = tuple[Array, Evaluate, Callable[[], Array]]
+
+
+def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> Evaluation | None:
+    """Return the positions that can be recomputed, and Operation's evaluate and magnitude; None without inputs."""
     if place.point in ("scores", "probs", "attn_out"):
         return _attention(recorded, place, part)
     layer = place.layer
@@ -136,7 +188,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> t
         shared = sharing_products(roundings)
         return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
 
-    return positions, evaluate
+    return positions, evaluate, lambda: rowwise(place.point, model, layer, values)
 
 
 def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: Array) -> Evaluate | None:
@@ -155,7 +207,7 @@ def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: A
     ]
 
 
-def _attention(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
+def _attention(recorded: Recorded, place: Place, part: Rows) -> Evaluation | None:
     prompt, phase, layer = place.prompt, place.phase, place.layer
     assert layer is not None
     if place.point == "probs":
@@ -183,7 +235,13 @@ def _attention(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Eva
                 whole[-1:] = row
         return out
 
-    return positions, evaluate
+    def magnitude() -> Array:
+        if place.point == "scores":
+            width = part.values.shape[2]
+            return scored(queries, (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width])
+        return attended(queries, k[0], v[0], positions)
+
+    return positions, evaluate, magnitude
 
 
 def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
@@ -196,37 +254,27 @@ def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
     return None if rows is None or len(rows.positions) <= rows.positions[-1] else [rows.values]
 
 
-def _softmax(recorded: Recorded, place: Place, part: Rows) -> tuple[Array, Evaluate] | None:
+def _softmax(recorded: Recorded, place: Place, part: Rows) -> Evaluation | None:
     record = part.steps[0][0] if place.phase == "decode" else 0
     s = recorded.tensor(place.prompt, place.phase, record, place.layer, "scores")
     if s is None or s.shape != part.values.shape:
         return None
     wide = widen(s)
-    return part.positions, lambda roundings: [all_probs(wide, part.positions, r) for r in roundings]
+    at = part.positions
+    return at, lambda roundings: [all_probs(wide, at, r) for r in roundings], lambda: normalised(wide, at)
 
 
-def _judge(
-    run: str,
-    place: Place,
-    part: Rows,
-    positions: Array,
-    evaluate: Evaluate,
-    fused: Evaluate | None,
-    emulations: Emulations,
-    model: Model,
-    decode: bool,
-) -> Iterator[ErrorRecord]:
-    """Evaluate everything, choose the policy's best elision, and yield one local and the accum records a step."""
-    axes = POINTS[place.point].axes
-    stored = part.values if "S" in axes else part.at(positions)
-    roundings = emulations.of(place.point, model, decode)
+def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> Made:
+    """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
+    point, axes = o.place.point, o.axes
+    roundings = emulations.of(point, model, decode)
     alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
     first = {name: r for name, r in roundings.items() if name not in alone}
-    arrays = dict(zip(first, [canonical(y, axes) for y in evaluate(list(first.values()))], strict=True))
-    wide = np.nan_to_num(canonical(stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
+    arrays = dict(zip(first, [canonical(y, axes) for y in o.evaluate(list(first.values()))], strict=True))
+    wide = np.nan_to_num(canonical(o.stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
     policies = [name for name in roundings if name.startswith("policy")]
-    if fused is not None and len(policies) > 1:
-        extra = [canonical(y, axes) for y in fused([roundings[p] for p in policies])]
+    if o.fused is not None and len(policies) > 1:
+        extra = [canonical(y, axes) for y in o.fused([roundings[p] for p in policies])]
         arrays |= {f"{p}|resid_mid": y for p, y in zip(policies, extra, strict=True)}
         policies += [f"{p}|resid_mid" for p in policies]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
@@ -235,54 +283,87 @@ def _judge(
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
     tried = [p for p in ([best] if share >= CLEARLY else policies) if p in roundings]
-    for name, variants in emulations.joined({p: roundings[p] for p in tried}, place.point).items():
-        outs = [canonical(y, axes) for y in evaluate([alone[f"accum:{name}"], *variants.values()])]
+    for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
+        outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
         named[f"accum:{name}"] = outs[0]
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
-    elided = tuple(best.split("|")[1:])
-    for step, rows in part.steps:
-        index = (
-            np.flatnonzero(np.isin(positions, part.positions[rows])) if "S" not in axes else np.arange(len(positions))
-        )
+    other = _noise(o, roundings, best, arrays)
+    bound = inner_roundoff(point, emulations.policy) * canonical(o.magnitude(), axes)
+    return Made(arrays["fp64"], named, other - arrays["fp64"], bound, label, tuple(best.split("|")[1:]))
+
+
+def _noise(o: Operation, roundings: dict[str, Rounding], best: str, arrays: dict[str, Array]) -> Array:
+    """Return the best emulation with float32 sums in BLAS's order: another honest program's output."""
+    if o.place.point in NO_SUM or best not in roundings:
+        return arrays[best]
+    return canonical(o.evaluate([replace(roundings[best], dot=single_precision_dot)])[0], o.axes)
+
+
+def _records(o: Operation, made: Made) -> Iterator[ErrorRecord]:
+    """Yield one local and the accum records of every step."""
+    relative = relative_noise(made.noise, made.reference, FORMATS[o.stored.dtype.name].unit_roundoff)
+    for step, rows in o.part.steps:
+        keyed = "S" in o.axes
+        index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
-            here = replace(place, step=step)
-            emulated = {k: v[one] for k, v in named.items()}
-            row = stored if "S" in axes else stored[one]
-            yield from _records(run, here, row, arrays["fp64"][one], emulated, positions[one], label, elided)
+            here = replace(o, place=replace(o.place, step=step))
+            cut = replace(
+                made, reference=made.reference[one], emulated={k: v[one] for k, v in made.emulated.items()},
+                noise=made.noise[one], bound=made.bound[one],
+            )  # fmt: skip
+            yield from _step(here, o.stored if keyed else o.stored[one], cut, o.positions[one], relative)
 
 
-def _records(
-    run: str,
-    place: Place,
-    stored: Array,
-    reference: Array,
-    emulated: dict[str, Array],
-    positions: Array,
-    label: str,
-    elided: tuple[str, ...],
-) -> Iterator[ErrorRecord]:
-    axes = POINTS[place.point].axes
-    c = canonical(stored, axes)
-    with np.errstate(invalid="ignore"):
-        left = np.nan_to_num(c - emulated[label], nan=0.0, posinf=0.0, neginf=0.0)
-    back = reference.transpose(1, 0, 2) if axes == "HTS" else reference.reshape(stored.shape)
-    d, numbers = measured(stored, back, place.point, positions, left)
-    error, size, u = norm(d.error), norm(d.reference), FORMATS[stored.dtype.name].unit_roundoff
-    shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in emulated.items()}
-    relative = ratio(norm(left), size)
+def _step(o: Operation, stored: Array, made: Made, positions: Array, relative: float) -> Iterator[ErrorRecord]:
+    place, axes, label = o.place, o.axes, made.label
+    back = made.reference.transpose(1, 0, 2) if axes == "HTS" else made.reference.reshape(stored.shape)
+    d, numbers = measured(stored, back, place.point, positions)
+    left = np.where(np.isfinite(d.candidate), d.candidate - made.emulated[label], 0.0)
+    left = np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)
+    noise, hidden = made.noise, masked(place.point, positions, left.shape[2])
+    if hidden is not None:
+        left, noise = np.where(hidden, 0.0, left), np.where(hidden, 0.0, noise)
+    error = norm(d.error)
+    shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
+    unexplained, extra_scopes = _unexplained(d, left, noise, made, relative, positions, axes, stored)
+    for name, found in extra_scopes.items():
+        numbers["scopes"].setdefault(name, {}).update(found)
     extra: dict[str, Any] = {
         "explained": shares,
-        "unexplained": Unexplained(rel_l2=number(relative), u=number(relative / u)),
-        "ratio": number(ratio(error, norm(emulated[label] - d.reference))),
+        "unexplained": unexplained,
+        "ratio": number(ratio(error, norm(made.emulated[label] - made.reference))),
     }
-    if elided:
-        extra["elided"] = {label: elided}
-    yield place.record("local", run, "fp64", **numbers, **extra)
-    for name, y in emulated.items():
+    if made.elided:
+        extra["elided"] = {label: made.elided}
+    yield place.record("local", o.run, "fp64", **numbers, **extra)
+    for name, y in made.emulated.items():
         if name.startswith("accum:"):
             yield place.record("accum", name, "fp64", **_small(y, d.reference))
+
+
+def _unexplained(
+    d: Difference, left: Array, noise: Array, made: Made, relative: float, positions: Array, axes: str, stored: Array
+) -> tuple[Unexplained, dict[str, Any]]:
+    """Return what the policy leaves against honest noise: of the tensor, and of the worst of every scope."""
+    u = FORMATS[stored.dtype.name].unit_roundoff
+    share = ratio(norm(left), norm(d.reference))
+    heads = axes[-1] == "K" or axes == "HTS"
+    whole, worst = excesses(left, noise, d.reference, relative, positions, axes)
+    tensor, by_head = signed(left, noise, d.reference, relative, heads)
+    scopes = {name: {"excess": found} for name, found in worst.items()}
+    if by_head:
+        scopes["head"] |= by_head
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = np.where(d.error == 0, 0.0, np.abs(d.error) / (made.bound + half_ulp(d.reference, u)))
+    t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
+    index = (h, t, k) if axes == "HTS" else (t, h, k) if len(axes) == 3 else (t, k)
+    found = Unexplained(
+        rel_l2=number(share), u=number(share / u), excess=number(whole), gain=tensor["gain"], mean=tensor["mean"],
+        componentwise=(number(parts[t, h, k]), index),
+    )  # fmt: skip
+    return found, scopes
 
 
 def _small(emulation: Array, reference: Array) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from precaudit.formats import Array
 from precaudit.metrics.sizes import Difference, canonical, scopes, sizes
 from precaudit.points import POINTS
-from precaudit.records import ErrorRecord
+from precaudit.records import ErrorRecord, number, value
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,34 @@ class Place:
 
 
 def measured(
-    stored: Array, reference: Array, point: str, positions: Sequence[int] | Array, left: Array | None = None
+    stored: Array, reference: Array, point: str, positions: Sequence[int] | Array
 ) -> tuple[Difference, dict[str, Any]]:
     """Compare a recorded tensor with FP64 values of its shape; return the difference and the record's fields.
 
-    ``left`` = c − ê in the canonical layout [T, H, K], where an emulation exists.
+    Scores of keys after a row's position are masked: they are in no number, and counted as ``excluded``.
     """
     axes = POINTS[point].axes
-    d = Difference.of(canonical(stored, axes), canonical(reference, axes))
-    return d, sizes(d, stored, axes) | {"scopes": scopes(d, positions, axes, left)}
+    c, r = canonical(stored, axes), canonical(reference, axes)
+    hidden = masked(point, positions, r.shape[2])
+    if hidden is not None:
+        c, r = np.where(hidden, 0.0, c), np.where(hidden, 0.0, r)
+        seen = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
+    d = Difference.of(c, r)
+    found = sizes(d, stored if hidden is None else seen, axes) | {"scopes": scopes(d, positions, axes)}
+    if hidden is not None:
+        found["excluded"] = int(hidden.sum()) * r.shape[1]
+        seen_part = 1.0 - found["excluded"] / found["n"]
+        found |= {k: number(value(found[k]) / seen_part) for k in ("mae", "mean")}
+        found["n"] -= found["excluded"]
+    return d, found
+
+
+def masked(point: str, positions: Sequence[int] | Array, keys: int) -> Array | None:
+    """Return where [T, 1, S] a point's elements are masked and read by nothing; None where none are.
+
+    Only scores: a probability after the mask is read, and has to be 0.
+    """
+    if point != "scores":
+        return None
+    hidden = np.arange(keys)[None, None, :] > np.asarray(positions)[:, None, None]
+    return hidden if hidden.any() else None

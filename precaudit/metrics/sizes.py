@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import Array, as_format, ordinals, widen
+from precaudit.formats import FORMATS, Array, as_format, ordinals, widen
 from precaudit.records import Number, Scope, Worst, number
 
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
@@ -61,7 +61,8 @@ def sizes(d: Difference, stored: Array, axes: str) -> dict[str, Any]:
     """Return the sizes of an error as fields of an ErrorRecord; ``stored`` is the candidate in its own format.
 
     mae, max_diff: of |c − r|. rel_l2: ‖c − r‖ / ‖r‖. cosine: ⟨c, r⟩ / (‖c‖ ‖r‖). max_ulp: distance in the candidate's
-    format after rounding the reference to it. Non-finite elements are counted and left out of the others.
+    format after rounding the reference to it. bits_lost: log₂(rel_l2 / u) of that format, 0 at or below u. snr: dB, of
+    r over c − r. gain: ⟨c − r, r⟩ / ⟨r, r⟩. mean: of c − r. Non-finite elements are counted and left out of the others.
     """
     size = np.abs(d.error)
     e, r = norm(d.error), norm(d.reference)
@@ -76,9 +77,19 @@ def sizes(d: Difference, stored: Array, axes: str) -> dict[str, Any]:
         "cosine": number(np.vdot(c, d.reference) / (norm(c) * r)) if e and r and norm(c) else number(float(e == 0)),
         "max_ulp": max_ulp(d, stored, axes),
     }
+    relative = ratio(e, r)
+    found["bits_lost"] = number(bits_lost(relative, FORMATS[stored.dtype.name].unit_roundoff))
+    found["snr"] = number(-20.0 * np.log10(relative)) if 0 < relative < np.inf else "inf" if e == 0 else "-inf"
+    found["gain"] = number(ratio(float(np.vdot(d.error, d.reference)), r * r)) if r else 0.0
+    found["mean"] = number(d.error.sum() / n) if n else 0.0
     if n:
         found["worst"] = worst(d, size, axes)
     return found
+
+
+def bits_lost(relative: float, unit_roundoff: float) -> float:
+    """Return log₂(relative / u): the significand bits of the format that an error takes, 0 where it is within u."""
+    return float(np.log2(max(relative / unit_roundoff, 1.0)))
 
 
 def max_ulp(d: Difference, stored: Array, axes: str) -> int:
@@ -97,8 +108,8 @@ def worst(d: Difference, size: Array, axes: str) -> Worst:
     return Worst(index=index, candidate=number(d.candidate[t, h, k]), reference=number(d.reference[t, h, k]))
 
 
-def scopes(d: Difference, positions: Sequence[int] | Array, axes: str, left: Array | None) -> dict[str, Scope]:
-    """Return the worst token, head and channel by rel_l2, max_diff and, where ``left`` = c − ê is given, unexplained.
+def scopes(d: Difference, positions: Sequence[int] | Array, axes: str) -> dict[str, Scope]:
+    """Return the worst token, head and channel by rel_l2 and max_diff.
 
     Tokens are named by position. Channels need at least 8 positions; points over keys or vocabulary have none.
     """
@@ -110,16 +121,12 @@ def scopes(d: Difference, positions: Sequence[int] | Array, axes: str, left: Arr
     if axes[-1] in "KDF" and len(size) >= MIN_CHANNEL_ROWS:
         names["channel"] = (0,)
     squares = {"rel_l2": d.error * d.error, "reference": d.reference * d.reference}
-    if left is not None:
-        squares["unexplained"] = left * left
     for name, axis in names.items():
         sums = {k: x.sum(axis=axis).reshape(-1) for k, x in squares.items()}
         scope: Scope = {"max_diff": _largest(size.max(axis=axis).reshape(-1))}
-        for metric in ("rel_l2", "unexplained"):
-            if metric in sums:
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    relative = np.sqrt(sums[metric] / sums["reference"])
-                scope[metric] = _largest(np.where(sums[metric] == 0, 0.0, relative))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.sqrt(sums["rel_l2"] / sums["reference"])
+        scope["rel_l2"] = _largest(np.where(sums["rel_l2"] == 0, 0.0, relative))
         if name == "token":
             scope = {k: (v, int(positions[i])) for k, (v, i) in scope.items()}
         found[name] = scope

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.formats import Array, widen
+from precaudit.formats import Array, identity, widen
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import attend, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
@@ -58,14 +58,14 @@ class Model:
         """Return the embedding rows of token ids [T] in FP64 [T, D]."""
         return widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
 
-    def logits(self, final_norm: Array, rounding: Rounding) -> Array:
-        """Return final_norm [T, D] · output matrixᵀ [T, V], the matrix widened a block of rows at a time."""
+    def logits(self, final_norm: Array, rounding: Rounding, of: Callable[[Array], Array] = identity) -> Array:
+        """Return final_norm [T, D] · of(output matrix)ᵀ [T, V], the matrix widened a block of rows at a time."""
         head = self.read("model.embed_tokens.weight" if self.config.tied else "lm_head.weight")
         out = np.empty((len(final_norm), self.config.vocab))
 
         def block(i: int) -> None:
-            w = np.ascontiguousarray(head[i : i + VOCAB_BLOCK])
-            out[:, i : i + VOCAB_BLOCK] = rounding.logits(rounding.dot(final_norm, widen(w).T))
+            w = of(widen(np.ascontiguousarray(head[i : i + VOCAB_BLOCK])))
+            out[:, i : i + VOCAB_BLOCK] = rounding.logits(rounding.dot(final_norm, w.T))
 
         each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
         return out

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precaudit.comparison.attribution import Attribution, attribute, value
+from precaudit.comparison.attribution import Attribution, attribute
 from precaudit.points import POINTS
-from precaudit.records import ErrorRecord, PrefillDecodeRecord
+from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 
 ORDER = {name: i for i, name in enumerate(POINTS)}
 

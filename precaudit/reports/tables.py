@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precaudit.comparison.attribution import value
 from precaudit.points import POINTS
-from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord
+from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
 
 

@@ -1,0 +1,79 @@
+"""(|A|·|B|)ᵢ of every element of an operation: what its componentwise error bound grows with (Higham 2002, §3.5).
+
+An operation evaluated on the absolute values of its inputs and tensors sums |terms| where it sums terms. Single precision
+products are enough for a bound.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from precaudit.formats import FORMATS, Array
+from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.numpy_decoder.rounding import Rounding, single_precision_dot
+from precaudit.policies import Policy
+
+SINGLE = Rounding(dot=single_precision_dot)
+# operations that round inside, by the policy keys that say to what
+INNER = {
+    "attn_norm": ("activations",), "mlp_norm": ("activations",), "final_norm": ("activations",),
+    "q": ("activations", "rope"), "k": ("activations", "rope"), "mlp_act": ("activations", "mlp"),
+    "scores": ("scores",), "attn_out": ("scores", "probs"),
+}  # fmt: skip
+
+
+def inner_roundoff(point: str, policy: Policy) -> float:
+    """Return the largest unit roundoff inside an operation: of what it rounds on the way, else of its float32 sums."""
+    formats = [getattr(policy, key) for key in INNER.get(point, ())]
+    return max(FORMATS[name].unit_roundoff for name in ("float32", *formats))
+
+
+def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]) -> Array:
+    """Return |A|·|B| of an operation on rows (attention aside), in the shape of its output.
+
+    RoPE is bounded by the sum of the two magnitudes it mixes, |a cos| + |b sin| ≤ |a| + |b|.
+    """
+    absolute = [np.abs(x) for x in inputs]
+    if point == "logits":
+        return model.logits(absolute[0], SINGLE, np.abs)
+    context = model.context(layer, np.zeros(len(inputs[0])), SINGLE)
+    weight = context.weight
+
+    def magnitude(name: str) -> Array | None:
+        found = weight(name)
+        return None if found is None else np.abs(found)
+
+    out = model.apply(point, replace(context, weight=magnitude), absolute)
+    if point in ("q", "k"):
+        half = out.shape[-1] // 2
+        both = out[..., :half] + out[..., half:]
+        return np.concatenate([both, both], axis=-1)
+    return out
+
+
+def attended(q: Array, k: Array, v: Array, positions: Array) -> Array:
+    """Return P|V| · (1 + 2 max|s|) [T, H, K]: a relative error δ of the scores moves the output by 2 max|s| δ at most.
+
+    |s| ≤ ‖q‖ ‖k‖ / √K.
+    """
+    out = attention(q, k, np.abs(v), positions, SINGLE)
+    longest = np.sqrt(np.einsum("sgk,sgk->sg", k, k).max(axis=0))
+    sizes = np.sqrt(np.einsum("thk,thk->th", q, q)) * np.repeat(longest, q.shape[1] // k.shape[1])
+    return out * (1.0 + 2.0 / np.sqrt(q.shape[2]) * sizes)[:, :, None]
+
+
+def scored(q: Array, k: Array) -> Array:
+    """Return |Q|·|K|ᵀ / √K [H, T, S]."""
+    return all_scores(np.abs(q), np.abs(k), SINGLE)
+
+
+def normalised(s: Array, positions: Array) -> Array:
+    """Return p · (1 + |s − max s|) [H, T, S]: the exponential's error is relative to its argument."""
+    with np.errstate(invalid="ignore"):
+        return all_probs(s, positions, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
+
+
+def half_ulp(y: Array, unit_roundoff: float) -> Array:
+    """Return ulp(y)/2 of the format with this unit roundoff: u · 2^⌊log₂|y|⌋."""
+    return unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0)
