@@ -159,8 +159,8 @@ class Signed(Record, frozen=True, omit_defaults=False):
 class Unexplained(Record, frozen=True, omit_defaults=False):
     """What the best honest emulation leaves: ‖c − ê‖ / ‖r‖, the same in unit roundoffs of the output's format.
 
-    ``excess``: ‖c − ê‖ over what honest programs leave; ``gain``, ``mean``: signed ⟨c − ê, r⟩ / ⟨r, r⟩ and mean of c − ê;
-    ``componentwise``: the largest |c − r| over its componentwise bound, with the element's index.
+    ``excess``: ‖c − ê‖ over what honest programs leave; ``gain``, ``mean``: signed ⟨c − ê, r⟩ / ⟨r, r⟩ and mean of
+    c − ê; ``componentwise``: the largest |c − r| over its componentwise bound, with the element's index.
     """
 
     rel_l2: Number
@@ -209,6 +209,7 @@ class ErrorRecord(Record, frozen=True):
     kind: Literal["forward", "local", "state", "accum", "weights", "pair"]
     candidate: str
     reference: str
+    dtype: str | None = None
     n: int = 0
     nonfinite: int = 0
     mae: Number | None = None

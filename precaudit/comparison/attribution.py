@@ -48,15 +48,8 @@ def attribute(record: ErrorRecord) -> Attribution | None:
         return Attribution("none of these", shares[policy], float("inf"), False)
     if record.max_diff == 0:
         return Attribution("exact", 1.0, left, True)
-    limit = FLOAT32_U if _single(record) else FUSED_U if record.point == "mlp_norm" else HONEST_U
+    limit = FLOAT32_U if record.dtype == "float32" else FUSED_U if record.point == "mlp_norm" else HONEST_U
     best = policy if shares[policy] >= CLEARLY else max(shares, key=lambda name: shares[name])
     if shares[best] >= EXPLAINS:
         return Attribution(best, shares[best], left, left <= limit)
     return Attribution("none of these", shares[best], left, left <= limit)
-
-
-def _single(record: ErrorRecord) -> bool:
-    """Whether the output is float32, from u = unexplained.rel_l2 / unexplained.u."""
-    assert record.unexplained is not None
-    relative, units = value(record.unexplained.rel_l2), value(record.unexplained.u)
-    return units > 0 and relative / units < 2.0**-20

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +11,34 @@ import numpy as np
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References, prune
 from precaudit.comparison.rows import Place, measured
-from precaudit.formats import Array
+from precaudit.formats import Array, widen
+from precaudit.metrics.logits import distribution, kl
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, of_policy, single_precision_dot
+from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, number
 
 OPEN = 64
+RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
 Tell = Callable[[int, int, str], None]
 
 
 @dataclass
 class Truth:
-    """FP64 values of every prompt's sequence, and the energy of an emulated policy's error at every position."""
+    """FP64 values of every prompt's sequence, and what the emulated policy's rounding does to them.
+
+    ``energy``: squared error of the emulated policy at every position, the mean over RUNS draws of its rounding errors;
+    ``kl``: KL(FP64 ‖ emulated) in nats of every logits row, the same mean.
+    """
 
     prompts: tuple[str, ...]
     places: dict[str, References]
     rows: dict[str, Array]
     energy: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    kl: dict[str, Array] = field(default_factory=dict)
     squares: list[tuple[float, int]] = field(default_factory=list)
     _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
 
@@ -91,20 +99,36 @@ def establish(
     for place in places.values():
         place.touch()
 
-    def weigh(i: int, layer: int | None, point: str, values: Array) -> None:
-        reference = truth.values(prompts[i], layer, point)
-        assert reference is not None
-        square = (values - reference) ** 2
-        axis = (0, 2) if POINTS[point].axes == "HTS" else tuple(range(1, square.ndim))
-        truth.energy[prompts[i], layer, point] = square.sum(axis=axis)
-        if point == "logits":
-            truth.squares.append((float(square.sum()), square.size))
-
     rounding = replace(of_policy(policy), dot=single_precision_dot)
     sequences = [np.asarray(tokens[p]) for p in prompts]
-    forward(model, sequences, rounding, want(prompts), weigh, lambda at: tell(at + 1, n, "emulated policy"))
+    for seed in range(RUNS):
+        progress = partial(_told, tell, model.config.layers, f"emulated policy, draw {seed + 1} of {RUNS}")
+        forward(model, sequences, redrawn(rounding, seed), want(prompts), partial(_weigh, truth), progress)
     prune(root, {p.folder for p in places.values()})
     return truth
+
+
+def _told(tell: Tell, layers: int, what: str, layer: int) -> None:
+    tell(layer + 1, layers, what)
+
+
+def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -> None:
+    """Add one draw's error at one point to the pooled noise."""
+    prompt = truth.prompts[i]
+    reference = truth.values(prompt, layer, point)
+    assert reference is not None
+    square = (values - reference) ** 2
+    if POINTS[point].axes == "HTS":
+        keys = np.arange(square.shape[2])[None, :] <= np.arange(square.shape[1])[:, None]
+        rows = np.einsum("hts,ts->t", square, keys)
+    else:
+        rows = square.reshape(len(square), -1).sum(axis=1)
+    key = (prompt, layer, point)
+    truth.energy[key] = truth.energy.get(key, 0.0) + rows / RUNS
+    if point == "logits":
+        truth.squares.append((float(square.sum()), square.size))
+        here = np.array([kl(a, b) for a, b in zip(reference, values, strict=True)])
+        truth.kl[prompt] = truth.kl.get(prompt, 0.0) + here / RUNS
 
 
 def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[ErrorRecord]:
@@ -124,7 +148,14 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
             values = np.asarray(reference[index])
         d, numbers = measured(stored, values, place.point, rows)
         emulated = float(np.sqrt(truth.energy[place.prompt, place.layer, place.point][index].sum()))
-        yield here.record("forward", run, "fp64", **numbers, ratio=number(ratio(norm(d.error), emulated)))
+        numbers |= {
+            "ratio": number(ratio(norm(d.error), emulated)),
+            "noise": number(ratio(emulated, norm(d.reference))),
+        }
+        if place.point == "logits":
+            chances = truth.kl[place.prompt][index]
+            numbers["distribution"] = distribution(widen(stored), values, rows, chances)
+        yield here.record("forward", run, "fp64", **numbers)
 
 
 def _rows(recorded: Recorded, place: Place) -> Any:

@@ -19,9 +19,9 @@ from precaudit.numpy_decoder.rounding import (
     FP64,
     Rounding,
     elisions,
+    in_single_precision,
     of_policy,
     sharing_products,
-    single_precision_dot,
 )
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
@@ -90,7 +90,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Made:
-    """What evaluation gave, canonical [T, H, K]: FP64, emulations by name, honest noise, and the bound's |A|·|B| · u."""
+    """What evaluation gave, canonical [T, H, K]: FP64, emulations by name, honest noise, and u · |A|·|B|."""
 
     reference: Array
     emulated: dict[str, Array]
@@ -294,10 +294,13 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> M
 
 
 def _noise(o: Operation, roundings: dict[str, Rounding], best: str, arrays: dict[str, Array]) -> Array:
-    """Return the best emulation with float32 sums in BLAS's order: another honest program's output."""
-    if o.place.point in NO_SUM or best not in roundings:
+    """Return what another honest program may have made: the best emulation, float32 results with float32 arithmetic.
+
+    Below float32 the rounding of results is all there is: sums in float32 are 2^13 times finer than float16.
+    """
+    if o.stored.dtype != np.float32 or best not in roundings:
         return arrays[best]
-    return canonical(o.evaluate([replace(roundings[best], dot=single_precision_dot)])[0], o.axes)
+    return canonical(o.evaluate([in_single_precision(roundings[best])])[0], o.axes)
 
 
 def _records(o: Operation, made: Made) -> Iterator[ErrorRecord]:
@@ -356,7 +359,7 @@ def _unexplained(
     if by_head:
         scopes["head"] |= by_head
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = np.where(d.error == 0, 0.0, np.abs(d.error) / (made.bound + half_ulp(d.reference, u)))
+        parts = np.where(d.error == 0, 0.0, np.abs(d.error) / (made.bound + half_ulp(d.reference, stored.dtype.name)))
     t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
     index = (h, t, k) if axes == "HTS" else (t, h, k) if len(axes) == 3 else (t, k)
     found = Unexplained(

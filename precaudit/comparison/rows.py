@@ -45,6 +45,7 @@ def measured(
         seen = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
     d = Difference.of(c, r)
     found = sizes(d, stored if hidden is None else seen, axes) | {"scopes": scopes(d, positions, axes)}
+    found["dtype"] = stored.dtype.name
     if hidden is not None:
         found["excluded"] = int(hidden.sum()) * r.shape[1]
         seen_part = 1.0 - found["excluded"] / found["n"]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from precaudit.formats import Array
+from precaudit.records import Distribution, number
 
 
 def log_softmax(x: Array) -> Array:
@@ -16,3 +17,36 @@ def kl(p_logits: Array, q_logits: Array) -> float:
     with np.errstate(invalid="ignore"):
         p, q = log_softmax(p_logits.astype(np.float64)), log_softmax(q_logits.astype(np.float64))
         return float(np.sum(np.exp(p) * (p - q)))
+
+
+def distribution(candidate: Array, reference: Array, positions: Array, noise: Array | None) -> Distribution:
+    """Compare next-token distributions row by row: logits [T, V] in FP64 (docs/design.md §4).
+
+    ``noise`` [T]: KL of emulated rounding. The chosen token is the candidate's top-1 (greedy decoding). A row with NaN
+    agrees in nothing: rank V, KL NaN.
+    """
+    rows: dict[str, list[float]] = {k: [] for k in ("kl", "top1", "top5", "top50", "rank", "logprob_error", "gap")}
+    with np.errstate(invalid="ignore"):
+        for c, r in zip(candidate, reference, strict=True):
+            rows["kl"].append(kl(r, c))
+            order_c, order_r = np.argsort(-c, kind="stable")[:50], np.argsort(-r, kind="stable")[:50]
+            finite = bool(np.isfinite(c).all())
+            for k in (1, 5, 50):
+                same = len(np.intersect1d(order_c[:k], order_r[:k])) if finite else 0
+                rows[f"top{k}"].append(same / min(k, len(c)))
+            best = order_r[0]
+            rows["rank"].append(int((c > c[best]).sum()) if finite else len(c))
+            chosen = int(order_c[0])
+            rows["logprob_error"].append(float(log_softmax(c)[chosen] - log_softmax(r)[chosen]))
+            rows["gap"].append(float(r[best] - r[order_r[1]]) if len(r) > 1 else float("inf"))
+    return Distribution(
+        positions=tuple(int(p) for p in positions),
+        kl_noise=None if noise is None else tuple(number(x) for x in noise),
+        rank=tuple(int(x) for x in rows["rank"]),
+        top1=tuple(rows["top1"]),
+        top5=tuple(rows["top5"]),
+        top50=tuple(rows["top50"]),
+        kl=tuple(number(x) for x in rows["kl"]),
+        logprob_error=tuple(number(x) for x in rows["logprob_error"]),
+        gap=tuple(number(x) for x in rows["gap"]),
+    )

@@ -1,7 +1,7 @@
-"""What the best honest emulation leaves of an error, against the noise of honest programs (docs/design.md §1: excess).
+"""What the best honest emulation leaves of an error, against the noise of honest programs (docs/design.md §1, excess).
 
-All arrays are FP64 in the canonical layout [T, H, K]. ``left`` = c − ê. ``noise`` = the emulated policy's own error with
-sums in another order: a realisation of what an honest program may do.
+All arrays are FP64 in the canonical layout [T, H, K]. ``left`` = c − ê. ``noise`` = the emulated policy's own error
+with sums in another order: a realisation of what an honest program may do.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ import numpy as np
 from precaudit.formats import Array
 from precaudit.metrics.sizes import MIN_CHANNEL_ROWS, norm
 from precaudit.records import Number, Scope, Signed, number
+
+CONSTANT = 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def signed(
 
     The noise of a sum is that of the honest realisation, its tokens independent (rows share a softmax or a norm):
     √Σₜ(Σ noise · w)², and the term ``relative`` as if every element were independent, √Σ(relative · r · w)², with
-    w = r for the gain and w = 1 for the mean (cluster-robust variance: Liang & Zeger 1986).
+    w = r for the gain and w = 1 for the mean (cluster-robust variance: Liang & Zeger 1986). To it comes what does not
+    average out: a constant that was rounded to float32, such as 1/√K, scales every element by up to 1 ± u.
     """
     power = np.einsum("thk,thk->h", reference, reference)
     count = float(left.shape[0] * left.shape[2])
@@ -92,12 +95,16 @@ def signed(
 def _sums(left: Array, noise: Array, reference: Array, w: Array, relative: float) -> tuple[Array, Array]:
     """Return Σ left · w and the variance of such a sum, of every head."""
     clusters = np.einsum("thk,thk->th", noise, w)
-    independent = relative**2 * np.einsum("thk,thk->h", (reference * w) ** 2, np.ones_like(w))
-    return np.einsum("thk,thk->h", left, w), np.einsum("th,th->h", clusters, clusters) + independent
+    sizes = np.abs(reference * w)
+    independent = relative**2 * np.einsum("thk,thk->h", sizes, sizes)
+    constant = (CONSTANT * sizes.sum(axis=(0, 2))) ** 2
+    return np.einsum("thk,thk->h", left, w), np.einsum("th,th->h", clusters, clusters) + independent + constant
 
 
 def _signed(parts: tuple[Array, Array], scale: float) -> Signed:
     sums, variances = parts
     if not scale:
         return Signed(value=0.0, noise=0.0)
-    return Signed(value=number(sums.sum() / scale), noise=number(np.sqrt(variances.sum()) / scale))
+    # a rounded constant moves all heads together: their standard deviations add at worst
+    spread = max(np.sqrt(variances.sum()), np.sqrt(variances).sum() / np.sqrt(len(variances)))
+    return Signed(value=number(sums.sum() / scale), noise=number(spread / scale))

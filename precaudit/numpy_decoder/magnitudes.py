@@ -1,12 +1,13 @@
 """(|A|·|B|)ᵢ of every element of an operation: what its componentwise error bound grows with (Higham 2002, §3.5).
 
-An operation evaluated on the absolute values of its inputs and tensors sums |terms| where it sums terms. Single precision
-products are enough for a bound.
+An operation evaluated on the absolute values of its inputs and tensors sums |terms| where it sums terms. Single
+precision products are enough for a bound.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
 from precaudit.formats import FORMATS, Array
@@ -74,6 +75,7 @@ def normalised(s: Array, positions: Array) -> Array:
         return all_probs(s, positions, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
 
 
-def half_ulp(y: Array, unit_roundoff: float) -> Array:
-    """Return ulp(y)/2 of the format with this unit roundoff: u · 2^⌊log₂|y|⌋."""
-    return unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0)
+def half_ulp(y: Array, name: str) -> Array:
+    """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋, at least the smallest normal number: XLA flushes below."""
+    smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
+    return np.maximum(FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0), smallest)

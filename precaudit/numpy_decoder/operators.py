@@ -11,7 +11,7 @@ from precaudit.numpy_decoder.rounding import Rounding
 
 def rms_norm(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
     """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4); x [T, D]."""
-    scale = 1.0 / np.sqrt(np.einsum("td,td->t", x, x) / x.shape[1] + eps)
+    scale = r.norm_scale(1.0 / np.sqrt(np.einsum("td,td->t", x, x) / x.shape[1] + eps))
     return r.norm(r.norm_inner(x * scale[:, None]) * weight)
 
 
@@ -40,18 +40,20 @@ def scores(q: Array, k: Array, r: Rounding) -> Array:
 
 def softmax(s: Array, positions: Array, r: Rounding) -> Array:
     """Softmax over the keys s ≤ position of each row; s [T, S], positions [T]."""
-    weights, total = _exponentials(s.copy(), positions)
+    weights, total = _exponentials(s.copy(), positions, r)
     return r.probs(weights / total)
 
 
-def _exponentials(s: Array, positions: Array) -> tuple[Array, Array]:
+def _exponentials(s: Array, positions: Array, r: Rounding) -> tuple[Array, Array]:
     """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
     first = int(positions[0]) + 1  # every row sees the keys before
     tail = s[:, first:]
     tail[np.arange(first, s.shape[1]) > np.asarray(positions)[:, None]] = -np.inf
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=1, keepdims=True)
+    s = r.shifted(s)
     np.exp(s, out=s)
+    s = r.exponential(s)
     return s, s.sum(axis=1, keepdims=True)
 
 
@@ -60,7 +62,7 @@ def attend(s: Array, v: Array, positions: Array, r: Rounding) -> Array:
 
     Divides after the product where nothing is rounded.
     """
-    weights, total = _exponentials(s, positions)
+    weights, total = _exponentials(s, positions, r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(r.dot(r.probs(weights / total), v))

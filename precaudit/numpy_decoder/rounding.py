@@ -19,10 +19,12 @@ class Rounding:
     """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
-    projection before bias or RoPE), score_dot (before the scale), scores, probs, gate_up, silu.
+    projection before bias or RoPE), score_dot (before the scale), scores, probs, gate_up, silu. norm_scale (1/rms),
+    shifted (scores minus their maximum) and exponential are those of float32 arithmetic inside norm and softmax.
     """
 
     rope_table: Place = identity
+    norm_scale: Place = identity
     norm_inner: Place = identity
     norm: Place = identity
     linear: Place = identity
@@ -30,6 +32,8 @@ class Rounding:
     cache: Place = identity
     score_dot: Place = identity
     scores: Place = identity
+    shifted: Place = identity
+    exponential: Place = identity
     probs: Place = identity
     attn_out: Place = identity
     proj: Place = identity
@@ -114,9 +118,37 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
     )
 
 
+def redrawn(rounding: Rounding, seed: int) -> Rounding:
+    """Return ``rounding`` with other rounding errors of the same size: every place rounds to its grid times a factor.
+
+    round(x · s) / s with s drawn from [1, 2) for each place: the errors of a program whose values had fallen elsewhere
+    between the format's numbers (in the spirit of Monte Carlo arithmetic: Parker, Pierce & Eggert 2000). Seed 0 draws
+    s = 1: the policy itself.
+    """
+    if seed == 0:
+        return rounding
+    draw = np.random.default_rng(seed)
+    scaled: dict[str, Any] = {}
+    for place in PLACES:
+        factor = float(2.0 ** draw.uniform(0.0, 1.0))
+        if not rounding.exact(place):
+            scaled[place] = _scaled(getattr(rounding, place), factor)
+    return replace(rounding, **scaled)
+
+
+def _scaled(place: Place, factor: float) -> Place:
+    return lambda x: place(x * factor) / factor
+
+
 def single_precision_dot(a: Array, b: Array) -> Array:
     """Return a · b summed in float32 in BLAS's order: what float32 accumulation typically does, as a size."""
     return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
+
+
+def in_single_precision(rounding: Rounding) -> Rounding:
+    """Return ``rounding`` with float32 arithmetic inside norms, softmax and sums: what an honest program does."""
+    single = rounder("float32")
+    return replace(rounding, norm_scale=single, shifted=single, exponential=single, dot=single_precision_dot)
 
 
 def sharing_products(roundings: Sequence[Rounding]) -> list[Rounding]:

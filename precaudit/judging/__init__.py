@@ -1,0 +1,1 @@
+"""Verdicts on records: limits, budgets, baselines, and the gate. No tensors, no JAX."""

@@ -1,0 +1,97 @@
+"""The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from precaudit.judging.limits import Limits, Local
+from precaudit.judging.verdicts import Verdict
+from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Signed, value
+
+# A check: metric, scope, value, limit, index
+Check = tuple[str, str, float, float, Any]
+
+
+def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
+    """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair)."""
+    if e.kind not in ("local", "forward", "state"):
+        return None
+    if e.missing is not None:
+        return Verdict.of(e, "missing", text=e.missing)
+    if e.unknown is not None:
+        return Verdict.of(e, "unknown", text=e.unknown)
+    if e.nonfinite:
+        return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
+    if e.kind == "state":
+        return _state(e)
+    checks = list(_local(e, limits.local(e.dtype)) if e.kind == "local" else _forward(e, limits))
+    if not checks:
+        return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
+    broken = [c for c in checks if not c[2] <= c[3]]  # NaN is not within a limit
+    if not broken:
+        return Verdict.of(e, "pass")
+    metric, scope, found, limit, index = max(broken, key=lambda c: c[2] / c[3])
+    return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index)
+
+
+def _state(e: ErrorRecord) -> Verdict:
+    if e.mismatched is None:
+        return Verdict.of(e, "unknown", text="the caches were not compared")
+    if not e.mismatched:
+        return Verdict.of(e, "pass")
+    index = (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
+    return Verdict.of(
+        e, "fail", metric="mismatched", scope="token", value=float(e.mismatched), limit=0.0, index=index
+    )  # fmt: skip
+
+
+def _local(e: ErrorRecord, limits: Local) -> Iterator[Check]:
+    u = e.unexplained
+    if u is None or u.excess is None or u.gain is None or u.mean is None or u.componentwise is None:
+        return
+    yield "excess", "tensor", value(u.excess), limits.tensor, None
+    yield "gain", "tensor", _units(u.gain), limits.gain, None
+    yield "mean", "tensor", _units(u.mean), limits.mean, None
+    yield "componentwise", "element", value(u.componentwise[0]), limits.componentwise, u.componentwise[1]
+    scopes = e.scopes or {}
+    for scope in ("token", "head", "channel"):
+        if "excess" in scopes.get(scope, {}):
+            found, index = scopes[scope]["excess"]
+            yield "excess", scope, value(found), getattr(limits, scope), index
+    for metric in ("gain", "mean"):
+        if metric in scopes.get("head", {}):
+            found, index = scopes["head"][metric]
+            yield metric, "head", value(found), getattr(limits, f"head_{metric}"), index
+
+
+def _units(x: Signed) -> float:
+    """Return |value| in units of its noise."""
+    size, noise = abs(value(x.value)), value(x.noise)
+    return 0.0 if size == 0 else size / noise if noise else float("inf")
+
+
+def _forward(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+    if e.ratio is not None:
+        yield "ratio", "tensor", value(e.ratio), limits.ratio, None
+    d = e.distribution
+    if d is not None and d.kl_noise is not None:
+        sizes = [_over(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]
+        if sizes:
+            worst = max(range(len(sizes)), key=lambda i: float("inf") if sizes[i] != sizes[i] else sizes[i])
+            yield "kl", "token", sizes[worst], limits.kl, d.positions[worst]
+
+
+def _over(found: Number, noise: Number) -> float:
+    """Return KL over its noise; both vanish together where logits are exact."""
+    return 0.0 if value(found) <= 0 else value(found) / value(noise) if value(noise) else float("inf")
+
+
+def judge_pair(p: PrefillDecodeRecord) -> Verdict:
+    """Judge two views of one position: their top-1 and FP64's agree, or they are near ties in FP64."""
+    if p.match and p.f64_match:
+        return Verdict.of_pair(p, "pass")
+    if p.near_tie:
+        return Verdict.of_pair(p, "pass", text="near tie")
+    if p.near_tie is None or p.f64_match is None:
+        return Verdict.of_pair(p, "unknown", text="no FP64 reference")
+    tokens = f"{p.against} says {p.prefill_top1}, decode {p.decode_top1}, FP64 {p.f64_top1}"
+    return Verdict.of_pair(p, "fail", text=f"{tokens}; FP64's gap is no near tie", value=value(p.f64_gap))
