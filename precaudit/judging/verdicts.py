@@ -40,7 +40,7 @@ class Verdict(Record, frozen=True):
     @classmethod
     def of(cls, e: ErrorRecord, status: Status, **found: Any) -> "Verdict":
         """Return a verdict on an error record; what a message needs is copied for those that do not pass."""
-        place = {
+        place: dict[str, Any] = {
             "kind": e.kind, "prompt": e.prompt, "phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point,
         }  # fmt: skip
         if status == "pass":
@@ -91,21 +91,27 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
 def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     """Return the verdicts with consumers of flagged inputs called ``input suspect`` instead of fail or nonfinite.
 
-    A local record's inputs are the points its operation read; a forward record's everything before it in the program.
+    A local record's inputs are the points its operation read, for NaN and infinities, as for a forward record,
+    everything before it in the program.
     State is judged bit for bit and has no inputs.
     """
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite", "missing")]
     sources = {(v.kind, *v.place): v for v in bad if v.kind in ("local", "state")}
     flagged = {key[1:] for key in sources}
     first: dict[tuple[str, str], tuple[int, int]] = {}
+    poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     for v in bad:
         if v.kind in ("local", "state"):
             key = (v.prompt, v.phase)
             first[key] = min(first.get(key, v.depth), v.depth)
+            if v.status == "nonfinite":
+                poisoned[key] = min(poisoned.get(key, v.depth), v.depth)
 
     def inherits(v: Verdict) -> bool:
-        if v.kind == "local":
+        if v.kind == "local" and v.status == "fail":
             return any(i in flagged for i in inputs(v, layers))
+        if v.kind == "local":
+            return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         earlier = [first[k] for k in ((v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
         return v.kind != "state" and any(d <= v.depth for d in earlier)
 

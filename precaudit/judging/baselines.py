@@ -1,0 +1,181 @@
+"""Baselines: a run's errors frozen to a file, without tensors, that later runs are held against."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from precaudit.comparison.compare import Comparison
+from precaudit.errors import UserError
+from precaudit.records import SCHEMA, ErrorRecord, Number, Record, encode, value
+from precaudit.store import Run
+
+Place = tuple[str, str, str, int, int | None, str]
+
+
+class Link(Record, frozen=True):
+    """A baseline that was replaced: the SHA-256 of its lines, when it was made, and why it was replaced."""
+
+    sha256: str
+    created: str
+    why: str
+
+
+class BaselineRecord(Record, frozen=True, omit_defaults=False):
+    """The first line: where the values come from. ``sha256``: of all lines after it."""
+
+    schema: int
+    model: str
+    weights: str
+    policy: dict[str, str]
+    tokens: dict[str, str]
+    device: str
+    versions: dict[str, str]
+    run: str
+    created: str
+    sha256: str
+    chain: tuple[Link, ...] = ()
+
+
+class BaselineLine(Record, frozen=True):
+    """One frozen error; ``first``: rel_l2 in the first baseline of the chain."""
+
+    prompt: str
+    phase: str
+    step: int
+    layer: int | None
+    point: str
+    kind: str
+    rel_l2: Number | None = None
+    mae: Number | None = None
+    max_diff: Number | None = None
+    first: Number | None = None
+
+    @property
+    def place(self) -> Place:
+        """What identifies it."""
+        return (self.kind, self.prompt, self.phase, self.step, self.layer, self.point)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline opened for reading."""
+
+    path: Path
+    record: BaselineRecord
+    lines: dict[Place, BaselineLine]
+
+
+def place_of(e: ErrorRecord) -> Place:
+    """Return what identifies an error record among those a baseline holds."""
+    return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
+
+
+def device_kind(device: str) -> str:
+    """Return cpu, gpu or tpu of a run's device text."""
+    return device.split(":")[0].split()[0].lower() if device else ""
+
+
+def token_hashes(run: Run) -> dict[str, str]:
+    """Return a SHA-256 of every prompt's token ids."""
+    return {p.id: hashlib.sha256(",".join(map(str, p.tokens)).encode()).hexdigest() for p in run.prompts.values()}
+
+
+def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -> BaselineRecord:
+    """Write a baseline of a compared run; raises UserError where one is there, unless ``accept`` with ``why``."""
+    before = None
+    if path.exists():
+        if not accept:
+            raise UserError(f"{path} exists; a new baseline takes its place with --accept --why TEXT")
+        if not why.strip():
+            raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
+        before = read_baseline(path)
+    lines = list(_frozen(found.errors, before))
+    if not lines:
+        raise UserError(f"{found.folder}: no local, forward or state errors to freeze")
+    body = b"".join(encode(line) for line in lines)
+    run = found.run.record
+    chain = before.record.chain if before is not None else ()
+    if before is not None:
+        chain = (*chain, Link(sha256=before.record.sha256, created=before.record.created, why=why))
+    record = BaselineRecord(
+        schema=SCHEMA, model=run.model.id, weights=run.model.sha256, policy=run.policy, tokens=token_hashes(found.run),
+        device=run.device, versions=run.versions, run=run.id, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        sha256=hashlib.sha256(body).hexdigest(), chain=chain,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_bytes(encode(record) + body)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return record
+
+
+def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[BaselineLine]:
+    for e in errors:
+        if e.kind not in ("local", "forward", "state"):
+            continue
+        old = before.lines.get(place_of(e)) if before is not None else None
+        first = old.first if old is not None and old.first is not None else e.rel_l2
+        yield BaselineLine(
+            prompt=e.prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point, kind=e.kind, rel_l2=e.rel_l2,
+            mae=e.mae, max_diff=e.max_diff, first=first,
+        )  # fmt: skip
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline; raises UserError when it is not one or was altered."""
+    if not path.is_file():
+        raise UserError(f"no baseline at {path}; make one with: precaudit baseline RUN -o {path}")
+    head, _, body = path.read_bytes().partition(b"\n")
+    try:
+        record = msgspec.json.decode(head, type=BaselineRecord)
+        decoder = msgspec.json.Decoder(BaselineLine)
+        lines = [decoder.decode(line) for line in body.splitlines() if line]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a baseline: {error}") from None
+    if hashlib.sha256(body).hexdigest() != record.sha256:
+        raise UserError(f"{path} was altered since it was frozen (its SHA-256 differs)")
+    return Baseline(path, record, {line.place: line for line in lines})
+
+
+def stale(baseline: Baseline, run: Run, across_devices: bool) -> list[str]:
+    """Return why a baseline does not hold for a run: other weights, tokens, policy, schema or device kind."""
+    b, r = baseline.record, run.record
+    found = []
+    if b.schema != SCHEMA:
+        found.append(f"schema {b.schema}, now {SCHEMA}")
+    if b.weights != r.model.sha256:
+        found.append(f"weights {b.weights[:12]}…, now {r.model.sha256[:12]}…")
+    changed = sorted(k for k in {*b.policy, *r.policy} - {"name"} if b.policy.get(k) != r.policy.get(k))
+    if changed:
+        told = ", ".join(f"{k} {b.policy.get(k)}, now {r.policy.get(k)}" for k in changed)
+        found.append(f"policy: {told}")
+    tokens = token_hashes(run)
+    other = sorted(p for p in tokens if p in b.tokens and b.tokens[p] != tokens[p])
+    if other:
+        found.append(f"token ids of prompt {', '.join(other)}")
+    if not across_devices and device_kind(b.device) != device_kind(r.device):
+        found.append(f"device {b.device}, now {r.device} (--across-devices allows it)")
+    return found
+
+
+def version_suspects(baseline: Baseline, run: Run) -> list[str]:
+    """Return the versions that changed since the baseline: the first suspects of a change in the numbers."""
+    b, r = baseline.record.versions, run.record.versions
+    return [f"{k} {b.get(k, 'absent')} → {r.get(k, 'absent')}" for k in sorted({*b, *r}) if b.get(k) != r.get(k)]
+
+
+def drift(baseline: Baseline, errors: Iterable[ErrorRecord]) -> list[tuple[float, float, ErrorRecord]]:
+    """Return (rel_l2 over the baseline's, over the first of the chain's, record), largest first."""
+    found = []
+    for e in errors:
+        old = baseline.lines.get(place_of(e))
+        if old is not None and e.rel_l2 is not None and value(old.rel_l2) and value(old.first):
+            found.append((value(e.rel_l2) / value(old.rel_l2), value(e.rel_l2) / value(old.first), e))
+    return sorted(found, key=lambda x: -x[0])

@@ -1,0 +1,185 @@
+"""budgets.toml: limits a team states, each with its reason."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from precaudit.errors import UserError, nearest
+from precaudit.points import POINTS
+from precaudit.records import ErrorRecord, value
+from precaudit.selection import PHASES, parse_layers
+
+METRICS = (
+    "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",
+    "componentwise", "kl", "mismatched",
+)  # fmt: skip
+AT_LEAST = ("cosine", "snr")  # larger is better
+SCOPES = ("tensor", "token", "head", "channel")
+RATCHET = 1.5
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One [[budget]] table.
+
+    ``limit``: of ``metric``. ``unexplained``: of excess, instead of the default limit. ``ratchet``: factor over the
+    baseline's value (true: 1.5). ``unknown = "allow"``: what cannot be judged passes.
+    """
+
+    why: str
+    points: str | list[str] = "*"
+    phases: list[str] | None = None
+    layers: str | None = None
+    kind: Literal["local", "forward", "state"] = "local"
+    metric: str | None = None
+    scope: str = "tensor"
+    limit: float | None = None
+    unexplained: float | None = None
+    ratchet: float | bool | None = None
+    unknown: Literal["allow"] | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An entry, the line it stands on, and the points its globs name."""
+
+    entry: Entry
+    line: int
+    points: frozenset[str]
+    layers: frozenset[int] | None = None
+
+    def matches(self, kind: str, phase: str, layer: int | None, point: str) -> bool:
+        """Whether a record at this place is under this budget."""
+        e = self.entry
+        return (
+            kind == e.kind
+            and point in self.points
+            and (e.phases is None or phase in e.phases)
+            and (self.layers is None or layer in self.layers)
+        )
+
+    @property
+    def factor(self) -> float | None:
+        """The ratchet's factor."""
+        r = self.entry.ratchet
+        return None if r is None or r is False else RATCHET if r is True else float(r)
+
+
+def read_budgets(path: Path) -> tuple[Budget, ...]:
+    """Read budgets.toml; raises UserError that names the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no budgets at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+    for key in table:
+        if key != "budget":
+            raise UserError(f"{path}:{_line_of(text, key)}: unknown key {key!r}; entries are [[budget]]")
+    entries = table.get("budget", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+        raise UserError(f"{path}:{_line_of(text, 'budget')}: write every entry as [[budget]]")
+    heads = [i for i, line in enumerate(text.splitlines(), 1) if line.split("#")[0].strip() == "[[budget]]"]
+    lines = heads if len(heads) == len(entries) else [1] * len(entries)
+    return tuple(_budget(path, line, raw) for line, raw in zip(lines, entries, strict=True))
+
+
+def _line_of(text: str, key: str) -> int:
+    found = (i for i, line in enumerate(text.splitlines(), 1) if line.strip().strip("[").startswith(key))
+    return next(found, 1)
+
+
+def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
+    where = f"{path}:{line}"
+    for key in raw:
+        if key not in Entry.__struct_fields__:
+            raise UserError(f"{where}: unknown key {key!r}{nearest(key, Entry.__struct_fields__)}")
+    try:
+        entry = msgspec.convert(raw, Entry)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}") from None
+    if problem := _problem(entry):
+        raise UserError(f"{where}: {problem}")
+    globs = [entry.points] if isinstance(entry.points, str) else entry.points
+    named: set[str] = set()
+    for glob in globs:
+        found = {p for p in POINTS if fnmatchcase(p, glob)}
+        if not found:
+            raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, POINTS)}")
+        named |= found
+    return Budget(entry, line, frozenset(named))
+
+
+def _problem(e: Entry) -> str | None:
+    """Return what is wrong with an entry."""
+    if not e.why.strip():
+        return "why is empty: say what this budget is for"
+    rules = [e.limit is not None, e.unexplained is not None, e.ratchet not in (None, False), e.unknown is not None]
+    if sum(rules) != 1:
+        return "give one of limit, unexplained, ratchet, unknown"
+    for phase in e.phases or ():
+        if phase not in PHASES:
+            return f"unknown phase {phase!r}{nearest(phase, PHASES)}"
+    if e.scope not in SCOPES:
+        return f"unknown scope {e.scope!r}{nearest(e.scope, SCOPES)}"
+    if (e.limit is not None or e.ratchet) and e.metric is None:
+        return 'a limit or ratchet needs a metric, such as metric = "rel_l2"'
+    if e.metric is not None and e.metric not in METRICS:
+        return f"unknown metric {e.metric!r}{nearest(e.metric, METRICS)}"
+    for name in ("limit", "unexplained"):
+        found = getattr(e, name)
+        if found is not None and not 0 <= found < float("inf") and e.metric != "cosine":
+            return f"{name} = {found} is impossible: a finite number, 0 or more"
+    if e.ratchet not in (None, True, False) and not 1 <= float(e.ratchet or 0) < float("inf"):
+        return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
+    if e.ratchet and e.scope != "tensor":
+        return "a ratchet holds at tensor scope"
+    return None
+
+
+def resolve(budgets: Iterable[Budget], path: Path, layers: int, recorded: Iterable[str]) -> tuple[Budget, ...]:
+    """Return the budgets with layer numbers; raises UserError where one names nothing that was recorded."""
+    known, found = set(recorded), []
+    for b in budgets:
+        where = f"{path}:{b.line}"
+        if not b.points & known:
+            raise UserError(f"{where}: points {b.entry.points!r} match nothing recorded: {', '.join(sorted(known))}")
+        try:
+            chosen = None if b.entry.layers is None else frozenset(parse_layers(b.entry.layers, layers))
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        found.append(replace(b, layers=chosen))
+    return tuple(found)
+
+
+def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | None:
+    """Return (value, index) of a metric at a scope of a record; None where the record has none."""
+    if scope != "tensor":
+        found = (e.scopes or {}).get(scope, {}).get(metric)
+        return None if found is None else (value(found[0]), found[1])
+    if metric == "kl":
+        return None if e.distribution is None else (max(map(value, e.distribution.kl), default=0.0), None)
+    if metric in ("excess", "componentwise"):
+        part = getattr(e.unexplained, metric, None)
+        return None if part is None else (value(part[0]), part[1]) if metric == "componentwise" else (value(part), None)
+    number = getattr(e, metric)
+    size = None if number is None else value(number)
+    return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)
+
+
+def within(metric: str, found: float, limit: float) -> bool:
+    """Whether a value keeps a limit; NaN keeps none."""
+    return found >= limit if metric in AT_LEAST else found <= limit
+
+
+def select(budgets: Sequence[Budget], e: ErrorRecord) -> list[Budget]:
+    """Return the budgets a record is under."""
+    return [b for b in budgets if b.matches(e.kind, e.phase, e.layer, e.point)]

@@ -1,0 +1,77 @@
+"""What has to be there: tensors of a run, and records of its errors, down to prompt, phase, step and position."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from precaudit.configs import DecoderConfig
+from precaudit.coverage import Entry, entries, point_format
+from precaudit.judging.baselines import Place
+from precaudit.judging.verdicts import Verdict
+from precaudit.points import POINTS
+from precaudit.policies import KEYS, Policy
+from precaudit.records import PointRecord
+from precaudit.store import Run, unpack_positions
+
+
+def uncovered(run: Run, seen: set[Place]) -> Iterator[Verdict]:
+    """Yield a verdict for everything run.json requested that is not there or not as requested.
+
+    A tensor that is absent or holds other positions is missing, one of another shape or format than the policy's a
+    failure; a tensor without its error records (``seen``) is missing too: it was not compared.
+    """
+    config = msgspec.convert(run.record.model.config, DecoderConfig)
+    policy = Policy(name=run.record.policy["name"], **{k: run.record.policy[k] for k in KEYS})
+    index = {(p.prompt, p.phase, p.step, p.layer, p.point): p for p in run.points}
+    for prompt in run.record.requested.prompts:
+        if prompt not in run.prompts:
+            yield Verdict(status="missing", kind="coverage", prompt=prompt, text="the prompt is not in prompts.jsonl")
+            continue
+        for e in entries(run.record.requested, len(run.prompts[prompt].tokens)):
+            found = index.get((prompt, *e.key))
+            problem = _problem(e, found, config, policy)
+            if problem is not None:
+                yield Verdict(
+                    status=problem[0], kind="coverage", prompt=prompt, phase=e.phase, step=e.step, layer=e.layer,
+                    point=e.point, text=problem[1],
+                )  # fmt: skip
+            elif found is not None and not e.support:
+                yield from _uncompared(prompt, e, seen)
+
+
+def _problem(
+    e: Entry, found: PointRecord | None, config: DecoderConfig, policy: Policy
+) -> tuple[str, str] | None:  # fmt: skip
+    if found is None:
+        return "missing", "requested, not in the run"
+    rows = unpack_positions(found)
+    lost = np.setdiff1d(e.positions, rows)
+    if len(lost):
+        return "missing", f"{len(lost)} of {len(e.positions)} positions are not there, first {int(lost[0])}"
+    if found.shape != e.shape(config):
+        return "fail", f"shape {list(found.shape)}, expected {list(e.shape(config))}"
+    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")
+    wanted = "float32" if cast_up else point_format(policy, e.point)
+    return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
+
+
+def _uncompared(prompt: str, e: Entry, seen: set[Place]) -> Iterator[Verdict]:
+    point = POINTS[e.point]
+    kinds = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
+    for kind in kinds:
+        if (kind, prompt, *e.key) not in seen:
+            yield Verdict(
+                status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
+                text="no such record in errors.jsonl; compare again without filters",
+            )  # fmt: skip
+
+
+def absent(expected: Iterable[Place], seen: set[Place], where: str) -> Iterator[Verdict]:
+    """Yield ``missing`` for every place a baseline holds and the errors do not."""
+    for kind, prompt, phase, step, layer, point in expected:
+        if (kind, prompt, phase, step, layer, point) not in seen:
+            yield Verdict(
+                status="missing", kind=kind, prompt=prompt, phase=phase, step=step, layer=layer, point=point,
+                text=f"in the baseline {where}, not here",
+            )  # fmt: skip

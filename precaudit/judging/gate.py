@@ -1,0 +1,223 @@
+"""The verb ``gate``: judge a run's errors, or a file of them, against limits, budgets and a baseline."""
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from precaudit.comparison.compare import Comparison, recall
+from precaudit.errors import UserError
+from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
+from precaudit.judging.budgets import Budget, metric_of, read_budgets, resolve, select, within
+from precaudit.judging.expected import absent, uncovered
+from precaudit.judging.limits import Limits, default_limits
+from precaudit.judging.rules import judge, judge_pair
+from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
+from precaudit.records import ErrorRecord, value
+
+CHUNK = 1 << 22
+JUDGED = ("local", "forward", "state")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Every verdict that is no pass, how many there are of each status, and what a reader should know."""
+
+    name: str
+    verdicts: tuple[Verdict, ...]
+    counts: dict[Status, int]
+    notes: tuple[str, ...] = ()
+    drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 all pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
+        if self.counts.get("fail") or self.counts.get("nonfinite"):
+            return 1
+        return 0 if set(self.counts) == {"pass"} else 3
+
+
+@dataclass
+class Rules:
+    """Limits, budgets and a baseline, applied to one record at a time; counts what passes."""
+
+    limits: Limits
+    budgets: tuple[Budget, ...] = ()
+    baseline: Baseline | None = None
+    seen: set[Place] = field(default_factory=set)
+    passed: int = 0
+
+    def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
+        """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
+        if e.kind not in JUDGED:
+            return None
+        place = place_of(e)
+        if place in self.seen:
+            raise UserError(f"{where}: a second {e.kind} record of {place_text(e)}; the file was put together wrongly")
+        self.seen.add(place)
+        under = select(self.budgets, e) if self.budgets else []
+        verdict = self._budgeted(e, under) if under else judge(e, self.limits)
+        if verdict is not None and verdict.status == "pass":
+            self.passed += 1
+            return None
+        return verdict
+
+    def _budgeted(self, e: ErrorRecord, under: Sequence[Budget]) -> Verdict | None:
+        """Judge by budgets: a limit or ratchet stands in for the default rule, ``unexplained`` for its excess limit."""
+        verdict = judge(e, self.limits)
+        if verdict is None or verdict.status in ("missing", "nonfinite"):
+            return verdict
+        if verdict.status == "unknown":
+            allowed = next((b for b in under if b.entry.unknown == "allow"), None)
+            known = [b for b in under if b.entry.limit is not None or b.factor is not None]
+            if allowed is not None:
+                return Verdict.of(e, "pass", why=allowed.entry.why)
+            if not known or e.rel_l2 is None:
+                return verdict
+        stated = [v for b in under if (v := self._stated(e, b)) is not None]
+        if not stated:
+            return verdict
+        return next((v for v in stated if v.status != "pass"), stated[0])
+
+    def _stated(self, e: ErrorRecord, b: Budget) -> Verdict | None:
+        entry = b.entry
+        if entry.unknown is not None:
+            return None
+        metric = "excess" if entry.unexplained is not None else entry.metric or "rel_l2"
+        found = metric_of(e, metric, entry.scope)
+        if found is None:
+            return Verdict.of(e, "unknown", text=f"the record has no {metric} at scope {entry.scope}", why=entry.why)
+        limit = entry.unexplained if entry.unexplained is not None else entry.limit
+        if b.factor is not None:
+            limit = self._ratchet(e, metric, b.factor)
+            if limit is None:
+                return Verdict.of(e, "missing", text="the baseline has no value to ratchet from", why=entry.why)
+        assert limit is not None
+        status: Status = "pass" if within(metric, found[0], limit) else "fail"
+        return Verdict.of(
+            e, status, metric=metric, scope=entry.scope, value=found[0], limit=limit, index=found[1], why=entry.why
+        )  # fmt: skip
+
+    def _ratchet(self, e: ErrorRecord, metric: str, factor: float) -> float | None:
+        """Return max(factor × baseline, 2 × pooled emulated error): noise alone must not break a ratchet."""
+        line = self.baseline.lines.get(place_of(e)) if self.baseline is not None else None
+        before = getattr(line, metric, None)
+        if before is None:
+            return None
+        now, ratio = value(getattr(e, metric)), value(e.ratio)
+        return max(factor * value(before), 2 * now / ratio if ratio > 0 else 0.0)
+
+
+def gate(
+    source: Path | str | Comparison,
+    budgets: Path | None = None,
+    baseline: Path | None = None,
+    across_devices: bool = False,
+    limits: Limits | None = None,
+) -> Judgement:
+    """Judge a compared run, or a file of error records. No JAX, no tensors.
+
+    Raises UserError for what is no run, was not compared, or was altered, and for budgets or baselines that are wrong.
+    """
+    frozen = read_baseline(baseline) if baseline is not None else None
+    stated = read_budgets(budgets) if budgets is not None else ()
+    rules = Rules(limits or default_limits(), stated, frozen)
+    if not isinstance(source, Comparison) and Path(source).is_file():
+        return _gate_file(Path(source), rules)
+    found = source if isinstance(source, Comparison) else recall(source)
+    return _gate_run(found, rules, budgets, across_devices)
+
+
+def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
+    run = found.run
+    layers = int(run.record.model.config["layers"])
+    if path is not None:
+        rules.budgets = resolve(rules.budgets, path, layers, (*run.record.requested.points, *_caches(found)))
+    verdicts = [v for e in found.errors if (v := rules.apply(e, str(found.folder / "errors.jsonl"))) is not None]
+    for p in found.prefill_decode:
+        verdict = judge_pair(p)
+        rules.passed += verdict.status == "pass"
+        verdicts += [verdict] if verdict.status != "pass" else []
+    verdicts += uncovered(run, rules.seen)
+    notes, drifted = list(found.notes), ()
+    if rules.baseline is not None:
+        b = rules.baseline
+        verdicts += absent(b.lines, rules.seen, str(b.path))
+        verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in stale(b, run, across_devices)]
+        if changed := version_suspects(b, run):
+            notes.append(f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}")
+        drifted = tuple(drift(b, found.errors)[:10])
+    return _judgement(run.record.id, suspect(_once(verdicts), layers), rules, notes, drifted)
+
+
+def _caches(found: Comparison) -> set[str]:
+    return {e.point for e in found.errors if e.kind == "state"}
+
+
+def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records."""
+    found: dict[Any, Verdict] = {}
+    for v in verdicts:
+        key = ("missing", v.place) if v.status == "missing" else (v.kind, v.place, v.index, v.text)
+        found.setdefault(key, v)
+    return list(found.values())
+
+
+def _gate_file(path: Path, rules: Rules) -> Judgement:
+    """Judge a file of error records as it streams by."""
+    if rules.budgets:
+        points = {e.point for e in _stream(path)}
+        rules.budgets = resolve(rules.budgets, path, 1 << 16, points)
+    verdicts: list[Verdict] = []
+    layers = 0
+    with _without_collector():
+        for line, e in enumerate(_stream(path), 1):
+            layers = max(layers, (e.layer or 0) + 1)
+            verdict = rules.apply(e, f"{path}:{line}")
+            if verdict is not None:
+                verdicts.append(verdict)
+    if rules.baseline is not None:
+        verdicts += absent(rules.baseline.lines, rules.seen, str(rules.baseline.path))
+    return _judgement(path.name, suspect(verdicts, layers), rules, [], ())
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Switch cyclic garbage collection off: records hold no cycles, and scanning them takes a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _stream(path: Path) -> Iterator[ErrorRecord]:
+    """Yield a file's records without holding it; raises UserError naming the line."""
+    decoder = msgspec.json.Decoder(ErrorRecord)
+    with path.open("rb", buffering=CHUNK) as f:
+        for i, line in enumerate(f, 1):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise UserError(f"{path}:{i}: {error}") from None
+
+
+def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:
+    found = Counter(v.status for v in verdicts)
+    found["pass"] += rules.passed
+    ordered = sorted(verdicts, key=lambda v: (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step))
+    tally: dict[Status, int] = {s: found[s] for s in STATUSES if found[s]}
+    return Judgement(name, tuple(ordered), tally, tuple(notes), drifted)
+
+
+def place_text(e: ErrorRecord | Verdict) -> str:
+    """Return where a record belongs, in words."""
+    where = f"layer {e.layer} {e.point}" if e.layer is not None else e.point
+    return f"{where} ({e.prompt} {e.phase} {e.step})" if e.prompt else where
