@@ -5,19 +5,18 @@ import numpy as np
 import pytest
 
 from precaudit.metrics.logits import kl
-from precaudit.metrics.sizes import Difference, canonical, explained, scopes, sizes
+from precaudit.metrics.sizes import canonical, explained, sizes
 
 
 def measure(c, r, axes="THK"):
-    d = Difference.of(canonical(c, axes), canonical(r, axes))
-    return d, sizes(d, c, axes)
+    return sizes(c, canonical(r, axes), axes, range(10, 10 + (c.shape[1] if axes == "HTS" else len(c))))
 
 
 def test_sizes_of_a_known_error():
     r = np.ones((2, 2, 2))
     c = r.astype(np.float32)
     c[1, 0, 1] = 1.5
-    d, found = measure(c, r)
+    found = measure(c, r)
     assert (found["n"], found["nonfinite"]) == (8, 0)
     assert found["mae"] == pytest.approx(0.5 / 8)
     assert found["max_diff"] == 0.5
@@ -25,7 +24,7 @@ def test_sizes_of_a_known_error():
     assert found["cosine"] == pytest.approx(8.5 / (9.25**0.5 * 8**0.5))
     assert found["max_ulp"] == 1 << 22  # half of float32's 2^23 steps between 1 and 2
     assert found["worst"].index == (1, 0, 1)
-    where = scopes(d, [10, 11], "THK")
+    where = found["scopes"]
     assert where["token"]["rel_l2"] == (pytest.approx(0.5 / 2), 11)
     assert where["head"]["rel_l2"] == (pytest.approx(0.25), 0)
     assert "channel" not in where  # two positions are too few
@@ -35,36 +34,35 @@ def test_channels_need_eight_positions():
     r = np.ones((8, 1, 3))
     c = r.copy()
     c[:, 0, 2] *= 1.25
-    d, _ = measure(c, r)
-    assert scopes(d, range(8), "THK")["channel"]["rel_l2"] == (pytest.approx(0.25), 2)
+    assert measure(c, r)["scopes"]["channel"]["rel_l2"] == (pytest.approx(0.25), 2)
 
 
 def test_nonfinite_is_counted_before_values():
     r = np.array([[1.0, np.inf, 2.0, np.nan, -np.inf]])
     c = np.array([[np.nan, np.inf, 2.5, np.nan, np.inf]])
-    _, found = measure(c, r, "TD")
+    found = measure(c, r, "TD")
     assert found["nonfinite"] == 3  # NaN for 1, NaN for NaN, +inf for −inf; equal infinities agree
     assert found["max_diff"] == 0.5
 
 
 def test_zero_against_zero_is_no_error():
-    _, found = measure(np.zeros((3, 1, 4), np.float32), np.zeros((3, 1, 4)))
+    found = measure(np.zeros((3, 1, 4), np.float32), np.zeros((3, 1, 4)))
     assert (found["rel_l2"], found["cosine"], found["max_ulp"]) == (0.0, 1.0, 0)
-    _, found = measure(np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1)))
+    found = measure(np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1)))
     assert found["rel_l2"] == "inf"
 
 
 def test_ulps_are_of_the_candidate_s_format():
     r = np.array([[1.0, -1.0]])
     c = np.array([[1.0078125, -0.99609375]], ml_dtypes.bfloat16)  # one step of 2^-7 up; one of 2^-8 towards zero
-    assert measure(c, r, "TD")[1]["max_ulp"] == 1
+    assert measure(c, r, "TD")["max_ulp"] == 1
 
 
 def test_scores_are_indexed_along_their_own_axes():
     r = np.zeros((2, 3, 4))
     c = r.copy()
     c[1, 2, 3] = 1.0
-    assert measure(c, r, "HTS")[1]["worst"].index == (1, 2, 3)
+    assert measure(c, r, "HTS")["worst"].index == (1, 2, 3)
 
 
 def test_explained_is_one_zero_or_negative():

@@ -11,7 +11,7 @@ from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, masked, measured
 from precaudit.formats import FORMATS, Array, widen
 from precaudit.metrics.residue import excesses, relative_noise, signed
-from precaudit.metrics.sizes import Difference, canonical, explained, norm, ratio
+from precaudit.metrics.sizes import Difference, canonical, explained, norm, own_index, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.magnitudes import attended, half_ulp, inner_roundoff, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
@@ -361,7 +361,7 @@ def _unexplained(
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = np.where(d.error == 0, 0.0, np.abs(d.error) / (made.bound + half_ulp(d.reference, stored.dtype.name)))
     t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
-    index = (h, t, k) if axes == "HTS" else (t, h, k) if len(axes) == 3 else (t, k)
+    index = own_index((t, h, k), axes)
     found = Unexplained(
         rel_l2=number(share), u=number(share / u), excess=number(whole), gain=tensor["gain"], mean=tensor["mean"],
         componentwise=(number(parts[t, h, k]), index),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.formats import Array
-from precaudit.metrics.sizes import Difference, canonical, scopes, sizes
+from precaudit.metrics.sizes import Difference, canonical, sizes
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, number, value
 
@@ -38,20 +38,17 @@ def measured(
     Scores of keys after a row's position are masked: they are in no number, and counted as ``excluded``.
     """
     axes = POINTS[point].axes
-    c, r = canonical(stored, axes), canonical(reference, axes)
-    hidden = masked(point, positions, r.shape[2])
+    r, hidden = canonical(reference, axes), masked(point, positions, reference.shape[-1])
     if hidden is not None:
-        c, r = np.where(hidden, 0.0, c), np.where(hidden, 0.0, r)
-        seen = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
-    d = Difference.of(c, r)
-    found = sizes(d, stored if hidden is None else seen, axes) | {"scopes": scopes(d, positions, axes)}
-    found["dtype"] = stored.dtype.name
+        r = np.where(hidden, 0.0, r)
+        stored = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
+    found = sizes(stored, r, axes, positions)
     if hidden is not None:
         found["excluded"] = int(hidden.sum()) * r.shape[1]
         seen_part = 1.0 - found["excluded"] / found["n"]
         found |= {k: number(value(found[k]) / seen_part) for k in ("mae", "mean")}
         found["n"] -= found["excluded"]
-    return d, found
+    return Difference.of(canonical(stored, axes), r), found
 
 
 def masked(point: str, positions: Sequence[int] | Array, keys: int) -> Array | None:

@@ -8,7 +8,7 @@ import numpy as np
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import Entry, entries, point_format
 from precaudit.judging.baselines import Place
-from precaudit.judging.verdicts import Verdict
+from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
 from precaudit.records import PointRecord
@@ -42,7 +42,7 @@ def uncovered(run: Run, seen: set[Place]) -> Iterator[Verdict]:
 
 def _problem(
     e: Entry, found: PointRecord | None, config: DecoderConfig, policy: Policy
-) -> tuple[str, str] | None:  # fmt: skip
+) -> tuple[Status, str] | None:  # fmt: skip
     if found is None:
         return "missing", "requested, not in the run"
     rows = unpack_positions(found)

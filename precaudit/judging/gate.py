@@ -144,7 +144,8 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         rules.passed += verdict.status == "pass"
         verdicts += [verdict] if verdict.status != "pass" else []
     verdicts += uncovered(run, rules.seen)
-    notes, drifted = list(found.notes), ()
+    notes: list[str] = list(found.notes)
+    drifted: tuple[tuple[float, float, ErrorRecord], ...] = ()
     if rules.baseline is not None:
         b = rules.baseline
         verdicts += absent(b.lines, rules.seen, str(b.path))

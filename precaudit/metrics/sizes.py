@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import FORMATS, Array, as_format, ordinals, widen
+from precaudit.formats import FORMATS, Array, widen
+from precaudit.metrics.moments import Moments, moments
 from precaudit.records import Number, Scope, Worst, number
 
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
@@ -28,7 +29,7 @@ class Difference:
     @classmethod
     def of(cls, candidate: Array, reference: Array) -> "Difference":
         """Subtract FP64 arrays of one shape; infinities are compared before values."""
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             error = candidate - reference
         finite = np.isfinite(error)
         if finite.all():
@@ -40,10 +41,14 @@ class Difference:
 
 def canonical(x: Array, axes: str) -> Array:
     """Return FP64 ``x`` as [T, H, K]: scores [H, T, S] become [T, H, S], [T, D] becomes [T, 1, D]."""
-    y = widen(x) if x.dtype != np.float64 else x
+    return arranged(widen(x) if x.dtype != np.float64 else x, axes)
+
+
+def arranged(x: Array, axes: str) -> Array:
+    """Return ``x`` as [T, H, K] in its own format."""
     if axes == "HTS":
-        return y.transpose(1, 0, 2)
-    return y[:, None, :] if y.ndim == 2 else y
+        return x.transpose(1, 0, 2)
+    return x[:, None, :] if x.ndim == 2 else x
 
 
 def norm(x: Array) -> float:
@@ -57,34 +62,44 @@ def ratio(a: float, b: float) -> float:
     return 0.0 if a == 0 else float("inf") if b == 0 else a / b
 
 
-def sizes(d: Difference, stored: Array, axes: str) -> dict[str, Any]:
-    """Return the sizes of an error as fields of an ErrorRecord; ``stored`` is the candidate in its own format.
+def sizes(stored: Array, reference: Array, axes: str, positions: Sequence[int] | Array) -> dict[str, Any]:
+    """Return the sizes of an error as fields of an ErrorRecord.
 
-    mae, max_diff: of |c − r|. rel_l2: ‖c − r‖ / ‖r‖. cosine: ⟨c, r⟩ / (‖c‖ ‖r‖). max_ulp: distance in the candidate's
-    format after rounding the reference to it. bits_lost: log₂(rel_l2 / u) of that format, 0 at or below u. snr: dB, of
-    r over c − r. gain: ⟨c − r, r⟩ / ⟨r, r⟩. mean: of c − r. Non-finite elements are counted and left out of the others.
+    ``stored``: the candidate in its own format and axes; ``reference``: FP64 in the canonical layout. mae, max_diff: of
+    |c − r|. rel_l2: ‖c − r‖ / ‖r‖. cosine: ⟨c, r⟩ / (‖c‖ ‖r‖). max_ulp: distance in the candidate's format after
+    rounding the reference to it. bits_lost: log₂(rel_l2 / u) of that format, 0 at or below u. snr: dB, of r over c − r.
+    gain: ⟨c − r, r⟩ / ⟨r, r⟩. mean: of c − r. Non-finite elements are counted and left out of the others.
     """
-    size = np.abs(d.error)
-    e, r = norm(d.error), norm(d.reference)
-    c = d.candidate if d.nonfinite == 0 else np.where(np.isfinite(d.candidate), d.candidate, 0.0)
-    n = d.error.size
-    found: dict[str, Any] = {
-        "n": n,
-        "nonfinite": d.nonfinite,
-        "mae": number(size.sum() / n) if n else 0.0,
-        "max_diff": number(size.max(initial=0.0)),
-        "rel_l2": number(ratio(e, r)),
-        "cosine": number(np.vdot(c, d.reference) / (norm(c) * r)) if e and r and norm(c) else number(float(e == 0)),
-        "max_ulp": max_ulp(d, stored, axes),
-    }
+    m = moments(arranged(stored, axes), reference)
+    ee, rr, cc = (float(x.sum()) for x in (m.ee, m.rr, m.cc))
+    e, r, c, n = ee**0.5, rr**0.5, cc**0.5, m.n
     relative = ratio(e, r)
-    found["bits_lost"] = number(bits_lost(relative, FORMATS[stored.dtype.name].unit_roundoff))
-    found["snr"] = number(-20.0 * np.log10(relative)) if 0 < relative < np.inf else "inf" if e == 0 else "-inf"
-    found["gain"] = number(ratio(float(np.vdot(d.error, d.reference)), r * r)) if r else 0.0
-    found["mean"] = number(d.error.sum() / n) if n else 0.0
+    found: dict[str, Any] = {
+        "dtype": stored.dtype.name,
+        "n": n,
+        "nonfinite": m.nonfinite,
+        "mae": number(m.abs_e.sum() / n) if n else 0.0,
+        "max_diff": number(m.top.max(initial=0.0)),
+        "rel_l2": number(relative),
+        "cosine": number(m.cr.sum() / (c * r)) if e and r and c else float(e == 0),
+        "max_ulp": m.max_ulp,
+        "bits_lost": number(bits_lost(relative, FORMATS[stored.dtype.name].unit_roundoff)),
+        "snr": number(-20.0 * np.log10(relative)) if 0 < relative < np.inf else "inf" if e == 0 else "-inf",
+        "gain": number(ratio(float(m.er.sum()), rr)) if rr else 0.0,
+        "mean": number(m.e.sum() / n) if n else 0.0,
+        "scopes": scopes(m, positions, axes),
+    }
     if n:
-        found["worst"] = worst(d, size, axes)
+        t, h, k = m.worst
+        values = (number(arranged(stored, axes)[t, h, k]), number(reference[t, h, k]))
+        found["worst"] = Worst(index=own_index((t, h, k), axes), candidate=values[0], reference=values[1])
     return found
+
+
+def own_index(index: tuple[int, ...], axes: str) -> tuple[int, ...]:
+    """Return a canonical index [t, h, k] along the point's own axes."""
+    t, h, k = index
+    return (h, t, k) if axes == "HTS" else (t, h, k) if len(axes) == 3 else (t, k)
 
 
 def bits_lost(relative: float, unit_roundoff: float) -> float:
@@ -92,42 +107,22 @@ def bits_lost(relative: float, unit_roundoff: float) -> float:
     return float(np.log2(max(relative / unit_roundoff, 1.0)))
 
 
-def max_ulp(d: Difference, stored: Array, axes: str) -> int:
-    """Return the largest distance in units in the last place of the candidate's format, over finite elements."""
-    c = stored.transpose(1, 0, 2) if axes == "HTS" else stored
-    rounded = as_format(d.reference, stored.dtype.name).reshape(c.shape)
-    distance = np.abs(ordinals(c) - ordinals(rounded))
-    finite = np.isfinite(d.candidate).reshape(c.shape)
-    return int(distance.max(initial=0, where=finite))
-
-
-def worst(d: Difference, size: Array, axes: str) -> Worst:
-    """Return the element with the largest error, indexed along the point's own axes."""
-    t, h, k = (int(i) for i in np.unravel_index(int(size.argmax()), size.shape))
-    index = (h, t, k) if axes == "HTS" else (t, h, k) if len(axes) == 3 else (t, k)
-    return Worst(index=index, candidate=number(d.candidate[t, h, k]), reference=number(d.reference[t, h, k]))
-
-
-def scopes(d: Difference, positions: Sequence[int] | Array, axes: str) -> dict[str, Scope]:
+def scopes(m: Moments, positions: Sequence[int] | Array, axes: str) -> dict[str, Scope]:
     """Return the worst token, head and channel by rel_l2 and max_diff.
 
     Tokens are named by position. Channels need at least 8 positions; points over keys or vocabulary have none.
     """
-    size = np.abs(d.error)
-    found: dict[str, Scope] = {}
-    names: dict[str, tuple[int, ...]] = {"token": (1, 2)}
+    parts = {"token": (m.ee.sum(axis=1), m.rr.sum(axis=1), m.top.max(axis=1, initial=0.0))}
     if axes[-1] == "K" or axes == "HTS":
-        names["head"] = (0, 2)
-    if axes[-1] in "KDF" and len(size) >= MIN_CHANNEL_ROWS:
-        names["channel"] = (0,)
-    squares = {"rel_l2": d.error * d.error, "reference": d.reference * d.reference}
-    for name, axis in names.items():
-        sums = {k: x.sum(axis=axis).reshape(-1) for k, x in squares.items()}
-        scope: Scope = {"max_diff": _largest(size.max(axis=axis).reshape(-1))}
+        parts["head"] = (m.ee.sum(axis=0), m.rr.sum(axis=0), m.top.max(axis=0, initial=0.0))
+    if axes[-1] in "KDF" and len(m.ee) >= MIN_CHANNEL_ROWS:
+        parts["channel"] = (m.channel_ee, m.channel_rr, m.channel_top)
+    found: dict[str, Scope] = {}
+    for name, (ee, rr, top) in parts.items():
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.sqrt(sums["rel_l2"] / sums["reference"])
-        scope["rel_l2"] = _largest(np.where(sums["rel_l2"] == 0, 0.0, relative))
-        if name == "token":
+            relative = np.where(ee == 0, 0.0, np.sqrt(ee / rr))
+        scope: Scope = {"rel_l2": _largest(relative), "max_diff": _largest(top)}
+        if name == "token" and len(ee):
             scope = {k: (v, int(positions[i])) for k, (v, i) in scope.items()}
         found[name] = scope
     return found

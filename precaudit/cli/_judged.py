@@ -1,0 +1,43 @@
+"""Printing and writing a judgement, for the commands that make one."""
+
+from pathlib import Path
+
+import click
+
+from precaudit.judging.gate import Judgement
+
+
+def show(
+    j: Judgement, run: str, junit: Path | None, markdown: Path | None, github: bool = False, as_json: bool = False
+) -> int:
+    """Print a judgement, write the files asked for, and return the exit code."""
+    from precaudit.records import encode
+    from precaudit.reports import judgement, pull_request
+
+    if junit is not None:
+        from precaudit.reports.junit import render
+
+        write(junit, render(j))
+    if markdown is not None:
+        write(markdown, pull_request.markdown(j))
+    if github:
+        for line in pull_request.annotations(j):
+            click.echo(line)
+    if as_json:
+        for v in j.verdicts:
+            click.echo(encode(v), nl=False)
+    else:
+        for line in judgement.lines(j, run):
+            click.echo(line)
+    return j.exit_code
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

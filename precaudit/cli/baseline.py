@@ -1,0 +1,20 @@
+"""``precaudit baseline``: freeze a run's errors for later runs to be held against."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="traces/baselines/NAME.jsonl")
+@click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
+@click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
+def command(run: Path, output: Path, accept: bool, why: str) -> None:
+    """Freeze the errors of a compared RUN, without tensors, with where they come from and a SHA-256."""
+    from precaudit.comparison.compare import recall
+    from precaudit.judging.baselines import freeze
+
+    record = freeze(recall(run), output, accept, why)
+    links = f", {len(record.chain)} before it" if record.chain else ""
+    click.echo(f"{output}: baseline of run {record.run} ({record.device}), SHA-256 {record.sha256[:12]}…{links}")

@@ -1,0 +1,34 @@
+"""``precaudit gate``: judge errors against limits, budgets and a baseline."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|ERRORS")
+@click.option("--budgets", type=click.Path(path_type=Path), help="budgets.toml [default limits].")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Frozen errors to hold the run against.")
+@click.option("--across-devices", is_flag=True, help="Allow a baseline of another kind of device.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here.")
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown for a pull request here.")
+@click.option("--github", is_flag=True, envvar="GITHUB_ACTIONS", help="Print GitHub annotations.")
+@click.option("--json", "as_json", is_flag=True, help="Print every verdict that is no pass as JSONL.")
+def command(
+    source: Path,
+    budgets: Path | None,
+    baseline: Path | None,
+    across_devices: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    github: bool,
+    as_json: bool,
+) -> int:
+    """Judge a compared RUN, or a file of error records.
+
+    Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones.
+    """
+    from precaudit.cli._judged import show
+    from precaudit.judging.gate import gate
+
+    return show(gate(source, budgets, baseline, across_devices), str(source), junit, markdown, github, as_json)

@@ -1,0 +1,16 @@
+"""``precaudit init``: a commented start for audits in CI."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=".")
+def command(folder: Path) -> None:
+    """Write precaudit.toml, budgets.toml and a GitHub workflow to FOLDER [.]."""
+    from precaudit.audit import init
+
+    for path in init(folder):
+        click.echo(f"wrote {path}")
+    click.echo("Next: precaudit audit")

@@ -1,0 +1,131 @@
+"""What a gate says: one message a group of verdicts that start at the same place."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from precaudit.judging.gate import Judgement, place_text
+from precaudit.judging.verdicts import LAST, Verdict
+from precaudit.records import value
+
+SHOWN = 20  # groups; the rest are counted
+
+
+@dataclass(frozen=True)
+class Group:
+    """Verdicts of one status, kind and point; ``first`` is the earliest in the program, its worst token."""
+
+    first: Verdict
+    members: tuple[Verdict, ...]
+
+
+def groups(verdicts: Iterable[Verdict]) -> list[Group]:
+    """Group verdicts by status, kind, point and metric, those that start first in the program first."""
+    listed = sorted(verdicts, key=_key)
+    found = []
+    for _, members in groupby(listed, key=_key):
+        rows = tuple(sorted(members, key=lambda v: (v.depth[0], -_over(v))))
+        found.append(Group(rows[0], rows))
+    order = {"fail": 0, "nonfinite": 0, "missing": 1, "stale": 1, "unknown": 2, "input suspect": 3}
+    return sorted(found, key=lambda g: (order.get(g.first.status, 4), g.first.depth))
+
+
+def _key(v: Verdict) -> tuple[str, str, str, str]:
+    return (v.status, v.kind, v.point, v.text if v.status in ("stale", "unknown") else "")
+
+
+def _over(v: Verdict) -> float:
+    return value(v.value) / value(v.limit) if v.value is not None and v.limit not in (None, 0.0) else 0.0
+
+
+def message(v: Verdict) -> str:
+    """Return what, where, how bad against what, and the worst place with both values."""
+    where = place_text_of(v)
+    text = f"{v.status}: {where}" if where else f"{v.status}:"
+    if v.kind:
+        text += f" [{v.kind}]"
+    if v.metric == "nonfinite":
+        text += f" {value(v.value):.0f} elements are NaN or infinite"
+    elif v.metric and v.value is not None and v.limit is not None:
+        text += f" {v.metric} {value(v.value):.3g} at {_at(v)}, limit {value(v.limit):.3g}"
+    if v.rel_l2 is not None and v.explained is not None:
+        text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
+    if v.worst is not None:
+        w = v.worst
+        text += f"; worst element {list(w.index)}: {value(w.candidate):.6g}, reference {value(w.reference):.6g}"
+    return text + (f" {v.text}" if v.text else "") + (f" (budget: {v.why})" if v.why else "")
+
+
+def place_text_of(v: Verdict) -> str:
+    """Return where a verdict belongs; nothing for those on a whole run."""
+    if not v.point:
+        return f"prompt {v.prompt}" if v.prompt else ""
+    where = f"layer {v.layer} {v.point}" if v.layer is not None else v.point
+    return f"{where} ({v.prompt} {v.phase} {v.step})" if v.prompt else where
+
+
+def _at(v: Verdict) -> str:
+    if v.index is None:
+        return v.scope
+    return f"{v.scope} {list(v.index) if isinstance(v.index, list | tuple) else v.index}"
+
+
+def rest(g: Group) -> str:
+    """Return what the other members of a group are: how many, in which layers and prompts."""
+    if len(g.members) == 1:
+        return ""
+    layers = sorted({v.layer for v in g.members if v.layer is not None})
+    prompts = sorted({v.prompt for v in g.members})
+    span = f", layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
+    return f" ({len(g.members)} such{span}, {len(prompts)} prompts)" if len(prompts) > 1 else (
+        f" ({len(g.members)} such{span})"
+    )  # fmt: skip
+
+
+def tally(j: Judgement) -> str:
+    """Return the counts as a sentence."""
+    if not j.counts:
+        return "nothing was judged: there are no local, forward or state records"
+    return ", ".join(f"{n} {status}" for status, n in j.counts.items())
+
+
+def lines(j: Judgement, run: str) -> list[str]:
+    """Return the whole judgement as lines of text; thousands of failures are a few groups."""
+    found = groups(j.verdicts)
+    out = [f"note: {n}" for n in j.notes]
+    out += [message(g.first) + rest(g) for g in found[:SHOWN]]
+    if len(found) > SHOWN:
+        out.append(f"… and {len(found) - SHOWN} more groups (--json lists every verdict)")
+    out += drift_lines(j)
+    out.append(f"verdicts: {tally(j)}")
+    if step := next_command(j.verdicts, run):
+        out.append(step)
+    return out
+
+
+def drift_lines(j: Judgement) -> list[str]:
+    """Return the largest growth against the baseline, and against the first of its chain."""
+    grown = [d for d in j.drift if d[0] > 1.0 or d[1] > 1.0][:3]
+    return [
+        f"drift: {place_text(e)} [{e.kind}] rel_l2 {now:.2f} × the baseline's, {first:.2f} × the first baseline's"
+        for now, first, e in grown
+    ]
+
+
+def next_command(verdicts: Sequence[Verdict], run: str) -> str:
+    """Return the command to run next, for the first verdict that is no pass."""
+    found = groups(verdicts)
+    if not found:
+        return ""
+    v = found[0].first
+    if v.status == "missing":
+        return (
+            f"Next: precaudit trace again (or precaudit compare {run} without filters); what is missing is not judged"
+        )
+    if v.status == "stale":
+        return (
+            "Next: trace as the baseline says, or freeze a new one: precaudit baseline RUN -o FILE --accept --why TEXT"
+        )
+    if v.status == "unknown" or v.depth[0] == LAST:
+        return f"Next: precaudit report {run} -v"
+    return f"Next: precaudit compare {run} --layers {v.layer} -v"
