@@ -4,13 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check oracle bench tiny schemas clean
+.PHONY: help demo test test-all check audit exam calibrate oracle bench tiny schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
 	@echo 'make test      set up and run the tests'
 	@echo 'make test-all  the slow tests too'
 	@echo 'make check     lint, format, types, documentation, tests'
+	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
+	@echo 'make exam      inject faults and run honest programs: every cell must be right'
+	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
 	@echo 'make tiny      train the bundled model again (about half an hour on two cores)'
@@ -51,12 +54,22 @@ check: .venv/test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
+audit: .venv/base
+	$(BIN)/precaudit audit
+
+exam: .venv/test
+	$(BIN)/python -m benchmarks.exam
+
+calibrate: .venv/test
+	$(BIN)/python -m benchmarks.calibrate
+
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
 	$(BIN)/python -m pytest tests/test_oracle.py
 
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py
+	$(BIN)/python benchmarks/moments.py
 
 tiny: .venv/test
 	$(PIP) -e '.[train]'

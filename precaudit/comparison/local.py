@@ -118,14 +118,21 @@ def local_errors(
         if missing := _not_emulated(emulations.policy, point):
             yield from _unknown(part, place, run, f"no emulation of {missing}")
             continue
-        found = _evaluation(recorded, model, place, part)
-        if found is None:
+        operation = prepare(recorded, model, place, part)
+        if operation is None:
             yield from _unknown(part, place, run, "inputs were not recorded")
-            continue
-        positions, evaluate, magnitude = found
-        fused = _fused_residual(recorded, model, place, positions)
-        operation = Operation(run, place, part, positions, evaluate, magnitude, fused)
-        yield from _records(operation, _make(operation, emulations, model, decode))
+        else:
+            yield from _records(operation, _make(operation, emulations, model, decode))
+
+
+def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Operation | None:
+    """Return the operation behind recorded rows, ready to be evaluated; None where its inputs were not recorded."""
+    found = _evaluation(recorded, model, place, part)
+    if found is None:
+        return None
+    positions, evaluate, magnitude = found
+    fused = _fused_residual(recorded, model, place, positions)
+    return Operation(recorded.run.record.id, place, part, positions, evaluate, magnitude, fused)
 
 
 def _not_emulated(policy: Policy, point: str) -> str | None:

@@ -1,0 +1,303 @@
+"""The exam: faults that must be flagged at their place, honest programs that must pass (``make exam``).
+
+A cell counts from 8 × the honest error at the fault's scope on; below 2 × it does not, between it is reported. Every
+cell is a line of benchmarks/results/exam.jsonl. Faults are put into the program through ``Parts``, and into files.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from benchmarks.faults import FAULTS, Fault, Target, size
+from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
+from precaudit.comparison.local import Emulations, local_errors, prepare
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.rows import Place
+from precaudit.configs import DecoderConfig
+from precaudit.formats import FORMATS, widen
+from precaudit.jax_decoder import Parts
+from precaudit.judging.gate import gate
+from precaudit.judging.limits import default_limits
+from precaudit.judging.rules import judge
+from precaudit.metrics.sizes import arranged, canonical
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.points import POINTS
+from precaudit.policies import Policy
+from precaudit.prompts import Prompt
+from precaudit.records import PointRecord
+from precaudit.selection import Selection
+from precaudit.store import Run
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+
+TEXT = "def read(path):\n    with open(path) as f:\n        return [line.strip() for line in f if line]\n\n\n" * 3
+COUNTS, NEAR = 8.0, 2.0
+# which part makes a point: (name, call within one layer, calls a trace of the program makes)
+MADE_BY = {
+    "attn_norm": ("norm", 0, 3), "mlp_norm": ("norm", 1, 3), "final_norm": ("norm", 2, 3), "q": ("rope", 0, 2),
+    "k": ("rope", 1, 2), "v": ("project", 2, 7), "attn_proj": ("project", 3, 7), "mlp_out": ("project", 6, 7),
+    "scores": ("scores", 0, 1), "probs": ("softmax", 0, 1), "attn_out": ("attend", 0, 1), "mlp_act": ("activate", 0, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Altered(Run):
+    """A run one of whose tensors reads as a fault left it."""
+
+    change: Callable[[PointRecord, Any], Any] = field(default=lambda record, x: x)
+
+    def tensor(self, record: PointRecord) -> Any:
+        return self.change(record, super().tensor(record))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question of the exam and its answer."""
+
+    subject: str
+    policy: str
+    where: str
+    fault: str
+    point: str
+    size: float
+    status: str
+    metric: str
+
+    @property
+    def flagged(self) -> bool:
+        return self.status in ("fail", "nonfinite")
+
+    @property
+    def kind(self) -> str:
+        return "counts" if self.size >= COUNTS else "near" if self.size >= NEAR else "small"
+
+
+def altered(run: Run, change: Callable[[PointRecord, Any], Any]) -> Run:
+    return Altered(**{f.name: getattr(run, f.name) for f in fields(Run)}, change=change)
+
+
+def verdict(run: Run, model: Model, place: Place) -> Any:
+    policy = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
+    records = list(local_errors(Recorded.of(run), model, True, Emulations(policy, ()), place))
+    assert records, place
+    return judge(records[0], default_limits())
+
+
+def model_of(run: Run) -> Model:
+    checkpoint = open_checkpoint(run.record.model.reference).with_weights(run.record.policy["weights"])
+    return Model(msgspec.convert(run.record.model.config, DecoderConfig), checkpoint.tensors.read)
+
+
+def reference(run: Run, model: Model, place: Place) -> Any:
+    recorded = Recorded.of(run)
+    rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
+    operation = prepare(recorded, model, place, rows) if rows is not None else None
+    assert operation is not None, place
+    return canonical(operation.evaluate([FP64])[0], POINTS[place.point].axes)
+
+
+def back(x: Any, axes: str, shape: Any) -> Any:
+    return x.transpose(1, 0, 2) if axes == "HTS" else x.reshape(shape)
+
+
+def applies(fault: Fault, axes: str, heads: int) -> bool:
+    if fault.heads:
+        return heads > 1
+    return not (fault.name == "channel's sign" and axes[-1] not in "KDF")
+
+
+def into_files(subject: str, run: Run, layer: int) -> Iterator[Cell]:
+    """Put every fault into the recorded tensor of every point of a layer."""
+    model, prompt = model_of(run), next(iter(run.prompts))
+    for point in MADE_BY:
+        axes = POINTS[point].axes
+        place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
+        stored = Recorded.of(run).tensor(*_key(place))
+        truth, honest = reference(run, model, place), canonical(stored, axes)
+        g = Target.of(honest)
+        for fault in FAULTS:
+            if not applies(fault, axes, honest.shape[1]):
+                continue
+            with np.errstate(all="ignore"):
+                made = fault.change(arranged(stored, axes).astype(np.float32), g, np, stored.dtype.name)
+                changed = back(made.astype(stored.dtype), axes, stored.shape)
+            found = verdict(altered(run, _replacing(place, changed)), model, place)
+            big = size(fault, canonical(changed, axes), honest, truth, g)
+            yield Cell(subject, run.record.policy["name"], "file", fault.name, point, big, found.status, found.metric)
+
+
+def _key(place: Place) -> tuple[Any, ...]:
+    return (place.prompt, place.phase, place.step, place.layer, place.point)
+
+
+def _replacing(place: Place, values: Any) -> Callable[[PointRecord, Any], Any]:
+    def change(record: PointRecord, x: Any) -> Any:
+        here = (record.prompt, record.phase, record.step, record.layer, record.point)
+        return values if here == _key(place) else x
+
+    return change
+
+
+def faulty_parts(fault: Fault, point: str, g: Target) -> Parts:
+    """Return the decoder's parts with a fault in the operation that makes ``point``, in every layer."""
+    name, mine, calls = MADE_BY[point]
+    honest, count = getattr(Parts(), name), 0
+    axes = POINTS[point].axes
+
+    def part(*arguments: Any) -> Any:
+        nonlocal count
+        y, here = honest(*arguments), count % calls
+        count += 1
+        if here != mine:
+            return y
+        if point == "v":  # a projection: its heads are not apart yet
+            return _faulted(fault, y.reshape(*y.shape[:2], -1, 32), "TGK", g).reshape(y.shape)
+        return _faulted(fault, y, axes, g)
+
+    return replace(Parts(), **{name: part})
+
+
+def _faulted(fault: Fault, y: Any, axes: str, g: Target) -> Any:
+    x = y[0].astype(jnp.float32)
+    x = x.transpose(1, 0, 2) if axes == "HTS" else x[:, None, :] if x.ndim == 2 else x
+    made = fault.change(x, g, jnp, y.dtype.name)
+    return back(made, axes, y.shape[1:]).astype(y.dtype)[None]
+
+
+def into_program(folder: Path, policy: str, honest: Run, layer: int, points: tuple[str, ...]) -> Iterator[Cell]:
+    """Trace tiny once for every fault and point."""
+    model, prompt = model_of(honest), next(iter(honest.prompts))
+    for point in points:
+        place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
+        axes, stored = POINTS[point].axes, Recorded.of(honest).tensor(*_key(place))
+        before, truth = canonical(stored, axes), reference(honest, model, place)
+        g = Target.of(before)
+        for fault in FAULTS:
+            if not applies(fault, axes, before.shape[1]):
+                continue
+            select = Selection.parse(
+                points=point, phases="prefill", layers=None if point == "final_norm" else str(layer)
+            )
+            run = record(folder / "program", "tiny", policy, select, faulty_parts(fault, point, g))
+            found = verdict(run, model, place)
+            with np.errstate(all="ignore"):
+                made = fault.change(before.astype(np.float32), g, np, stored.dtype.name)
+            rounded = widen(made.astype(stored.dtype))
+            big = size(fault, rounded, before, truth, g)
+            yield Cell("tiny", policy, "program", fault.name, point, big, found.status, found.metric)
+
+
+def random_tensors() -> Iterator[Cell]:
+    """Faults in one of 32 tensors of 256 × 512 FP32 whose candidate is rounded to bfloat16 (facts of other tools)."""
+    from precaudit import assert_close
+
+    draw = np.random.default_rng(0)
+    bf16 = FORMATS["bfloat16"].dtype
+    for i, fault in enumerate(f for f in FAULTS if not f.heads):
+        r = draw.standard_normal((256, 512))
+        honest = r.astype(bf16)
+        g = Target.of(widen(honest)[:, None])
+        with np.errstate(all="ignore"):
+            made = fault.change(honest.astype(np.float32)[:, None], g, np, "bfloat16")[:, 0].astype(bf16)
+        status = "pass"
+        try:
+            assert_close(made, r, policy="bf16", name=f"tensor {i}")
+        except AssertionError as error:
+            status = "nonfinite" if "nonfinite" in str(error) else "fail"
+        big = size(fault, widen(made)[:, None], widen(honest)[:, None], r[:, None], g)
+        yield Cell("random", "bf16", "file", fault.name, "tensor", big, status, "")
+
+
+def record(folder: Path, subject: str, policy: str, select: Selection, parts: Parts | None = None, **more: Any) -> Run:
+    given = [Prompt(id="exam", prompt=TEXT)]
+    options = Options(force=True, **({"decode_steps": 0} | more))
+    return trace(load(subject, policy, None, "cpu", parts), folder, given, select, options)
+
+
+def false_alarms(folder: Path, policies: tuple[str, ...], seeds: int) -> Iterator[tuple[str, int, dict[str, int]]]:
+    """Yield (variant, exit code, counts) of honest programs: policies, batch, padding, prompts of other lengths."""
+    draw = np.random.default_rng(1)
+    for policy in policies:
+        for batch, pad in ((1, "right"), (4, "left"), (4, "right")):
+            prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(seeds)]
+            run = trace(
+                load("tiny", policy, None, "cpu"), folder / "honest", prompts, Selection(phases=("prefill", "decode")),
+                Options(force=True, decode_steps=1, batch=batch, pad=pad),
+            )  # fmt: skip
+            j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
+            for v in [v for v in j.verdicts if v.status != "pass"][:3]:
+                print("   ", v.status, v.kind, v.place, v.metric, v.scope, v.value, v.limit)
+            yield f"{policy}, batch {batch}, {pad}", j.exit_code, dict(j.counts)
+
+
+def _tokens(draw: Any) -> tuple[int, ...]:
+    return tuple(int(t) for t in draw.integers(1, 250, int(draw.integers(3, 90))))
+
+
+def table(cells: list[Cell]) -> int:
+    """Print one line a fault and subject; return the number of counted cells that were not flagged."""
+    wrong = [c for c in cells if c.kind == "counts" and not c.flagged]
+    print(f"{'fault':20} {'where':8} {'subject':8} {'policy':14} {'counted':>9} {'near':>9} {'not counted':>12}")
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for c in cells:
+        groups.setdefault((c.fault, c.where, c.subject, c.policy), []).append(c)
+    for key, rows in groups.items():
+        parts = [_part(rows, kind) for kind in ("counts", "near", "small")]
+        print(f"{key[0]:20} {key[1]:8} {key[2]:8} {key[3]:14} {parts[0]:>9} {parts[1]:>9} {parts[2]:>12}")
+    small = sum(c.kind == "small" for c in cells)
+    share = f"{small} below {NEAR:g} × ({100 * small / len(cells):.0f} %)"
+    print(f"{len(cells)} cells, {len(wrong)} counted and not flagged, {share}")
+    for c in wrong:
+        print(f"MISSED {c.fault} in {c.subject} {c.policy} {c.point} ({c.where}): {c.size:.1f} × its honest error")
+    return len(wrong)
+
+
+def _part(rows: list[Cell], kind: str) -> str:
+    here = [c for c in rows if c.kind == kind]
+    return f"{sum(c.flagged for c in here)}/{len(here)}" if here else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny in bf16, three points in the program")
+    parser.add_argument("--seeds", type=int, default=34, help="prompts of each of the honest variants")
+    options = parser.parse_args()
+    policies = ("bf16",) if options.quick else ("bf16", "fp32-highest")
+    cells: list[Cell] = []
+    every = Selection.parse(points="all", phases="prefill")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for policy in policies:
+            honest = record(folder / f"tiny-{policy}", "tiny", policy, every)
+            cells += into_files("tiny", honest, 2)
+            cells += into_program(
+                folder, policy, honest, 2, ("q", "attn_out", "mlp_out") if options.quick else tuple(MADE_BY)
+            )
+            if not options.quick:
+                cells += into_files("smollm2", record(folder / f"smollm2-{policy}", "smollm2", policy, every), 15)
+        cells += random_tensors()
+        alarms = list(false_alarms(folder, policies, options.seeds))
+    results = Path(__file__).parent / "results"
+    results.mkdir(exist_ok=True)
+    lines = [json.dumps({**c.__dict__, "size": str(c.size), "class": c.kind}) for c in cells]
+    (results / "exam.jsonl").write_text("\n".join(lines) + "\n")
+    missed = table(cells)
+    for variant, code, counts in alarms:
+        print(f"honest: {variant:30} exit {code} {counts}")
+    return 1 if missed or any(code for _, code, _ in alarms) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The exam in short (``make exam`` asks it all), and decoders that are broken in ways people have broken them."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from benchmarks.exam import COUNTS, into_files, into_program
+from benchmarks.exam import record as record_exam
+from precaudit.audit import init
+from precaudit.comparison.compare import Options, compare
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.parts import cache_write, rms_norm
+from precaudit.judging.baselines import freeze
+from precaudit.judging.gate import gate
+from precaudit.selection import Selection
+from tests.programs import record
+
+
+@pytest.fixture(scope="module", params=["bf16", "fp32-highest"])
+def honest(request, tmp_path_factory):
+    select = Selection.parse(points="all", phases="prefill")
+    return record_exam(tmp_path_factory.mktemp("exam") / "run", "tiny", request.param, select)
+
+
+def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
+    cells = list(into_files("tiny", honest, 1))
+    assert len(cells) > 100
+    assert not [c for c in cells if c.size >= COUNTS and not c.flagged]
+    assert sum(c.size < 2 for c in cells) <= 0.1 * len(cells)
+    assert {c.status for c in cells if "NaN" in c.fault or "inf" in c.fault} == {"nonfinite"}
+
+
+@pytest.mark.slow
+def test_every_counted_fault_in_the_program_is_flagged_there(tmp_path, honest):
+    cells = list(into_program(tmp_path, honest.record.policy["name"], honest, 1, ("attn_out",)))
+    assert not [c for c in cells if c.size >= COUNTS and not c.flagged]
+
+
+def rope_in_bfloat16(x, cos, sin, a):
+    first, second = jnp.split(x.astype(jnp.bfloat16), 2, axis=-1)
+    c, s = (lax.reduce_precision(t, 8, 7).astype(jnp.bfloat16)[:, :, None] for t in (cos, sin))
+    return jnp.concatenate([first * c - second * s, second * c + first * s], axis=-1).astype(a.activations)
+
+
+def epsilon_outside_the_root(x, w, eps, a):
+    y = x.astype(jnp.float32)
+    y = y / (jnp.sqrt(jnp.mean(y * y, axis=-1, keepdims=True)) + jnp.float32(eps * 1e3))
+    return (y.astype(a.activations) * w).astype(a.activations)
+
+
+def softmax_without_maximum(scores, mask, a):
+    e = lax.reduce_precision(jnp.exp(scores.astype(jnp.float32)), 5, 10)  # float16 ends at e^11
+    e = jnp.where(mask, e, 0.0)
+    return (e / jnp.sum(e, axis=-1, keepdims=True)).astype(a.probs)
+
+
+def cache_off_by_one(cache, layer, rows, slots):
+    return cache_write(cache, layer, rows, None if slots is None else slots + 1)
+
+
+BROKEN = {
+    "RoPE in bfloat16": (replace(Parts(), rope=rope_in_bfloat16), {"q", "k"}),
+    "epsilon outside the root": (replace(Parts(), norm=epsilon_outside_the_root), {"attn_norm", "mlp_norm"}),
+    "float16 softmax without the maximum": (replace(Parts(), softmax=softmax_without_maximum), {"probs", "attn_out"}),
+    "cache off by one": (replace(Parts(), cache_write=cache_off_by_one), {"k_cache", "v_cache"}),
+}
+
+
+def judged(folder, parts, baseline=None):
+    record(folder / "run", parts=parts, select=Selection.parse(points="all", phases="prefill,decode"))
+    return gate(compare(folder / "run", options=Options(accum=(), cache=folder / "refs")), baseline=baseline)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_decoder_fails_where_it_is_broken(tmp_path, name):
+    parts, points = BROKEN[name]
+    found = judged(tmp_path, parts)
+    assert found.exit_code == 1
+    assert {v.point for v in found.verdicts if v.status in ("fail", "nonfinite") and v.kind != "forward"} & points
+
+
+def test_an_honest_decoder_passes_and_keeps_its_baseline(tmp_path):
+    first = judged(tmp_path, None)
+    assert (first.exit_code, set(first.counts)) == (0, {"pass"})
+    found = compare(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    freeze(found, tmp_path / "baseline.jsonl")
+    assert gate(found, baseline=tmp_path / "baseline.jsonl").exit_code == 0
+
+
+def test_a_norm_that_is_only_written_apart_passes(tmp_path):
+    def twice(x, w, eps, a):
+        return rms_norm(jnp.stack([x, x])[1], w, eps, a)
+
+    assert judged(tmp_path, replace(Parts(), norm=twice)).exit_code == 0
+
+
+def test_init_writes_once(tmp_path):
+    assert {p.name for p in init(tmp_path)} == {"precaudit.toml", "budgets.toml", "precaudit.yml"}
+    with pytest.raises(Exception, match="nothing was written"):
+        init(tmp_path)
