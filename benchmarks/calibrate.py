@@ -28,7 +28,7 @@ MARGIN = 1.5
 ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, 1.0))
 UNIT = Limits(ONE, ONE, 1.0, 1.0)
 SUBJECTS = {
-    "tiny": (("bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32-highest"), "all", None, 12),
+    "tiny": (("bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32-highest"), "all", "0,-1", 8),
     "smollm2": (("bf16", "fp32-highest"), "q,k,v,attn_out,mlp_norm,mlp_out,logits", "0,15,-1", 4),
 }
 TEXT = "The committee met on Thursday to consider 17 proposals; of these, nine were adopted, and the rest deferred. "

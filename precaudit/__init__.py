@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from precaudit.assertions import assert_close, assert_within_budget
     from precaudit.comparison.compare import Comparison, compare
+    from precaudit.judging.gate import Judgement, gate
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
     from precaudit.tracing.subject import Subject, load
@@ -25,8 +27,25 @@ _LAZY = {
     "Selection": "precaudit.selection",
     "open_run": "precaudit.store",
     "Run": "precaudit.store",
+    "gate": "precaudit.judging.gate",
+    "Judgement": "precaudit.judging.gate",
+    "assert_close": "precaudit.assertions",
+    "assert_within_budget": "precaudit.assertions",
 }
-__all__ = ["Comparison", "Run", "Selection", "Subject", "compare", "load", "open_run", "trace"]
+__all__ = [
+    "Comparison",
+    "Judgement",
+    "Run",
+    "Selection",
+    "Subject",
+    "assert_close",
+    "assert_within_budget",
+    "compare",
+    "gate",
+    "load",
+    "open_run",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,211 @@
+"""Assertions for a project's own tests: a kernel against FP64, and a compared run against its budgets."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.comparison.compare import Comparison
+from precaudit.formats import FORMATS, Array, as_format, rounder, widen
+from precaudit.judging.gate import gate
+from precaudit.judging.limits import default_limits
+from precaudit.judging.rules import judge
+from precaudit.metrics.residue import excesses, relative_noise, signed
+from precaudit.metrics.sizes import Difference, canonical, norm, ratio, sizes
+from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.policies import Policy, load_policy
+from precaudit.records import ErrorRecord, Unexplained, Worst, number
+from precaudit.reports.judgement import lines, message
+
+DRAWS = 8
+SEED = 20020801
+SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
+
+
+def assert_close(
+    candidate: Any,
+    reference: Any,
+    *,
+    policy: str | Policy = "bf16",
+    inputs: Sequence[Any] | None = None,
+    name: str = "candidate",
+) -> None:
+    """Raise AssertionError unless rounding explains ``candidate`` − ``reference``.
+
+    ``candidate``: a float array of NumPy or JAX, [D], [T, D] or [T, H, K] (further leading axes are tokens too). Its
+    dtype is the output's format; float32 or float64 values that the policy's narrower activations can all represent
+    count as that format stored wider.
+    ``reference``: an FP64 array, and nothing but rounding it once is honest noise; or a callable, evaluated on
+    ``inputs`` widened to FP64: then so is what relative changes of the inputs by one unit roundoff of the policy do.
+    The limits are those of local errors (docs/design.md §1). Raises TypeError for what cannot be compared.
+    """
+    __tracebackhide__ = True
+    declared = load_policy(policy) if isinstance(policy, str) else policy
+    stored = _floats(candidate, name)
+    r, spread = _evaluated(reference, inputs, declared)
+    if stored.shape != r.shape:
+        raise AssertionError(f"fail: {name} has shape {list(stored.shape)}, the reference {list(r.shape)}")
+    if not stored.size:
+        raise AssertionError(f"fail: {name} has shape {list(stored.shape)}: an empty comparison asserts nothing")
+    with np.errstate(all="ignore"):
+        record = _record(_output(stored, declared), r, spread, declared, name)
+    verdict = judge(record, default_limits())
+    if verdict is None or verdict.status != "pass":
+        raise AssertionError(message(verdict) if verdict is not None else f"unknown: {name} was not judged")
+
+
+def assert_within_budget(
+    run: Comparison | Path | str, budgets: Path | str | None = None, baseline: Path | str | None = None
+) -> None:
+    """Raise AssertionError unless everything in a compared run, or a file of error records, passes the gate.
+
+    What is missing, stale or unknown does not pass. Raises UserError for what is no run or was not compared.
+    """
+    __tracebackhide__ = True
+    judged = gate(run, _path(budgets), _path(baseline))
+    if judged.exit_code != 0:
+        raise AssertionError("\n".join(lines(judged, str(run.run.folder if isinstance(run, Comparison) else run))))
+
+
+def _path(x: Path | str | None) -> Path | None:
+    return None if x is None else Path(x)
+
+
+def _floats(x: Any, name: str) -> Array:
+    array = np.asarray(x)
+    if array.dtype.name not in FORMATS:
+        raise TypeError(f"{name} is {array.dtype.name}; one of {', '.join(FORMATS)} can be compared")
+    return array
+
+
+def _output(stored: Array, policy: Policy) -> Array:
+    """Return the candidate in its output's format: its dtype, or the policy's that its values were rounded to."""
+    narrow, own = FORMATS[policy.activations], FORMATS[stored.dtype.name]
+    if own.name not in ("float32", "float64") or narrow.precision >= own.precision:
+        return stored
+    finite = stored[np.isfinite(stored)]
+    with np.errstate(all="ignore"):
+        fits = finite.size and np.array_equal(widen(as_format(finite, narrow.name)), widen(finite))
+        return stored.astype(narrow.dtype) if fits else stored
+
+
+Evaluated = tuple[Array, "Spread | None"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What perturbed inputs change in the reference: the root mean square of every element, and one realisation."""
+
+    rms: Array
+    one: Array
+
+
+def _evaluated(reference: Any, inputs: Sequence[Any] | None, policy: Policy) -> Evaluated:
+    if not callable(reference):
+        if inputs is not None:
+            raise TypeError("inputs are for a reference that is a function; this one is an array")
+        return _double(reference), None
+    if inputs is None:
+        raise TypeError("a reference that is a function needs inputs=")
+    wide = [_widened(x) for x in inputs]
+    r = _double(reference(*[x.copy() for x in wide]))
+    return r, _spread(reference, wide, r, policy)
+
+
+def _double(x: Any) -> Array:
+    array = np.array(x)  # a copy: a function may give the same buffer again
+    if array.dtype != np.float64:
+        hint = "; under JAX enable jax_enable_x64" if array.dtype == np.float32 else ""
+        raise TypeError(f"the reference is {array.dtype.name}: it has to be computed and given in float64{hint}")
+    return array
+
+
+def _widened(x: Any) -> Array:
+    """Return floats in FP64; integers and truth values, such as token ids and masks, as they are."""
+    array = np.asarray(x)
+    if array.dtype.kind in "biu":
+        return array
+    return widen(_floats(array, "an input"))
+
+
+def _spread(f: Callable[..., Any], inputs: Sequence[Array], r: Array, policy: Policy) -> Spread:
+    """Return the backward error of an honest implementation: every input changed by u at most, ``DRAWS`` times.
+
+    Sums of n terms in float32 make relative errors of about √n · u (Higham 2002, §4.2); narrower policies sum in
+    float32.
+    """
+    u = FORMATS[policy.activations].unit_roundoff
+    if policy.activations == "float32":
+        u *= max((n for x in inputs for n in x.shape), default=1) ** 0.5
+    random = np.random.default_rng(SEED)
+    squares, one = np.zeros_like(r), np.zeros_like(r)
+    for i in range(DRAWS):
+        changed = [
+            x * (1.0 + u * random.uniform(-1.0, 1.0, x.shape)) if x.dtype.kind == "f" else x.copy() for x in inputs
+        ]
+        with np.errstate(all="ignore"):
+            moved = _double(f(*changed)) - r
+        moved[~np.isfinite(moved)] = 0.0
+        squares += moved**2
+        one = moved if i == 0 else one
+    return Spread(np.sqrt(squares / DRAWS), one)
+
+
+def _record(stored: Array, reference: Array, spread: Spread | None, policy: Policy, name: str) -> ErrorRecord:
+    """Return the candidate's local error, as comparing a run would record it."""
+    shape, form = stored.shape, FORMATS[stored.dtype.name]
+    axes = "THK" if len(shape) > 2 else "TD"
+    rows = stored.reshape((-1, *shape[-2:]) if len(shape) > 2 else (-1, shape[-1] if shape else 1))
+    r = canonical(reference.reshape(rows.shape), axes)
+    positions = range(len(rows))
+    d = Difference.of(canonical(rows, axes), r)
+    rounded = rounder(form.name)(r)
+    left = np.where(np.isfinite(rounded), d.candidate - rounded, d.error)  # what overflows in the format is no noise
+    left = np.where(np.isfinite(left), left, 0.0)
+    rounding = np.where(np.isfinite(rounded), rounded - r, 0.0)
+    rounding[~np.isfinite(rounding)] = 0.0
+    noise = rounding
+    if spread is not None:
+        rms, one = (x.reshape(r.shape) for x in (spread.rms, spread.one))
+        noise = np.copysign(np.hypot(rms, rounding), one + rounding)
+    relative = relative_noise(noise, d.reference, form.unit_roundoff)
+    whole, worst = excesses(left, noise, d.reference, relative, positions, axes)
+    tensor, heads = signed(left, noise, d.reference, relative, axes == "THK")
+    allowed = half_ulp(d.reference, form.name) + SPREAD * np.abs(noise)
+    parts = np.where(d.error == 0, 0.0, np.abs(d.error) / allowed)
+    most = int(parts.argmax())
+    share = ratio(norm(left), norm(d.reference))
+    numbers = sizes(rows, r, axes, positions)
+    for scope, found in worst.items():
+        numbers["scopes"].setdefault(scope, {})["excess"] = found
+    if heads:
+        numbers["scopes"]["head"] |= heads
+    numbers["worst"] = _worst(numbers["worst"], stored, reference, d.nonfinite)
+    unexplained = Unexplained(
+        rel_l2=number(share), u=number(share / form.unit_roundoff), excess=number(whole),
+        gain=tensor["gain"], mean=tensor["mean"],
+        componentwise=(number(parts.reshape(-1)[most]), _index(most, shape)),
+    )  # fmt: skip
+    return ErrorRecord(
+        prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
+        unexplained=unexplained, ratio=number(ratio(norm(d.error), norm(noise))), **numbers,
+    )  # fmt: skip
+
+
+def _worst(found: Worst, stored: Array, reference: Array, nonfinite: int) -> Worst:
+    """Return the worst element, the first NaN or infinity if there is one, with its index in the candidate's shape."""
+    wide = widen(stored).reshape(-1)
+    flat = reference.reshape(-1)
+    if nonfinite:
+        at = int(np.flatnonzero(~np.isfinite(wide - flat) & (wide != flat))[0])
+    else:
+        index = found.index
+        rows = (-1, *stored.shape[-2:]) if stored.ndim > 2 else (-1, stored.shape[-1] if stored.shape else 1)
+        at = int(np.ravel_multi_index(index, stored.reshape(rows).shape))
+    return Worst(index=_index(at, stored.shape), candidate=number(wide[at]), reference=number(flat[at]))
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, shape))
