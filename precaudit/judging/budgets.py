@@ -20,6 +20,7 @@ METRICS = (
 )  # fmt: skip
 AT_LEAST = ("cosine", "snr")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
+FROZEN = ("rel_l2", "mae", "max_diff")  # what baselines hold
 RATCHET = 1.5
 
 
@@ -138,6 +139,10 @@ def _problem(e: Entry) -> str | None:
         found = getattr(e, name)
         if found is not None and not 0 <= found < float("inf") and e.metric != "cosine":
             return f"{name} = {found} is impossible: a finite number, 0 or more"
+    if e.metric == "cosine" and e.limit is not None and not -1 <= e.limit <= 1:
+        return f"limit = {e.limit} is impossible: a cosine is between -1 and 1"
+    if e.ratchet and e.metric not in FROZEN:
+        return f"a ratchet on {e.metric}: baselines hold {', '.join(FROZEN)}"
     if e.ratchet not in (None, True, False) and not 1 <= float(e.ratchet or 0) < float("inf"):
         return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
     if e.ratchet and e.scope != "tensor":

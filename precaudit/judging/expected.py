@@ -11,7 +11,7 @@ from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
-from precaudit.records import PointRecord
+from precaudit.records import PointRecord, PrefillDecodeRecord
 from precaudit.store import Run, unpack_positions
 
 
@@ -36,7 +36,7 @@ def uncovered(run: Run, seen: set[Place]) -> Iterator[Verdict]:
                     status=problem[0], kind="coverage", prompt=prompt, phase=e.phase, step=e.step, layer=e.layer,
                     point=e.point, text=problem[1],
                 )  # fmt: skip
-            elif found is not None and not e.support:
+            elif found is not None and (not e.support or POINTS[e.point].state):
                 yield from _uncompared(prompt, e, seen)
 
 
@@ -65,6 +65,23 @@ def _uncompared(prompt: str, e: Entry, seen: set[Place]) -> Iterator[Verdict]:
                 status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
                 text="no such record in errors.jsonl; compare again without filters",
             )  # fmt: skip
+
+
+def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict]:
+    """Yield ``missing`` for every position that decode and prefill or rescore had to see and no record compares."""
+    seen = {(p.prompt, p.against, p.step) for p in pairs}
+    asked = run.record.requested
+    if "decode" not in asked.phases:
+        return
+    wanted = [("prefill", 0)] if "prefill" in asked.phases else []
+    wanted += [("rescore", s) for s in range(asked.decode_steps + 1)] if "rescore" in asked.phases else []
+    for prompt in run.prompts:
+        for against, step in wanted:
+            if (prompt, against, step) not in seen:
+                yield Verdict(
+                    status="missing", kind=f"{against}/decode", prompt=prompt, phase="decode", step=step,
+                    point="logits", metric="top1", text="the two views of this position were not compared",
+                )  # fmt: skip
 
 
 def absent(expected: Iterable[Place], seen: set[Place], where: str) -> Iterator[Verdict]:

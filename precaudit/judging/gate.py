@@ -1,6 +1,7 @@
 """The verb ``gate``: judge a run's errors, or a file of them, against limits, budgets and a baseline."""
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from precaudit.comparison.compare import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, metric_of, read_budgets, resolve, select, within
-from precaudit.judging.expected import absent, uncovered
+from precaudit.judging.expected import absent, uncovered, unpaired
 from precaudit.judging.limits import Limits, default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
@@ -82,17 +83,20 @@ class Rules:
         stated = [v for b in under if (v := self._stated(e, b)) is not None]
         if not stated:
             return verdict
-        return next((v for v in stated if v.status != "pass"), stated[0])
+        return min(stated, key=lambda v: STATUSES.index(v.status))
 
     def _stated(self, e: ErrorRecord, b: Budget) -> Verdict | None:
         entry = b.entry
         if entry.unknown is not None:
             return None
-        metric = "excess" if entry.unexplained is not None else entry.metric or "rel_l2"
+        if entry.unexplained is not None:
+            found_by_rule = judge(e, self.limits.with_excess(entry.scope, entry.unexplained))
+            return None if found_by_rule is None else msgspec.structs.replace(found_by_rule, why=entry.why)
+        metric = entry.metric or "rel_l2"
         found = metric_of(e, metric, entry.scope)
         if found is None:
             return Verdict.of(e, "unknown", text=f"the record has no {metric} at scope {entry.scope}", why=entry.why)
-        limit = entry.unexplained if entry.unexplained is not None else entry.limit
+        limit = entry.limit
         if b.factor is not None:
             limit = self._ratchet(e, metric, b.factor)
             if limit is None:
@@ -107,7 +111,7 @@ class Rules:
         """Return max(factor × baseline, 2 × pooled emulated error): noise alone must not break a ratchet."""
         line = self.baseline.lines.get(place_of(e)) if self.baseline is not None else None
         before = getattr(line, metric, None)
-        if before is None:
+        if before is None or not math.isfinite(value(before)):
             return None
         now, ratio = value(getattr(e, metric)), value(e.ratio)
         return max(factor * value(before), 2 * now / ratio if ratio > 0 else 0.0)
@@ -128,7 +132,7 @@ def gate(
     stated = read_budgets(budgets) if budgets is not None else ()
     rules = Rules(limits or default_limits(), stated, frozen)
     if not isinstance(source, Comparison) and Path(source).is_file():
-        return _gate_file(Path(source), rules)
+        return _gate_file(Path(source), rules, budgets)
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
 
@@ -143,7 +147,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         verdict = judge_pair(p)
         rules.passed += verdict.status == "pass"
         verdicts += [verdict] if verdict.status != "pass" else []
-    verdicts += uncovered(run, rules.seen)
+    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode)]
     notes: list[str] = list(found.notes)
     drifted: tuple[tuple[float, float, ErrorRecord], ...] = ()
     if rules.baseline is not None:
@@ -169,11 +173,12 @@ def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return list(found.values())
 
 
-def _gate_file(path: Path, rules: Rules) -> Judgement:
+def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
-    if rules.budgets:
-        points = {e.point for e in _stream(path)}
-        rules.budgets = resolve(rules.budgets, path, 1 << 16, points)
+    if budgets is not None:
+        places = {(e.point, e.layer) for e in _stream(path)}
+        known = 1 + max((layer for _, layer in places if layer is not None), default=0)
+        rules.budgets = resolve(rules.budgets, budgets, known, {point for point, _ in places})
     verdicts: list[Verdict] = []
     layers = 0
     with _without_collector():
@@ -205,9 +210,13 @@ def _stream(path: Path) -> Iterator[ErrorRecord]:
     with path.open("rb", buffering=CHUNK) as f:
         for i, line in enumerate(f, 1):
             try:
-                yield decoder.decode(line)
+                e = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise UserError(f"{path}:{i}: {error}") from None
+            d = e.distribution
+            if d is not None and d.kl_noise is not None and not len(d.kl) == len(d.kl_noise) == len(d.positions):
+                raise UserError(f"{path}:{i}: distribution: positions, kl and kl_noise are of different lengths")
+            yield e
 
 
 def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:

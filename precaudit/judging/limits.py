@@ -1,7 +1,7 @@
 """The default limits, as calibration derived them: limits.toml beside this file."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -33,6 +33,11 @@ class Limits:
     def local(self, dtype: str | None) -> Local:
         """Return the limits of a result's format."""
         return self.float32 if dtype in ("float32", "float64") else self.narrow
+
+    def with_excess(self, scope: str, limit: float) -> "Limits":
+        """Return the limits with another one on excess at a scope."""
+        changed: dict[str, float] = {scope: limit}
+        return replace(self, narrow=replace(self.narrow, **changed), float32=replace(self.float32, **changed))
 
 
 @cache

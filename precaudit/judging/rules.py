@@ -21,6 +21,9 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "unknown", text=e.unknown)
     if e.nonfinite:
         return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
+    undefined = [k for k in ("mae", "max_diff", "rel_l2") if getattr(e, k) == "nan"]
+    if undefined:
+        return Verdict.of(e, "nonfinite", text=f"{undefined[0]} is NaN")
     if e.kind == "state":
         return _state(e)
     checks = list(_local(e, limits.local(e.dtype)) if e.kind == "local" else _forward(e, limits))
