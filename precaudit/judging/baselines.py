@@ -77,7 +77,7 @@ def place_of(e: ErrorRecord) -> Place:
 def device_kind(device: str) -> str:
     """Return cpu, tpu or gpu of a run's device, which GPUs give by their maker's name."""
     first = device.replace(":", " ").lower().split(" ")[0]
-    return first if first in ("cpu", "tpu") else "gpu"
+    return first if first in ("", "cpu", "tpu") else "gpu"
 
 
 def token_hashes(run: Run) -> dict[str, str]:
