@@ -1,4 +1,4 @@
-"""The default limits, as calibration derived them: limits.toml beside this file."""
+"""The default limits, from what honest programs leave: limits.toml beside this file."""
 
 import tomllib
 from dataclasses import dataclass, replace
