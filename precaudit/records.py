@@ -234,6 +234,11 @@ class ErrorRecord(Record, frozen=True):
     missing: str | None = None
     unknown: str | None = None
 
+    @property
+    def numberless(self) -> str | None:
+        """Why there are no numbers: missing or unknown; None where there are."""
+        return self.unknown if self.missing is None else f"missing: {self.missing}"
+
 
 class PrefillDecodeRecord(Record, frozen=True):
     """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""

@@ -591,6 +591,14 @@ def test_nan_in_any_size_never_passes(honest, field):
     assert judge(at(local_of(honest), (field,), "nan"), LIMITS).status != "pass"
 
 
+def test_nan_at_any_position_never_passes(honest):
+    e = next(e for e in honest.errors if e.kind == "forward" and e.point == "logits" and e.phase == "rescore")
+    assert len(e.distribution.kl) > 1
+    for i, position in enumerate(e.distribution.positions):
+        found = judge(at(e, ("distribution", "kl", i), "nan"), LIMITS)
+        assert (found.status, found.value, found.index) == ("fail", "nan", position)
+
+
 def test_a_distribution_of_unequal_lengths_is_refused(lines):
     errors, write = lines
     e = next(e for e in errors if e.kind == "forward" and e.point == "logits")

@@ -36,18 +36,18 @@ def lines(errors: Iterable[ErrorRecord]) -> list[Line]:
 
 
 def _line(layer: int | None, point: str, records: list[ErrorRecord]) -> Line:
-    local = [e for e in records if e.kind == "local" and e.unknown is None]
+    local = [e for e in records if e.kind == "local" and e.numberless is None]
     blames = [(e, a) for e in local if (a := attribute(e)) is not None]
     # an unexplained one first, then what is explained least
     worst = min(blames, key=lambda pair: (not pair[1].unexplained, pair[1].share), default=None)
     return Line(
         layer=layer,
         point=point,
-        forward=_largest(e for e in records if e.kind == "forward" and e.unknown is None),
+        forward=_largest(e for e in records if e.kind == "forward" and e.numberless is None),
         local=worst[0] if worst is not None and worst[1].unexplained else _largest(local),
         blame=worst[1] if worst is not None else None,
         nonfinite=sum(e.nonfinite for e in records),
-        unknown=tuple(sorted({e.unknown for e in records if e.unknown is not None})),
+        unknown=tuple(sorted({e.numberless for e in records if e.numberless is not None})),
     )
 
 
@@ -139,8 +139,8 @@ def _place(e: ErrorRecord) -> tuple[object, ...]:
 def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say how many local errors are explained, and name the first that is not."""
     rows = [(e, a) for e in errors if (a := attribute(e)) is not None]
-    unknown = [e for e in errors if e.kind == "local" and e.unknown is not None]
-    tail = f" {len(unknown)} are unknown ({unknown[0].unknown})." if unknown else ""
+    unknown = [e for e in errors if e.kind == "local" and e.numberless is not None]
+    tail = f" {len(unknown)} are unknown ({unknown[0].numberless})." if unknown else ""
     if not rows:
         return tail.strip() or None
     left = [pair for pair in rows if pair[1].unexplained]
@@ -164,7 +164,7 @@ def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     if not rows:
         return None
     bad = [e for e in rows if e.mismatched]
-    unknown = [e for e in rows if e.unknown is not None]
+    unknown = [e for e in rows if e.numberless is not None]
     if bad:
         first = f"layer {bad[0].layer} {bad[0].point}"
         return f"State: {len(bad)} of {len(rows)} caches differ from the rows that were written; first {first}."
@@ -176,7 +176,7 @@ def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
     rows = [e for e in errors if e.kind == "weights"]
     if not rows:
-        absent = any(e.unknown == "weights" for e in errors)
+        absent = any(e.numberless == "weights" for e in errors)
         return "Weights: not at hand." if absent else "Weights: used as stored."
     largest = max(rows, key=lambda e: value(e.rel_l2))
     return (

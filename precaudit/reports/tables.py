@@ -159,7 +159,7 @@ def pair_table(errors: Sequence[ErrorRecord]) -> Table:
             groups.setdefault((e.layer, e.point), []).append(e)
     rows = []
     for (layer, point), records in groups.items():
-        known = [e for e in records if e.unknown is None]
+        known = [e for e in records if e.numberless is None]
         unknown = len(records) - len(known)
         worst = max(known, key=lambda e: value(e.rel_l2), default=None)
         sizes = [short(getattr(worst, k)) for k in ("mae", "max_diff", "rel_l2")] if worst else ["", "", ""]
