@@ -122,7 +122,7 @@ def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -
         keys = np.arange(square.shape[2])[None, :] <= np.arange(square.shape[1])[:, None]
         rows = np.einsum("hts,ts->t", square, keys)
     else:
-        rows = square.reshape(len(square), -1).sum(axis=1)
+        rows = square.sum(axis=tuple(range(1, square.ndim)))
     key = (prompt, layer, point)
     truth.energy[key] = truth.energy.get(key, 0.0) + rows / RUNS
     if point == "logits":
