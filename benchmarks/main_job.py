@@ -186,7 +186,7 @@ def reference(config: DecoderConfig, read: Callable[[str], Array], more: tuple[s
     """Return the reference's points, of each the last layer's: what was emitted before is overwritten."""
     held: Weights = {}
     wanted, ids = Wanted({*ROWS, *more}, None, [np.asarray([LENGTH - 1])]), np.asarray(token_ids(config.vocab))
-    forward(Model(config, read), [ids], FP64, wanted, lambda i, layer, point, x: held.update({point: x}))
+    forward(Model(config, read), [ids], [FP64], wanted, lambda i, layer, point, x: held.update({point: x}))
     return held
 
 
@@ -232,7 +232,7 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     kept: dict[tuple[int | None, str], Array] = {}
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
     model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
-    forward(model, [ids], FP64, wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
+    forward(model, [ids], [FP64], wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
     def emulate(name: str) -> None:
         with one_blas_thread():

@@ -1,6 +1,8 @@
 """Model configurations: config.json and GGUF metadata, mapped field by field; what is not understood is refused."""
 
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -113,7 +115,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return total
 
 
-def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+@cache
+def expected_tensors(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
     """Return every tensor the model consists of, by Hugging Face name, with its shape [out, in]."""
     d, q, kv = config.width, config.heads * config.head_dim, config.kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {
@@ -140,7 +143,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     tensors["model.norm.weight"] = (d,)
     if not config.tied:
         tensors["lm_head.weight"] = (config.vocab, d)
-    return tensors
+    return MappingProxyType(tensors)
 
 
 def _family(raw: Mapping[str, Any], where: str) -> str:

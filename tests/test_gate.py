@@ -304,6 +304,15 @@ def test_a_record_taken_out_of_a_comparison_is_missing(honest):
         assert found.exit_code == 3
 
 
+@pytest.mark.xfail(
+    strict=True, reason="prefill's k and v rows, there as decode's inputs alone, are looked for as errors"
+)
+def test_an_honest_run_of_decode_alone_passes(tmp_path, again):
+    record(tmp_path / "run", prompts=PROMPTS[1:], select=Selection.parse(phases="decode", layers="0"))
+    again(tmp_path / "run")
+    assert gate(tmp_path / "run").exit_code == 0
+
+
 def test_state_taken_out_of_a_comparison_is_missing(honest):
     found = gate(replace(honest, errors=[e for e in honest.errors if e.kind != "state"]))
     assert {v.point for v in found.verdicts} == {"k_cache", "v_cache"}

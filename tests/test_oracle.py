@@ -24,7 +24,7 @@ def reference(checkpoint, tokens):
     forward(
         Model(checkpoint.config, checkpoint.tensors.read),
         [tokens],
-        FP64,
+        [FP64],
         Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),
         lambda i, layer, point, values: found.__setitem__((layer, point), values),
     )

@@ -21,7 +21,7 @@ from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, number
 
-OPEN = 64
+OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
 Tell = Callable[[int, int, str], None]
 
@@ -37,9 +37,9 @@ class Truth:
     prompts: tuple[str, ...]
     places: dict[str, References]
     rows: dict[str, Array]
+    vocab: int
     energy: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
     kl: dict[str, Array] = field(default_factory=dict)
-    squares: list[tuple[float, int]] = field(default_factory=list)
     _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
 
     def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
@@ -52,6 +52,7 @@ class Truth:
             if found is None:
                 return None
             self._open[key] = found
+            return found
         return self._open[key]
 
     def logits(self, prompt: str, position: int) -> Array | None:
@@ -62,8 +63,9 @@ class Truth:
     @property
     def sigma(self) -> float:
         """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
-        n = sum(count for _, count in self.squares)
-        return float(np.sqrt(sum(s for s, _ in self.squares) / n)) if n else float("nan")
+        rows = [self.energy[p, None, "logits"] for p in self.prompts]
+        n = sum(len(e) for e in rows) * self.vocab
+        return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 
 
 def establish(
@@ -80,7 +82,7 @@ def establish(
     """Compute, or find in the cache, FP64 values of every prompt, and emulate the policy over the whole model."""
     tokens = {p: recorded.fed_tokens(p) for p in prompts}
     places = {p: References.of(root, weights, model.config, tokens[p]) for p in prompts}
-    truth = Truth(prompts, places, {p: recorded.logit_rows(p) for p in prompts})
+    truth = Truth(prompts, places, {p: recorded.logit_rows(p) for p in prompts}, model.config.vocab)
     wanted = [p for p in points if not POINTS[p].state]
     wanted += [] if "logits" in wanted else ["logits"]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
@@ -95,21 +97,17 @@ def establish(
     n = model.config.layers
     if absent:
         sequences = [np.asarray(tokens[p]) for p in absent]
-        forward(model, sequences, FP64, want(absent), save, lambda at: tell(at + 1, n, "FP64 reference"))
+        forward(model, sequences, [FP64], want(absent), save, lambda at: tell(at + 1, n, "FP64 reference"))
     for place in places.values():
         place.touch()
 
     rounding = replace(of_policy(policy), dot=single_precision_dot)
     sequences = [np.asarray(tokens[p]) for p in prompts]
-    for seed in range(RUNS):
-        progress = partial(_told, tell, model.config.layers, f"emulated policy, draw {seed + 1} of {RUNS}")
-        forward(model, sequences, redrawn(rounding, seed), want(prompts), partial(_weigh, truth), progress)
+    draws = [redrawn(rounding, seed) for seed in range(RUNS)]
+    weigh = partial(_weigh, truth)
+    forward(model, sequences, draws, want(prompts), weigh, lambda at: tell(at + 1, n, "emulated policy"))
     prune(root, {p.folder for p in places.values()})
     return truth
-
-
-def _told(tell: Tell, layers: int, what: str, layer: int) -> None:
-    tell(layer + 1, layers, what)
 
 
 def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -> None:
@@ -117,16 +115,16 @@ def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -
     prompt = truth.prompts[i]
     reference = truth.values(prompt, layer, point)
     assert reference is not None
-    square = (values - reference) ** 2
+    error = values - reference
     if POINTS[point].axes == "HTS":
-        keys = np.arange(square.shape[2])[None, :] <= np.arange(square.shape[1])[:, None]
-        rows = np.einsum("hts,ts->t", square, keys)
+        keys = np.arange(error.shape[2])[None, :] <= np.arange(error.shape[1])[:, None]
+        rows = np.einsum("hts,hts,ts->t", error, error, keys)
     else:
-        rows = square.sum(axis=tuple(range(1, square.ndim)))
+        flat = error.reshape(len(error), -1)
+        rows = np.einsum("tk,tk->t", flat, flat)
     key = (prompt, layer, point)
     truth.energy[key] = truth.energy.get(key, 0.0) + rows / RUNS
     if point == "logits":
-        truth.squares.append((float(square.sum()), square.size))
         here = np.array([kl(a, b) for a, b in zip(reference, values, strict=True)])
         truth.kl[prompt] = truth.kl.get(prompt, 0.0) + here / RUNS
 

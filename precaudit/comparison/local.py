@@ -191,7 +191,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
 
     def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
         if place.point == "logits":
-            return [model.logits(values[0], r) for r in roundings]
+            return model.logits(values[0], roundings)
         shared = sharing_products(roundings)
         return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
 

@@ -19,6 +19,16 @@ def kl(p_logits: Array, q_logits: Array) -> float:
         return float(np.sum(np.exp(p) * (p - q)))
 
 
+def largest(x: Array, k: int) -> Array:
+    """Return the indices of the k largest of x [V], largest first, of equal ones the first; NaN counts as smallest."""
+    if k < len(x):
+        least = -np.partition(-x, k - 1)[k - 1]
+        near = np.flatnonzero(x >= least)
+        if len(near) >= k:  # fewer where the k-th is NaN
+            return near[np.argsort(-x[near], kind="stable")][:k]
+    return np.argsort(-x, kind="stable")[:k]
+
+
 def distribution(candidate: Array, reference: Array, positions: Array, noise: Array | None) -> Distribution:
     """Compare next-token distributions row by row: logits [T, V] in FP64 (docs/design.md §4).
 
@@ -29,7 +39,7 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
     with np.errstate(invalid="ignore"):
         for c, r in zip(candidate, reference, strict=True):
             rows["kl"].append(kl(r, c))
-            order_c, order_r = np.argsort(-c, kind="stable")[:50], np.argsort(-r, kind="stable")[:50]
+            order_c, order_r = largest(c, 50), largest(r, 50)
             finite = bool(np.isfinite(c).all())
             for k in (1, 5, 50):
                 same = len(np.intersect1d(order_c[:k], order_r[:k])) if finite else 0

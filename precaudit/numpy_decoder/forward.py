@@ -36,33 +36,37 @@ class Wanted:
 def forward(
     model: Model,
     sequences: Sequence[Array],
-    rounding: Rounding,
+    roundings: Sequence[Rounding],
     wanted: Wanted,
     emit: Emit,
     progress: Callable[[int], None] = lambda layer: None,
 ) -> None:
-    """Run token ids ``sequences`` and call ``emit(sequence, layer, point, values)`` for every wanted point.
+    """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
+    ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
     Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
-    rows). An emitted array is the caller's. Rows of all sequences go through each matrix together.
+    rows). An emitted array is the caller's. Rows of all sequences go through each matrix together, and a layer's
+    tensors are widened once for all roundings.
     """
     lengths = [len(s) for s in sequences]
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
     spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
     positions = np.concatenate([np.arange(n) for n in lengths])
-    x = rounding.residual(model.embed(np.concatenate(sequences)))
+    embedded = model.embed(np.concatenate(sequences))
+    states = [r.residual(embedded) for r in roundings]
     with one_blas_thread():
         for layer in range(model.config.layers):
             model.warm(layer)
-            context = model.context(layer, positions, rounding)
             points = set(wanted.points) if wanted.layers is None or layer in wanted.layers else set()
 
             def at_layer(i: int, point: str, values: Array, layer: int = layer) -> None:
                 emit(i, layer, point, values)
 
-            x = _layer(context, x, spans, points, at_layer)
+            for n, rounding in enumerate(roundings):
+                states[n] = _layer(model.context(layer, positions, rounding), states[n], spans, points, at_layer)
             progress(layer)
-        _outside(model, positions, x, spans, rounding, wanted, emit)
+        for x, rounding in zip(states, roundings, strict=True):
+            _outside(model, positions, x, spans, rounding, wanted, emit)
 
 
 def _layer(
@@ -81,9 +85,8 @@ def _layer(
             if "probs" in points:
                 emit(i, "probs", all_probs(s, at, context.rounding))
     _chain(context, values, AFTER_ATTENTION, {"resid_out", *points})
-    for point in points & set(values):
-        for i, span in enumerate(spans):
-            emit(i, point, values[point][span])
+    found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
+    each(emit, found)
     return values["resid_out"]
 
 
@@ -124,7 +127,6 @@ def _outside(
         rows = np.concatenate(
             [span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)]
         )
-        logits = model.logits(h[rows], rounding)
+        logits = model.logits(h[rows], [rounding])[0]
         edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
-        for i in range(len(spans)):
-            emit(i, None, "logits", logits[edges[i] : edges[i + 1]])
+        each(emit, [(i, None, "logits", logits[edges[i] : edges[i + 1]]) for i in range(len(spans))])

@@ -37,7 +37,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
     """
     absolute = [np.abs(x) for x in inputs]
     if point == "logits":
-        return model.logits(absolute[0], SINGLE, np.abs)
+        return model.logits(absolute[0], [SINGLE], np.abs)[0]
     context = model.context(layer, np.zeros(len(inputs[0])), SINGLE)
     weight = context.weight
 

@@ -58,17 +58,34 @@ class Model:
         """Return the embedding rows of token ids [T] in FP64 [T, D]."""
         return widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
 
-    def logits(self, final_norm: Array, rounding: Rounding, of: Callable[[Array], Array] = identity) -> Array:
-        """Return final_norm [T, D] · of(output matrix)ᵀ [T, V], the matrix widened a block of rows at a time."""
-        head = self.read("model.embed_tokens.weight" if self.config.tied else "lm_head.weight")
-        out = np.empty((len(final_norm), self.config.vocab))
+    def logits(
+        self, final_norm: Array, roundings: Sequence[Rounding], of: Callable[[Array], Array] = identity
+    ) -> list[Array]:
+        """Return final_norm [T, D] · of(output matrix)ᵀ [T, V] under each rounding, those with one ``dot`` sharing it.
+
+        The matrix is widened a block of rows at a time, and kept as it is stored until a layer is asked for.
+        """
+        head = self._output_matrix()
+        outs = [np.empty((len(final_norm), self.config.vocab)) for _ in roundings]
 
         def block(i: int) -> None:
-            w = of(widen(np.ascontiguousarray(head[i : i + VOCAB_BLOCK])))
-            out[:, i : i + VOCAB_BLOCK] = rounding.logits(rounding.dot(final_norm, w.T))
+            w, products = of(widen(np.ascontiguousarray(head[i : i + VOCAB_BLOCK]))), {}
+            for out, r in zip(outs, roundings, strict=True):
+                if r.dot not in products:
+                    products[r.dot] = r.dot(final_norm, w.T)
+                out[:, i : i + VOCAB_BLOCK] = r.logits(products[r.dot])
 
         each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
-        return out
+        return outs
+
+    def _output_matrix(self) -> Array:
+        name = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
+        if self._layer is not None:
+            self._held, self._layer = {}, None
+        key = f"{name} as stored"
+        if key not in self._held:
+            self._held[key] = self.read(name)
+        return self._held[key]
 
     def apply(self, point: str, context: Context, inputs: Sequence[Array]) -> Array:
         """Return the operation behind ``point`` (attention and logits aside), rows split over threads."""
