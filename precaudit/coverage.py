@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
+
+import numpy as np
 
 from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS
+from precaudit.formats import FORMATS, Array
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
 from precaudit.records import Requested
@@ -97,6 +100,23 @@ def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tu
     if point == "final_norm" and "logits" in requested.points:
         chosen |= set(logit_rows)
     return tuple(sorted(chosen)), end
+
+
+class Misfit(NamedTuple):
+    """In what a recorded tensor is not as requested; ``absent``: it lacks positions."""
+
+    text: str
+    absent: bool
+
+
+def misfit(entry: Entry, rows: Array, shape: tuple[int, ...], config: DecoderConfig) -> Misfit | None:
+    """Return in what a recorded tensor of ``shape`` that holds ``rows`` is not as requested, or None."""
+    lost = np.setdiff1d(entry.positions, rows)
+    if len(lost):
+        return Misfit(f"{len(lost)} of {len(entry.positions)} positions are not there, first {int(lost[0])}", True)
+    if shape != entry.shape(config):
+        return Misfit(f"shape {list(shape)}, expected {list(entry.shape(config))}", False)
+    return None
 
 
 def point_format(policy: Policy, point: str) -> str:

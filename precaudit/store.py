@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -220,7 +220,19 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     if record.finished is None and not partial:
         raise UserError(f"{folder}: this run was cut off before it finished; open what is there with --partial")
     prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
+    once(folder / "prompts.jsonl", (p.id for p in prompts))
+    once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
+    once(folder / "points.jsonl", ((p.prompt, p.phase, p.step, p.layer, p.point) for p in points))
     return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def once(path: Path, keys: Iterable[Hashable]) -> None:
+    """Raise UserError where a file has two lines for one thing."""
+    seen: set[Hashable] = set()
+    for line, key in enumerate(keys, 1):
+        if key in seen:
+            raise UserError(f"{path}:{line}: a second line for {key}; the file was put together wrongly")
+        seen.add(key)
 
 
 def read_manifest(path: Path) -> RunRecord:

@@ -5,7 +5,7 @@ import pytest
 
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, BaselineLine, place_of
-from precaudit.judging.budgets import METRICS, metric_of, read_budgets, resolve, within
+from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
 from precaudit.judging.gate import Rules, gate
 from precaudit.judging.limits import default_limits
 from precaudit.records import Distribution, ErrorRecord, Signed, Unexplained, write_lines
@@ -13,7 +13,9 @@ from precaudit.records import Distribution, ErrorRecord, Signed, Unexplained, wr
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3
 GOOD = HEAD + 'points = "q"\nmetric = "rel_l2"\nlimit = 0.5\nwhy = "measured"\n'
-RECORDED = ("q", "k", "v", "attn_out", "logits", "k_cache", "v_cache")
+RECORDED = Known(
+    frozenset(["q", "k", "v", "attn_out", "logits", "k_cache", "v_cache"]), frozenset(["prefill", "decode"])
+)
 
 
 def unexplained(excess=0.5, gain=0.0, componentwise=0.5):
@@ -28,7 +30,9 @@ def error(point="q", kind="local", **fields):
         "prompt": "p0", "phase": "prefill", "step": 0, "layer": 1, "candidate": "run", "reference": "fp64",
         "dtype": "bfloat16", "n": 8, "rel_l2": 0.01, "mae": 0.01, "max_diff": 0.1, "cosine": 0.99, "max_ulp": 2,
         "bits_lost": 1.0, "snr": 40.0, "gain": -0.001, "mean": -0.002, "ratio": 1.0, "unexplained": unexplained(),
-        "scopes": {"token": {"rel_l2": (0.02, 5), "max_diff": (0.1, 5), "excess": (0.5, 5)}},
+        "scopes": {
+            "token": {"rel_l2": (0.02, 5), "max_diff": (0.1, 5), "excess": (0.5, 5)}, "head": {"excess": (0.5, 1)},
+        },
     }  # fmt: skip
     return ErrorRecord(point=point, kind=kind, **(given | fields))
 
@@ -70,11 +74,11 @@ def frozen(e, **values):
 
 
 def test_what_is_read(tmp_path):
-    text = GOOD + '\n[[budget]] # two\nwhy = "w"\npoints = ["*_cache", "attn_*"]\nratchet = true\nmetric = "mae"\n'
+    text = GOOD + '\n[[budget]] # two\nwhy = "w"\npoints = ["*_norm", "attn_*"]\nratchet = true\nmetric = "mae"\n'
     first, second = read_budgets(written(tmp_path / "budgets.toml", text))
     assert (first.line, first.points, first.factor, first.entry.limit) == (3, {"q"}, None, 0.5)
     assert second.line == 9
-    assert second.points == {"k_cache", "v_cache", "attn_norm", "attn_out", "attn_proj"}
+    assert second.points == {"mlp_norm", "final_norm", "attn_norm", "attn_out", "attn_proj"}
     assert second.factor == 1.5
 
 
@@ -91,6 +95,12 @@ def test_no_entries_are_no_budgets(tmp_path):
         ('metric = "rel_l2"\nlimit = -1', ("limit = -1", "impossible")),
         ('metric = "rel_l2"\nlimit = nan', ("limit = nan", "impossible")),
         ('metric = "rel_l2"\nlimit = inf', ("limit = inf", "impossible")),
+        ('metric = "mae"\nlimit = 1\nphases = []', ("phases is empty",)),
+        ('metric = "mae"\nlimit = 1\npoints = []', ("points is empty",)),
+        ('metric = "mae"\nlimit = 1\npoints = "k_cache"\nkind = "forward"', ("'k_cache' have no forward errors",)),
+        ('metric = "mae"\nlimit = 1\npoints = "q"\nkind = "state"', ("'q' have no state errors",)),
+        ('metric = "mae"\nlimit = 1\npoints = "logits"\nlayers = "0"', ("'logits' are outside layers",)),
+        ('metric = "mae"\nratchet = 0', ("ratchet = 0", "impossible")),
         ("unexplained = -2.0", ("unexplained = -2", "impossible")),
         ("unexplained = nan", ("unexplained = nan", "impossible")),
         ("unexplained = inf", ("unexplained = inf", "impossible")),
@@ -167,7 +177,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     ("body", "words"),
     [
         ('points = "mlp_*"', ("match nothing recorded", "attn_out")),
-        ("points = []", ("match nothing recorded",)),
+        ('phases = ["rescore"]', ("match nothing recorded", "decode, prefill")),
         ('layers = "5"', ("layer 5 is out of range",)),
         ('layers = "-6"', ("out of range",)),
         ('layers = "7:"', ("name none of the 5",)),
@@ -267,7 +277,7 @@ def test_unexplained_replaces_the_default_limit(verdict):
     [
         {"unexplained": unexplained(gain=100.0)},
         {"unexplained": unexplained(componentwise=100.0)},
-        {"scopes": {"token": {"excess": (100.0, 5)}}},
+        {"scopes": {"token": {"excess": (100.0, 5)}, "head": {"excess": (0.5, 1)}}},
     ],
 )
 def test_unexplained_leaves_the_other_default_limits(verdict, fault):

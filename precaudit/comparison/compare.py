@@ -284,7 +284,8 @@ def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
             wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
             if wanted and (prompt, *e.key) not in recorded.index:
                 place = Place(prompt, e.phase, e.step, e.layer, e.point)
-                yield place.record("local", recorded.run.record.id, "fp64", missing="requested, not in the run")
+                why = recorded.misfits.get((prompt, *e.key), "requested, not in the run")
+                yield place.record("local", recorded.run.record.id, "fp64", missing=why)
 
 
 def _per_layer(

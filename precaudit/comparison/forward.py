@@ -120,7 +120,7 @@ def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -
         keys = np.arange(error.shape[2])[None, :] <= np.arange(error.shape[1])[:, None]
         rows = np.einsum("hts,hts,ts->t", error, error, keys)
     else:
-        flat = error.reshape(len(error), -1)
+        flat = error.reshape(len(error), int(np.prod(error.shape[1:])))
         rows = np.einsum("tk,tk->t", flat, flat)
     key = (prompt, layer, point)
     truth.energy[key] = truth.energy.get(key, 0.0) + rows / RUNS

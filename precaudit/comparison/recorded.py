@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
+from precaudit.configs import DecoderConfig
+from precaudit.coverage import entries, misfit
 from precaudit.formats import Array
 from precaudit.points import CACHES, POINTS
 from precaudit.records import PointRecord, Requested
@@ -31,17 +34,37 @@ class Rows:
         return self.values[np.searchsorted(self.positions, positions)]
 
 
+Key = tuple[str, str, int, int | None, str]
+
+
 @dataclass(frozen=True)
 class Recorded:
-    """A run's tensors by prompt, phase, step, layer and point."""
+    """A run's tensors by prompt, phase, step, layer and point.
+
+    ``misfits``: those of another shape or other positions than requested, and what is wrong; nothing reads them.
+    """
 
     run: Run
-    index: dict[tuple[str, str, int, int | None, str], PointRecord]
+    index: dict[Key, PointRecord]
+    misfits: dict[Key, str]
 
     @classmethod
     def of(cls, run: Run) -> "Recorded":
         """Index a run."""
-        return cls(run, {(p.prompt, p.phase, p.step, p.layer, p.point): p for p in run.points})
+        config = msgspec.convert(run.record.model.config, DecoderConfig)
+        asked = run.record.requested
+        planned = {(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
+        index: dict[Key, PointRecord] = {}
+        misfits: dict[Key, str] = {}
+        for p in run.points:
+            key = (p.prompt, p.phase, p.step, p.layer, p.point)
+            if key in planned:
+                problem = misfit(planned[key], unpack_positions(p), p.shape, config)
+                if problem is None:
+                    index[key] = p
+                else:
+                    misfits[key] = problem.text
+        return cls(run, index, misfits)
 
     @property
     def requested(self) -> Requested:

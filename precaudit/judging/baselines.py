@@ -1,6 +1,7 @@
 """Baselines: a run's errors frozen to a file, without tensors, that later runs are held against."""
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ class Link(Record, frozen=True):
 
 
 class BaselineRecord(Record, frozen=True, omit_defaults=False):
-    """The first line: where the values come from. ``sha256``: of all lines after it."""
+    """The first line: where the values come from. ``sha256``: of this line without it, and of all after it."""
 
     schema: int
     model: str
@@ -41,7 +42,7 @@ class BaselineRecord(Record, frozen=True, omit_defaults=False):
 
 
 class BaselineLine(Record, frozen=True):
-    """One frozen error; ``first``: rel_l2 in the first baseline of the chain."""
+    """One frozen error; ``first``: rel_l2 in the first baseline of the chain from which the place is in all of them."""
 
     prompt: str
     phase: str
@@ -94,6 +95,10 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
         if not why.strip():
             raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
         before = read_baseline(path)
+    unfit = [e for e in found.errors if e.missing is not None or e.nonfinite]
+    if unfit:
+        first = f"layer {unfit[0].layer} {unfit[0].point}, prompt {unfit[0].prompt}"
+        raise UserError(f"{found.folder}: {len(unfit)} records are missing or not finite, first {first}: no baseline")
     lines = list(_frozen(found.errors, before))
     if not lines:
         raise UserError(f"{found.folder}: no local, forward or state errors to freeze")
@@ -105,8 +110,9 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
     record = BaselineRecord(
         schema=SCHEMA, model=run.model.id, weights=run.model.sha256, policy=run.policy, tokens=token_hashes(found.run),
         device=run.device, versions=run.versions, run=run.id, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        sha256=hashlib.sha256(body).hexdigest(), chain=chain,
+        sha256="", chain=chain,
     )  # fmt: skip
+    record = msgspec.structs.replace(record, sha256=seal(record, body))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
@@ -115,6 +121,11 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
     finally:
         temporary.unlink(missing_ok=True)
     return record
+
+
+def seal(record: BaselineRecord, body: bytes) -> str:
+    """Return the SHA-256 a baseline carries: of its first line with the field empty, and all lines after."""
+    return hashlib.sha256(encode(msgspec.structs.replace(record, sha256="")) + body).hexdigest()
 
 
 def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[BaselineLine]:
@@ -140,7 +151,7 @@ def read_baseline(path: Path) -> Baseline:
         lines = [decoder.decode(line) for line in body.splitlines() if line]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a baseline: {error}") from None
-    if hashlib.sha256(body).hexdigest() != record.sha256:
+    if seal(record, body) != record.sha256:
         raise UserError(f"{path} was altered since it was frozen (its SHA-256 differs)")
     return Baseline(path, record, {line.place: line for line in lines})
 
@@ -179,4 +190,4 @@ def drift(baseline: Baseline, errors: Iterable[ErrorRecord]) -> list[tuple[float
         old = baseline.lines.get(place_of(e))
         if old is not None and e.rel_l2 is not None and value(old.rel_l2) and value(old.first):
             found.append((value(e.rel_l2) / value(old.rel_l2), value(e.rel_l2) / value(old.first), e))
-    return sorted(found, key=lambda x: -x[0])
+    return sorted(found, key=lambda x: float("-inf") if math.isnan(x[0]) else -x[0])

@@ -1,5 +1,6 @@
 """budgets.toml: limits a team states, each with its reason."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -88,14 +89,19 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
     entries = table.get("budget", [])
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise UserError(f"{path}:{_line_of(text, 'budget')}: write every entry as [[budget]]")
-    heads = [i for i, line in enumerate(text.splitlines(), 1) if line.split("#")[0].strip() == "[[budget]]"]
+    heads = _lines_of(text, "budget")
     lines = heads if len(heads) == len(entries) else [1] * len(entries)
     return tuple(_budget(path, line, raw) for line, raw in zip(lines, entries, strict=True))
 
 
 def _line_of(text: str, key: str) -> int:
-    found = (i for i, line in enumerate(text.splitlines(), 1) if line.strip().strip("[").startswith(key))
-    return next(found, 1)
+    return next(iter(_lines_of(text, key)), 1)
+
+
+def _lines_of(text: str, key: str) -> list[int]:
+    """Return the lines on which a key or a table of that name begins."""
+    begins = re.compile(rf"""\s*(\[\[?\s*)?["']?{re.escape(key)}["']?\s*[].=]""")
+    return [i for i, line in enumerate(text.splitlines(), 1) if begins.match(line)]
 
 
 def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
@@ -115,23 +121,37 @@ def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
         found = {p for p in POINTS if fnmatchcase(p, glob)}
         if not found:
             raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, POINTS)}")
-        named |= found
+        if not (judged := {p for p in found if _has(p, entry.kind)}):
+            raise UserError(f"{where}: points {glob!r} have no {entry.kind} errors")
+        named |= judged
+    if entry.layers is not None and not any(POINTS[p].per_layer for p in named):
+        raise UserError(f"{where}: points {entry.points!r} are outside layers, and layers = {entry.layers!r}")
     return Budget(entry, line, frozenset(named))
+
+
+def _has(point: str, kind: str) -> bool:
+    """Whether a point has errors of a kind."""
+    p = POINTS[point]
+    return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))
 
 
 def _problem(e: Entry) -> str | None:
     """Return what is wrong with an entry."""
     if not e.why.strip():
         return "why is empty: say what this budget is for"
-    rules = [e.limit is not None, e.unexplained is not None, e.ratchet not in (None, False), e.unknown is not None]
+    rules = [e.limit is not None, e.unexplained is not None, _ratchets(e), e.unknown is not None]
     if sum(rules) != 1:
         return "give one of limit, unexplained, ratchet, unknown"
+    if e.points == []:
+        return "points is empty: leave it out to mean all"
+    if e.phases == []:
+        return "phases is empty: leave it out to mean all"
     for phase in e.phases or ():
         if phase not in PHASES:
             return f"unknown phase {phase!r}{nearest(phase, PHASES)}"
     if e.scope not in SCOPES:
         return f"unknown scope {e.scope!r}{nearest(e.scope, SCOPES)}"
-    if (e.limit is not None or e.ratchet) and e.metric is None:
+    if (e.limit is not None or _ratchets(e)) and e.metric is None:
         return 'a limit or ratchet needs a metric, such as metric = "rel_l2"'
     if e.metric is not None and e.metric not in METRICS:
         return f"unknown metric {e.metric!r}{nearest(e.metric, METRICS)}"
@@ -141,22 +161,38 @@ def _problem(e: Entry) -> str | None:
             return f"{name} = {found} is impossible: a finite number, 0 or more"
     if e.metric == "cosine" and e.limit is not None and not -1 <= e.limit <= 1:
         return f"limit = {e.limit} is impossible: a cosine is between -1 and 1"
-    if e.ratchet and e.metric not in FROZEN:
+    if _ratchets(e) and e.metric not in FROZEN:
         return f"a ratchet on {e.metric}: baselines hold {', '.join(FROZEN)}"
-    if e.ratchet not in (None, True, False) and not 1 <= float(e.ratchet or 0) < float("inf"):
+    if not isinstance(e.ratchet, bool | None) and not 1 <= e.ratchet < float("inf"):
         return f"ratchet = {e.ratchet} is impossible: a factor of 1 or more"
-    if e.ratchet and e.scope != "tensor":
+    if _ratchets(e) and e.scope != "tensor":
         return "a ratchet holds at tensor scope"
     return None
 
 
-def resolve(budgets: Iterable[Budget], path: Path, layers: int, recorded: Iterable[str]) -> tuple[Budget, ...]:
+def _ratchets(e: Entry) -> bool:
+    return e.ratchet is not None and e.ratchet is not False
+
+
+@dataclass(frozen=True)
+class Known:
+    """Points and phases that were recorded."""
+
+    points: frozenset[str]
+    phases: frozenset[str]
+
+
+def resolve(budgets: Iterable[Budget], path: Path, layers: int, known: Known) -> tuple[Budget, ...]:
     """Return the budgets with layer numbers; raises UserError where one names nothing that was recorded."""
-    known, found = set(recorded), []
+    found = []
     for b in budgets:
         where = f"{path}:{b.line}"
-        if not b.points & known:
-            raise UserError(f"{where}: points {b.entry.points!r} match nothing recorded: {', '.join(sorted(known))}")
+        if not b.points & known.points:
+            told = ", ".join(sorted(known.points))
+            raise UserError(f"{where}: points {b.entry.points!r} match nothing recorded: {told}")
+        if b.entry.phases is not None and not known.phases.intersection(b.entry.phases):
+            told = ", ".join(sorted(known.phases))
+            raise UserError(f"{where}: phases {b.entry.phases!r} match nothing recorded: {told}")
         try:
             chosen = None if b.entry.layers is None else frozenset(parse_layers(b.entry.layers, layers))
         except UserError as error:

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 import msgspec
-import numpy as np
 
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import Entry, entries, point_format
+from precaudit.coverage import Entry, entries, misfit, point_format
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
@@ -36,7 +35,7 @@ def uncovered(run: Run, seen: set[Place]) -> Iterator[Verdict]:
                     status=problem[0], kind="coverage", prompt=prompt, phase=e.phase, step=e.step, layer=e.layer,
                     point=e.point, text=problem[1],
                 )  # fmt: skip
-            elif found is not None and (not e.support or POINTS[e.point].state):
+            elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.point].state):
                 yield from _uncompared(prompt, e, seen)
 
 
@@ -45,12 +44,9 @@ def _problem(
 ) -> tuple[Status, str] | None:  # fmt: skip
     if found is None:
         return "missing", "requested, not in the run"
-    rows = unpack_positions(found)
-    lost = np.setdiff1d(e.positions, rows)
-    if len(lost):
-        return "missing", f"{len(lost)} of {len(e.positions)} positions are not there, first {int(lost[0])}"
-    if found.shape != e.shape(config):
-        return "fail", f"shape {list(found.shape)}, expected {list(e.shape(config))}"
+    problem = misfit(e, unpack_positions(found), found.shape, config)
+    if problem is not None:
+        return "missing" if problem.absent else "fail", problem.text
     cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")
     wanted = "float32" if cast_up else point_format(policy, e.point)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")

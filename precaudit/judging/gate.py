@@ -14,12 +14,13 @@ import msgspec
 from precaudit.comparison.compare import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
-from precaudit.judging.budgets import Budget, metric_of, read_budgets, resolve, select, within
+from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, uncovered, unpaired
 from precaudit.judging.limits import Limits, default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
 from precaudit.records import ErrorRecord, value
+from precaudit.store import once
 
 CHUNK = 1 << 22
 JUDGED = ("local", "forward", "state")
@@ -50,6 +51,7 @@ class Rules:
     limits: Limits
     budgets: tuple[Budget, ...] = ()
     baseline: Baseline | None = None
+    stale: tuple[str, ...] = ()
     seen: set[Place] = field(default_factory=set)
     passed: int = 0
 
@@ -73,23 +75,23 @@ class Rules:
         verdict = judge(e, self.limits)
         if verdict is None or verdict.status in ("missing", "nonfinite"):
             return verdict
+        stated = [v for b in under if (v := self._stated(e, b)) is not None]
         if verdict.status == "unknown":
             allowed = next((b for b in under if b.entry.unknown == "allow"), None)
-            known = [b for b in under if b.entry.limit is not None or b.factor is not None]
             if allowed is not None:
-                return Verdict.of(e, "pass", why=allowed.entry.why)
-            if not known or e.rel_l2 is None:
+                judged = [v for v in stated if v.status != "unknown"]
+                stated = judged or [Verdict.of(e, "pass", why=allowed.entry.why)]
+            elif e.rel_l2 is None:
                 return verdict
-        stated = [v for b in under if (v := self._stated(e, b)) is not None]
-        if not stated:
-            return verdict
-        return min(stated, key=lambda v: STATUSES.index(v.status))
+        return min(stated, key=lambda v: STATUSES.index(v.status), default=verdict)
 
     def _stated(self, e: ErrorRecord, b: Budget) -> Verdict | None:
         entry = b.entry
         if entry.unknown is not None:
             return None
         if entry.unexplained is not None:
+            if entry.scope != "tensor" and metric_of(e, "excess", entry.scope) is None:
+                return Verdict.of(e, "unknown", text=f"the record has no excess at scope {entry.scope}", why=entry.why)
             found_by_rule = judge(e, self.limits.with_excess(entry.scope, entry.unexplained))
             return None if found_by_rule is None else msgspec.structs.replace(found_by_rule, why=entry.why)
         metric = entry.metric or "rel_l2"
@@ -98,6 +100,8 @@ class Rules:
             return Verdict.of(e, "unknown", text=f"the record has no {metric} at scope {entry.scope}", why=entry.why)
         limit = entry.limit
         if b.factor is not None:
+            if self.stale:
+                return Verdict.of(e, "stale", text="the baseline to ratchet from is stale", why=entry.why)
             limit = self._ratchet(e, metric, b.factor)
             if limit is None:
                 return Verdict.of(e, "missing", text="the baseline has no value to ratchet from", why=entry.why)
@@ -141,8 +145,13 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     run = found.run
     layers = int(run.record.model.config["layers"])
     if path is not None:
-        rules.budgets = resolve(rules.budgets, path, layers, (*run.record.requested.points, *_caches(found)))
+        asked = run.record.requested
+        known = Known(frozenset((*asked.points, *_caches(found))), frozenset(asked.phases))
+        rules.budgets = resolve(rules.budgets, path, layers, known)
+    if rules.baseline is not None:
+        rules.stale = tuple(stale(rules.baseline, run, across_devices))
     verdicts = [v for e in found.errors if (v := rules.apply(e, str(found.folder / "errors.jsonl"))) is not None]
+    once(found.folder / "prefill_decode.jsonl", ((p.prompt, p.against, p.step) for p in found.prefill_decode))
     for p in found.prefill_decode:
         verdict = judge_pair(p)
         rules.passed += verdict.status == "pass"
@@ -153,7 +162,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     if rules.baseline is not None:
         b = rules.baseline
         verdicts += absent(b.lines, rules.seen, str(b.path))
-        verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in stale(b, run, across_devices)]
+        verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
         if changed := version_suspects(b, run):
             notes.append(f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}")
         drifted = tuple(drift(b, found.errors)[:10])
@@ -176,9 +185,10 @@ def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
     if budgets is not None:
-        places = {(e.point, e.layer) for e in _stream(path)}
-        known = 1 + max((layer for _, layer in places if layer is not None), default=0)
-        rules.budgets = resolve(rules.budgets, budgets, known, {point for point, _ in places})
+        places = {(e.point, e.layer, e.phase) for e in _stream(path)}
+        layers = 1 + max((layer for _, layer, _ in places if layer is not None), default=0)
+        known = Known(frozenset(point for point, _, _ in places), frozenset(phase for *_, phase in places))
+        rules.budgets = resolve(rules.budgets, budgets, layers, known)
     verdicts: list[Verdict] = []
     layers = 0
     with _without_collector():
@@ -209,6 +219,8 @@ def _stream(path: Path) -> Iterator[ErrorRecord]:
     decoder = msgspec.json.Decoder(ErrorRecord)
     with path.open("rb", buffering=CHUNK) as f:
         for i, line in enumerate(f, 1):
+            if line.isspace():
+                continue
             try:
                 e = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 from precaudit.judging.limits import Limits, Local
 from precaudit.judging.verdicts import Verdict
+from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Signed, value
 
 # A check: metric, scope, value, limit, index
@@ -26,6 +27,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", text=f"{undefined[0]} is NaN")
     if e.kind == "state":
         return _state(e)
+    if e.kind == "local" and (scope := _lacking(e)):
+        return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
     checks = list(_local(e, limits.local(e.dtype)) if e.kind == "local" else _forward(e, limits))
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
@@ -45,6 +48,13 @@ def _state(e: ErrorRecord) -> Verdict:
     return Verdict.of(
         e, "fail", metric="mismatched", scope="token", value=float(e.mismatched), limit=0.0, index=index
     )  # fmt: skip
+
+
+def _lacking(e: ErrorRecord) -> str | None:
+    """Return a scope every local record of its point has, and this one lacks."""
+    axes = POINTS[e.point].axes if e.point in POINTS else ""
+    expected = ("token", "head") if axes.endswith("K") or axes == "HTS" else ("token",)
+    return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 
 
 def _local(e: ErrorRecord, limits: Local) -> Iterator[Check]:

@@ -43,11 +43,11 @@ class Verdict(Record, frozen=True):
         place: dict[str, Any] = {
             "kind": e.kind, "prompt": e.prompt, "phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point,
         }  # fmt: skip
-        if status == "pass":
-            return cls(status=status, **place, **found)
         for key in ("value", "limit"):
             if key in found:
                 found[key] = number(found[key])
+        if status == "pass":
+            return cls(status=status, **place, **found)
         named = [k for k in e.explained or {} if k.startswith("policy:") and "+accum:" not in k]
         if named:
             found |= {"explained": (e.explained or {})[named[0]], "policy": named[0].removeprefix("policy:")}
@@ -95,7 +95,7 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     everything before it in the program.
     State is judged bit for bit and has no inputs.
     """
-    bad = [v for v in verdicts if v.status in ("fail", "nonfinite", "missing")]
+    bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     sources = {(v.kind, *v.place): v for v in bad if v.kind in ("local", "state")}
     flagged = {key[1:] for key in sources}
     first: dict[tuple[str, str], tuple[int, int]] = {}
