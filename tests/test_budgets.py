@@ -352,6 +352,18 @@ def test_unknown_allowed_passes_and_says_nothing_else_does(verdict):
     assert verdict(allow, error()) == "pass"
 
 
+def test_unknown_allowed_excuses_no_broken_limit(verdict):
+    e = error(unknown="no emulation", unexplained=None)
+    allow, strict = budget(points="q", unknown="allow"), budget(metric="rel_l2", limit=0.001)
+    assert {verdict(text, e).status for text in (allow + strict, strict + allow)} == {"fail"}
+    assert verdict(allow + budget(metric="rel_l2", limit=0.1), e) == "pass"
+
+
+def test_unexplained_at_a_scope_that_is_not_there_is_unknown(verdict):
+    assert verdict(budget(unexplained=1.0, scope="channel"), error()).status == "unknown"
+    assert verdict(budget(unexplained=1.0, scope="token"), error()) == "pass"
+
+
 def test_a_limit_judges_what_the_default_rule_cannot(verdict):
     e = error(unknown="no emulation", unexplained=None)
     assert verdict(budget(metric="rel_l2", limit=0.1), e) == "pass"

@@ -21,7 +21,7 @@ from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, suspect
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, encode, read_lines, value
 from precaudit.selection import Selection
-from precaudit.store import file_hash, tensor_hash
+from precaudit.store import file_hash, open_run, tensor_hash
 from tests.programs import record
 
 LIMITS = default_limits()
@@ -246,10 +246,73 @@ def test_a_prompt_that_is_not_there_is_missing(copy, again):
 
 def test_positions_that_are_not_there_are_missing(copy, again):
     again(retensor(copy, "attn_out", lambda x: x[:-2]))
-    (v,) = [v for v in gate(copy).verdicts if v.kind == "coverage"]
-    assert (v.status, v.place, v.text) == (
-        "missing", ("p0", "prefill", 0, 1, "attn_out"), "2 of 10 positions are not there, first 8",
-    )  # fmt: skip
+    place = ("p0", "prefill", 0, 1, "attn_out")
+    (v,) = [v for v in gate(copy).verdicts if v.place == place]
+    assert (v.status, v.text) == ("missing", "2 of 10 positions are not there, first 8")
+
+
+@pytest.mark.parametrize("point", ["q", "k", "v", "attn_out"])
+@pytest.mark.parametrize("cut", [lambda x: x[..., :-2], lambda x: x[:, :-1], lambda x: x[:, :, None]])
+def test_a_tensor_of_another_shape_fails_and_breaks_nothing(copy, again, point, cut):
+    again(retensor(copy, point, cut))
+    found = gate(copy)
+    assert {v.text.partition(",")[0] for v in found.verdicts if v.status == "fail"} > set()
+    assert [v.point for v in found.verdicts if v.status == "fail"] == [point]
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["points.jsonl", "steps.jsonl", "prompts.jsonl"])
+def test_a_line_twice_is_refused(copy, name):
+    first = (copy / name).read_text().splitlines()[0]
+    with (copy / name).open("a") as f:
+        f.write(first + "\n")
+    with pytest.raises(UserError, match="a second line for"):
+        open_run(settle(copy, name))
+
+
+def test_a_pair_twice_is_refused(honest):
+    with pytest.raises(UserError, match="a second line for"):
+        gate(replace(honest, prefill_decode=[*honest.prefill_decode, honest.prefill_decode[0]]))
+
+
+@pytest.mark.parametrize("scope", ["token", "head"])
+def test_a_record_without_its_scopes_does_not_pass(honest, scope):
+    e = next(e for e in honest.errors if e.kind == "local" and e.point == "q")
+    cut = {k: v for k, v in (e.scopes or {}).items() if k != scope}
+    assert judge(change(e, scopes=cut), LIMITS).status == "unknown"
+
+
+def test_a_missing_record_excuses_no_failure(honest):
+    errors = list(honest.errors)
+    for i, e in enumerate(errors):
+        if (e.kind, e.point, e.layer, e.phase) == ("local", "q", 0, "prefill"):
+            errors[i] = ErrorRecord(e.prompt, e.phase, 0, 0, "q", "local", "run", "fp64", missing="gone")
+        if (e.kind, e.point, e.layer, e.phase) == ("local", "attn_out", 0, "prefill"):
+            errors[i] = change(e, unexplained=change(e.unexplained, excess=1e6))
+    found = gate(replace(honest, errors=errors))
+    assert set(found.counts) == {"fail", "missing", "pass"}
+    assert found.exit_code == 1
+
+
+def test_a_file_may_end_in_blank_lines(lines):
+    found, write = lines
+    assert gate(write([*found, b"\n", b"  \n"])).exit_code == 0
+
+
+def test_a_run_with_nan_or_gaps_is_no_baseline(honest, tmp_path):
+    for fields in ({"nonfinite": 1}, {"missing": "gone"}):
+        spoilt = replace(honest, errors=[change(honest.errors[0], **fields), *honest.errors[1:]])
+        with pytest.raises(UserError, match="1 records are missing or not finite"):
+            freeze(spoilt, tmp_path / "b.jsonl")
+    assert not (tmp_path / "b.jsonl").exists()
+
+
+def test_nothing_ratchets_from_a_stale_baseline(honest, frozen, tmp_path):
+    path = budgets(tmp_path, 'points = "q"\nmetric = "rel_l2"\nratchet = 1.5')
+    assert gate(honest, path, frozen).exit_code == 0
+    found = gate(honest, path, rewritten(frozen, weights="0" * 64))
+    assert {v.text for v in found.verdicts if v.point == "q"} == {"the baseline to ratchet from is stale"}
+    assert set(found.counts) == {"stale", "pass"}
 
 
 def test_another_format_than_the_policy_s_fails(copy, again):
@@ -401,7 +464,7 @@ def test_drift_is_told_largest_first(honest, frozen):
     assert (first[0], place_of(first[2])) == (pytest.approx(3), place_of(errors[one]))
 
 
-@pytest.mark.parametrize("at", [0.5, 0.8, 0.999])
+@pytest.mark.parametrize("at", [0.001, 0.5, 0.8, 0.999])
 def test_an_altered_baseline_is_refused(frozen, at):
     data = bytearray(frozen.read_bytes())
     i = next(i for i in range(int(len(data) * at), 0, -1) if chr(data[i]) in "12345678")
