@@ -70,6 +70,7 @@ oracle: .venv/oracle
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py
 	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python benchmarks/judging.py
 
 tiny: .venv/test
 	$(PIP) -e '.[train]'

@@ -17,7 +17,7 @@ import numpy as np
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.judging.limits import Limits, Local, default_limits
-from precaudit.judging.rules import _forward, _local
+from precaudit.judging.rules import forward_checks, local_checks
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.selection import Selection
@@ -69,8 +69,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for variant, errors in honest(Path(name), quick):
             for e in errors:
-                checks = _local(e, ONE) if e.kind == "local" and e.unknown is None else ()
-                for metric, scope, found, _, _ in (*checks, *(_forward(e, UNIT) if e.kind == "forward" else ())):
+                checks = local_checks(e, ONE) if e.kind == "local" and e.unknown is None else ()
+                for metric, scope, found, _, _ in (*checks, *(forward_checks(e, UNIT) if e.kind == "forward" else ())):
                     values[name_of(e, metric, scope)].append((found, f"{e.point}, {variant}"))
             print(f"{variant}: {len(errors)} records", flush=True)
     shipped = default_limits()

@@ -1,6 +1,6 @@
 """What has to be there: tensors of a run, and records of its errors, down to prompt, phase, step and position."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
@@ -14,7 +14,7 @@ from precaudit.records import PointRecord, PrefillDecodeRecord
 from precaudit.store import Run, unpack_positions
 
 
-def uncovered(run: Run, seen: set[Place]) -> Iterator[Verdict]:
+def uncovered(run: Run, seen: Container[Place]) -> Iterator[Verdict]:
     """Yield a verdict for everything run.json requested that is not there or not as requested.
 
     A tensor that is absent or holds other positions is missing, one of another shape or format than the policy's a
@@ -52,7 +52,7 @@ def _problem(
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 
-def _uncompared(prompt: str, e: Entry, seen: set[Place]) -> Iterator[Verdict]:
+def _uncompared(prompt: str, e: Entry, seen: Container[Place]) -> Iterator[Verdict]:
     point = POINTS[e.point]
     kinds = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
     for kind in kinds:
@@ -80,7 +80,7 @@ def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict
                 )  # fmt: skip
 
 
-def absent(expected: Iterable[Place], seen: set[Place], where: str) -> Iterator[Verdict]:
+def absent(expected: Iterable[Place], seen: Container[Place], where: str) -> Iterator[Verdict]:
     """Yield ``missing`` for every place a baseline holds and the errors do not."""
     for kind, prompt, phase, step, layer, point in expected:
         if (kind, prompt, phase, step, layer, point) not in seen:

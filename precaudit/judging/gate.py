@@ -44,6 +44,25 @@ class Judgement:
         return 0 if set(self.counts) == {"pass"} else 3
 
 
+class Seen:
+    """The places that were judged, by their 64-bit hashes: a million tuples would take 300 MB.
+
+    Two of a million places share one with a probability of 3e-8; str hashes are keyed anew in every process.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, place: Place) -> bool:
+        """Add a place; return whether it is new."""
+        before = len(self._hashes)
+        self._hashes.add(hash(place))
+        return len(self._hashes) > before
+
+    def __contains__(self, place: object) -> bool:
+        return hash(place) in self._hashes
+
+
 @dataclass
 class Rules:
     """Limits, budgets and a baseline, applied to one record at a time; counts what passes."""
@@ -52,7 +71,7 @@ class Rules:
     budgets: tuple[Budget, ...] = ()
     baseline: Baseline | None = None
     stale: tuple[str, ...] = ()
-    seen: set[Place] = field(default_factory=set)
+    seen: Seen = field(default_factory=Seen)
     passed: int = 0
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
@@ -60,9 +79,8 @@ class Rules:
         if e.kind not in JUDGED:
             return None
         place = place_of(e)
-        if place in self.seen:
+        if not self.seen.add(place):
             raise UserError(f"{where}: a second {e.kind} record of {place_text(e)}; the file was put together wrongly")
-        self.seen.add(place)
         under = select(self.budgets, e) if self.budgets else []
         verdict = self._budgeted(e, under) if under else judge(e, self.limits)
         if verdict is not None and verdict.status == "pass":

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precaudit.judging.limits import Limits, Local
-from precaudit.judging.verdicts import Verdict
+from precaudit.judging.verdicts import PASS, Verdict
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Signed, value
 
@@ -22,19 +22,18 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "unknown", text=e.unknown)
     if e.nonfinite:
         return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
-    undefined = [k for k in ("mae", "max_diff", "rel_l2") if getattr(e, k) == "nan"]
-    if undefined:
-        return Verdict.of(e, "nonfinite", text=f"{undefined[0]} is NaN")
+    if "nan" in (e.mae, e.max_diff, e.rel_l2):
+        return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
     if e.kind == "state":
         return _state(e)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
-    checks = list(_local(e, limits.local(e.dtype)) if e.kind == "local" else _forward(e, limits))
+    checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
     broken = [c for c in checks if not c[2] <= c[3]]  # NaN is not within a limit
     if not broken:
-        return Verdict.of(e, "pass")
+        return PASS
     metric, scope, found, limit, index = max(broken, key=lambda c: c[2] / c[3])
     return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index)
 
@@ -57,7 +56,8 @@ def _lacking(e: ErrorRecord) -> str | None:
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 
 
-def _local(e: ErrorRecord, limits: Local) -> Iterator[Check]:
+def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
+    """Yield what a local record is judged by, each beside its limit; nothing where the record lacks any of it."""
     u = e.unexplained
     if u is None or u.excess is None or u.gain is None or u.mean is None or u.componentwise is None:
         return
@@ -82,7 +82,8 @@ def _units(x: Signed) -> float:
     return 0.0 if size == 0 else size / noise if noise else float("inf")
 
 
-def _forward(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+    """Yield what a forward record is judged by, each beside its limit."""
     if e.ratio is not None:
         yield "ratio", "tensor", value(e.ratio), limits.ratio, None
     d = e.distribution

@@ -74,6 +74,9 @@ class Verdict(Record, frozen=True):
         return (LAST if self.layer is None else self.layer, ORDER.get(self.point, len(ORDER)))
 
 
+PASS = Verdict(status="pass", kind="")  # of a record that passes: nothing is said of it, so one stands for all
+
+
 def exit_code(verdicts: Iterable[Verdict]) -> int:
     """0 all pass; 1 a fail or nonfinite; 3 only missing, stale, unknown (docs/design.md §6). Nothing judged is 3."""
     statuses = {v.status for v in verdicts}
