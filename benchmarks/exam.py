@@ -8,238 +8,78 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import msgspec
 import numpy as np
 
-from benchmarks.faults import FAULTS, Fault, Target, size
-from precaudit.checkpoints import open_checkpoint
+from benchmarks.absences import ABSENCES, PROMPTS, against_baseline, between_runs, judged
+from benchmarks.injection import MADE_BY, NEAR, Cell, into_files, into_program, random_tensors, record
+from benchmarks.rewrites import REWRITES, unrolled
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.comparison.local import Emulations, local_errors, prepare
-from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
-from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
 from precaudit.judging.gate import gate
-from precaudit.judging.limits import default_limits
-from precaudit.judging.rules import judge
-from precaudit.metrics.sizes import arranged, canonical
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.points import POINTS
-from precaudit.policies import Policy
 from precaudit.prompts import Prompt
-from precaudit.records import PointRecord
 from precaudit.selection import Selection
-from precaudit.store import Run
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 
-TEXT = "def read(path):\n    with open(path) as f:\n        return [line.strip() for line in f if line]\n\n\n" * 3
-COUNTS, NEAR = 8.0, 2.0
-# which part makes a point: (name, call within one layer, calls a trace of the program makes)
-MADE_BY = {
-    "attn_norm": ("norm", 0, 3), "mlp_norm": ("norm", 1, 3), "final_norm": ("norm", 2, 3), "q": ("rope", 0, 2),
-    "k": ("rope", 1, 2), "v": ("project", 2, 7), "attn_proj": ("project", 3, 7), "mlp_out": ("project", 6, 7),
-    "scores": ("scores", 0, 1), "probs": ("softmax", 0, 1), "attn_out": ("attend", 0, 1), "mlp_act": ("activate", 0, 1),
-}  # fmt: skip
+# What other tools say of 32 tensors of 256 × 512 float32 with one fault in one of them, as published measurements of
+# their default rules have it (P: wrongly passed, A: false alarm).
+OTHERS = {
+    "bf16 rounding only": "sglang-jax A",
+    "all NaN": "Firefly P",
+    "one NaN": "Firefly P",
+    "token zeroed": "SGLang P from 500 tokens, Polygraphy cos+snr P, Bhattacharyya P",
+    "token × 0.5": "SGLang P, Polygraphy cos+snr P, Bhattacharyya P, msprobe P",
+    "element × 1000": "Bhattacharyya P",
+    "scale 1.02": "SGLang P, Polygraphy cos+snr P, msprobe P",
+    "scale 1.04": "SGLang P, Polygraphy cos+snr P",
+    "tokens swapped": "sglang-jax P",
+    "tensor missing": "SGLang P, Polygraphy P, all with exit 0",
+}
 
 
-@dataclass(frozen=True)
-class Altered(Run):
-    """A run one of whose tensors reads as a fault left it."""
-
-    change: Callable[[PointRecord, Any], Any] = field(default=lambda record, x: x)
-
-    def tensor(self, record: PointRecord) -> Any:
-        return self.change(record, super().tensor(record))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One question of the exam and its answer."""
-
-    subject: str
-    policy: str
-    where: str
-    fault: str
-    point: str
-    size: float
-    status: str
-    metric: str
-
-    @property
-    def flagged(self) -> bool:
-        return self.status in ("fail", "nonfinite")
-
-    @property
-    def kind(self) -> str:
-        return "counts" if self.size >= COUNTS else "near" if self.size >= NEAR else "small"
-
-
-def altered(run: Run, change: Callable[[PointRecord, Any], Any]) -> Run:
-    return Altered(**{f.name: getattr(run, f.name) for f in fields(Run)}, change=change)
-
-
-def verdict(run: Run, model: Model, place: Place) -> Any:
-    policy = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
-    records = list(local_errors(Recorded.of(run), model, True, Emulations(policy, ()), place))
-    assert records, place
-    return judge(records[0], default_limits())
-
-
-def model_of(run: Run) -> Model:
-    checkpoint = open_checkpoint(run.record.model.reference).with_weights(run.record.policy["weights"])
-    return Model(msgspec.convert(run.record.model.config, DecoderConfig), checkpoint.tensors.read)
-
-
-def reference(run: Run, model: Model, place: Place) -> Any:
-    recorded = Recorded.of(run)
-    rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
-    operation = prepare(recorded, model, place, rows) if rows is not None else None
-    assert operation is not None, place
-    return canonical(operation.evaluate([FP64])[0], POINTS[place.point].axes)
-
-
-def back(x: Any, axes: str, shape: Any) -> Any:
-    return x.transpose(1, 0, 2) if axes == "HTS" else x.reshape(shape)
-
-
-def applies(fault: Fault, axes: str, heads: int) -> bool:
-    if fault.heads:
-        return heads > 1
-    return not (fault.name == "channel's sign" and axes[-1] not in "KDF")
-
-
-def into_files(subject: str, run: Run, layer: int) -> Iterator[Cell]:
-    """Put every fault into the recorded tensor of every point of a layer."""
-    model, prompt = model_of(run), next(iter(run.prompts))
-    for point in MADE_BY:
-        axes = POINTS[point].axes
-        place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
-        stored = Recorded.of(run).tensor(*_key(place))
-        truth, honest = reference(run, model, place), canonical(stored, axes)
-        g = Target.of(honest)
-        for fault in FAULTS:
-            if not applies(fault, axes, honest.shape[1]):
-                continue
-            with np.errstate(all="ignore"):
-                made = fault.change(arranged(stored, axes).astype(np.float32), g, np, stored.dtype.name)
-                changed = back(made.astype(stored.dtype), axes, stored.shape)
-            found = verdict(altered(run, _replacing(place, changed)), model, place)
-            big = size(fault, canonical(changed, axes), honest, truth, g)
-            yield Cell(subject, run.record.policy["name"], "file", fault.name, point, big, found.status, found.metric)
-
-
-def _key(place: Place) -> tuple[Any, ...]:
-    return (place.prompt, place.phase, place.step, place.layer, place.point)
-
-
-def _replacing(place: Place, values: Any) -> Callable[[PointRecord, Any], Any]:
-    def change(record: PointRecord, x: Any) -> Any:
-        here = (record.prompt, record.phase, record.step, record.layer, record.point)
-        return values if here == _key(place) else x
-
-    return change
-
-
-def faulty_parts(fault: Fault, point: str, g: Target) -> Parts:
-    """Return the decoder's parts with a fault in the operation that makes ``point``, in every layer."""
-    name, mine, calls = MADE_BY[point]
-    honest, count = getattr(Parts(), name), 0
-    axes = POINTS[point].axes
-
-    def part(*arguments: Any) -> Any:
-        nonlocal count
-        y, here = honest(*arguments), count % calls
-        count += 1
-        if here != mine:
-            return y
-        if point == "v":  # a projection: its heads are not apart yet
-            return _faulted(fault, y.reshape(*y.shape[:2], -1, 32), "TGK", g).reshape(y.shape)
-        return _faulted(fault, y, axes, g)
-
-    return replace(Parts(), **{name: part})
-
-
-def _faulted(fault: Fault, y: Any, axes: str, g: Target) -> Any:
-    x = y[0].astype(jnp.float32)
-    x = x.transpose(1, 0, 2) if axes == "HTS" else x[:, None, :] if x.ndim == 2 else x
-    made = fault.change(x, g, jnp, y.dtype.name)
-    return back(made, axes, y.shape[1:]).astype(y.dtype)[None]
-
-
-def into_program(folder: Path, policy: str, honest: Run, layer: int, points: tuple[str, ...]) -> Iterator[Cell]:
-    """Trace tiny once for every fault and point."""
-    model, prompt = model_of(honest), next(iter(honest.prompts))
-    for point in points:
-        place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
-        axes, stored = POINTS[point].axes, Recorded.of(honest).tensor(*_key(place))
-        before, truth = canonical(stored, axes), reference(honest, model, place)
-        g = Target.of(before)
-        for fault in FAULTS:
-            if not applies(fault, axes, before.shape[1]):
-                continue
-            select = Selection.parse(
-                points=point, phases="prefill", layers=None if point == "final_norm" else str(layer)
-            )
-            run = record(folder / "program", "tiny", policy, select, faulty_parts(fault, point, g))
-            found = verdict(run, model, place)
-            with np.errstate(all="ignore"):
-                made = fault.change(before.astype(np.float32), g, np, stored.dtype.name)
-            rounded = widen(made.astype(stored.dtype))
-            big = size(fault, rounded, before, truth, g)
-            yield Cell("tiny", policy, "program", fault.name, point, big, found.status, found.metric)
-
-
-def random_tensors() -> Iterator[Cell]:
-    """Faults in one of 32 tensors of 256 × 512 FP32 whose candidate is rounded to bfloat16 (facts of other tools)."""
-    from precaudit import assert_close
-
-    draw = np.random.default_rng(0)
-    bf16 = FORMATS["bfloat16"].dtype
-    for i, fault in enumerate(f for f in FAULTS if not f.heads):
-        r = draw.standard_normal((256, 512))
-        honest = r.astype(bf16)
-        g = Target.of(widen(honest)[:, None])
-        with np.errstate(all="ignore"):
-            made = fault.change(honest.astype(np.float32)[:, None], g, np, "bfloat16")[:, 0].astype(bf16)
-        status = "pass"
-        try:
-            assert_close(made, r, policy="bf16", name=f"tensor {i}")
-        except AssertionError as error:
-            status = "nonfinite" if "nonfinite" in str(error) else "fail"
-        big = size(fault, widen(made)[:, None], widen(honest)[:, None], r[:, None], g)
-        yield Cell("random", "bf16", "file", fault.name, "tensor", big, status, "")
-
-
-def record(folder: Path, subject: str, policy: str, select: Selection, parts: Parts | None = None, **more: Any) -> Run:
-    given = [Prompt(id="exam", prompt=TEXT)]
-    options = Options(force=True, **({"decode_steps": 0} | more))
-    return trace(load(subject, policy, None, "cpu", parts), folder, given, select, options)
-
-
-def false_alarms(folder: Path, policies: tuple[str, ...], seeds: int) -> Iterator[tuple[str, int, dict[str, int]]]:
-    """Yield (variant, exit code, counts) of honest programs: policies, batch, padding, prompts of other lengths."""
+def honest_programs(folder: Path, policies: tuple[str, ...], seeds: int) -> Iterator[tuple[str, int, dict[str, int]]]:
+    """Yield (variant, exit code, counts) of honest programs: policies, batch, padding, lengths, other ways to write."""
     draw = np.random.default_rng(1)
     for policy in policies:
         for batch, pad in ((1, "right"), (4, "left"), (4, "right")):
             prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(seeds)]
-            run = trace(
-                load("tiny", policy, None, "cpu"), folder / "honest", prompts, Selection(phases=("prefill", "decode")),
-                Options(force=True, decode_steps=1, batch=batch, pad=pad),
-            )  # fmt: skip
-            j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
-            for v in [v for v in j.verdicts if v.status != "pass"][:3]:
-                print("   ", v.status, v.kind, v.place, v.metric, v.scope, v.value, v.limit)
-            yield f"{policy}, batch {batch}, {pad}", j.exit_code, dict(j.counts)
+            yield f"{policy}, batch {batch}, {pad}", *_judged(folder, policy, prompts, Parts(), batch, pad)
+        for name, parts in REWRITES.items():
+            prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(2)]
+            with unrolled(name):
+                yield f"{policy}, {name}", *_judged(folder, policy, prompts, parts, 1, "right")
+
+
+def _judged(
+    folder: Path, policy: str, prompts: list[Prompt], parts: Parts, batch: int, pad: str
+) -> tuple[int, dict[str, int]]:
+    run = trace(
+        load("tiny", policy, None, "cpu", parts), folder / "honest", prompts,
+        Selection.parse(points="all", phases="prefill,decode"),
+        Options(force=True, decode_steps=1, batch=batch, pad=pad),
+    )  # fmt: skip
+    j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
+    for v in [v for v in j.verdicts if v.status != "pass"][:3]:
+        print("   ", v.status, v.kind, v.place, v.metric, v.scope, v.value, v.limit)
+    return j.exit_code, dict(j.counts)
+
+
+def absent(folder: Path, policy: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield (what was taken away or bent, what the gate says, whether that is right)."""
+    home = folder / f"absent-{policy}"
+    prompts = [Prompt(id=i, prompt=t) for i, t in zip(PROMPTS, ("def f(x):\n", "import os"), strict=True)]
+    select = Selection.parse(points="all", phases="prefill,decode")
+    trace(load("tiny", policy, None, "cpu"), home / "run", prompts, select, Options(decode_steps=2))
+    found = compare(home / "run", options=CompareOptions(accum=(), cache=home / "refs"))
+    for absence in ABSENCES:
+        yield absence.name, *judged(home / "run", absence, home / "altered")
+    yield "decode missing, in baseline", *against_baseline(found, home)
+    yield "tensor missing, either run", *between_runs(home / "run", home / "altered")
 
 
 def _tokens(draw: Any) -> tuple[int, ...]:
@@ -275,28 +115,51 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=34, help="prompts of each of the honest variants")
     options = parser.parse_args()
     policies = ("bf16",) if options.quick else ("bf16", "fp32-highest")
+    layers = {"tiny": 2} if options.quick else {"tiny": 2, "smollm2": 15}
+    points = ("q", "attn_out", "mlp_out") if options.quick else tuple(MADE_BY)
     cells: list[Cell] = []
-    every = Selection.parse(points="all", phases="prefill")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for policy in policies:
-            honest = record(folder / f"tiny-{policy}", "tiny", policy, every)
-            cells += into_files("tiny", honest, 2)
-            cells += into_program(
-                folder, policy, honest, 2, ("q", "attn_out", "mlp_out") if options.quick else tuple(MADE_BY)
-            )
-            if not options.quick:
-                cells += into_files("smollm2", record(folder / f"smollm2-{policy}", "smollm2", policy, every), 15)
+        for subject, layer in layers.items():
+            for policy in policies:
+                every = Selection.parse(points="all", phases="prefill")
+                honest = record(folder / f"{subject}-{policy}", subject, policy, every)
+                cells += into_files(subject, honest, layer)
+                cells += into_program(folder, subject, policy, honest, layer, points)
+                print(f"{subject} {policy}: {len(cells)} cells so far", flush=True)
         cells += random_tensors()
-        alarms = list(false_alarms(folder, policies, options.seeds))
+        gone = [(policy, *row) for policy in policies for row in absent(folder, policy)]
+        honest_ones = list(honest_programs(folder, policies, options.seeds))
+    keep(cells, gone)
+    missed = table(cells)
+    compared_with_others(cells, gone)
+    for policy, what, said, right in gone:
+        print(f"{what:30} {policy:14} {said:24} {'right' if right else 'WRONG'}")
+    for variant, code, counts in honest_ones:
+        print(f"honest: {variant:34} exit {code} {counts}")
+    return 1 if missed or not all(g[3] for g in gone) or any(code for _, code, _ in honest_ones) else 0
+
+
+def keep(cells: list[Cell], gone: list[tuple[str, str, str, bool]]) -> None:
+    """Write one line a cell to benchmarks/results/exam.jsonl."""
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    lines = [json.dumps({**c.__dict__, "size": str(c.size), "class": c.kind}) for c in cells]
-    (results / "exam.jsonl").write_text("\n".join(lines) + "\n")
-    missed = table(cells)
-    for variant, code, counts in alarms:
-        print(f"honest: {variant:30} exit {code} {counts}")
-    return 1 if missed or any(code for _, code, _ in alarms) else 0
+    rows = [{**c.__dict__, "size": str(c.size), "class": c.kind} for c in cells]
+    rows += [
+        {"policy": p, "fault": f, "where": "run", "status": s, "right": r, "class": "counts"} for p, f, s, r in gone
+    ]
+    (results / "exam.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def compared_with_others(cells: list[Cell], gone: list[tuple[str, str, str, bool]]) -> None:
+    """Print our answers on the faults others were measured on, beside theirs."""
+    print(f"\n{'fault':20} {'ours, counted cells flagged':>28}   others that get it wrong")
+    for fault, others in OTHERS.items():
+        rows = [c for c in cells if c.fault == fault and c.kind == "counts"]
+        right = [r for _, name, _, r in gone if name == fault]
+        said = f"{sum(c.flagged for c in rows)} of {len(rows)}" if rows else f"{sum(right)} of {len(right)}"
+        print(f"{fault:20} {'see honest' if fault.startswith('bf16') else said:>28}   {others}")
+    print()
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def _element(value: Callable[[Array], Array]) -> Callable[..., Array]:
 
 
 def _offset(x: Array, g: Target, xp: Any, dtype: str) -> Array:
-    ulp = 2.0 * FORMATS[dtype].unit_roundoff * xp.exp2(xp.frexp(x)[1] - 1.0)
+    ulp = 2.0 * FORMATS[dtype].unit_roundoff * xp.exp2(xp.frexp(x)[1].astype(x.dtype) - 1.0)
     return xp.where(_mask(x, xp, h=g.head), x + 4.0 * ulp, x)
 
 

@@ -65,9 +65,7 @@ def main() -> int:
             good = seconds <= bound and megabytes <= memory and judged == count
             worst |= not good
             size, mark = path.stat().st_size / 1e6, "ok" if good else "OVER"
-            print(
-                f"{count:9,} records, {size:6.0f} MB: {seconds:5.2f} s (bound {bound:g}), {seconds / read:4.0f} × reading"
-            )
+            print(f"{count:9,} records, {size:6.0f} MB: {seconds:5.2f} s of {bound:g}, {seconds / read:4.0f} × read")
             print(f"{'':9}  memory +{megabytes:.0f} MB (bound {memory:g}); {mark}")
             path.unlink()
     return worst

@@ -10,8 +10,10 @@ import pytest
 
 from precaudit.comparison.attribution import attribute
 from precaudit.comparison.compare import Options, compare, first_unexplained
+from precaudit.comparison.local import not_emulated
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
+from precaudit.policies import load_policy
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
 from precaudit.selection import Selection
 from tests.programs import everything, record
@@ -210,6 +212,23 @@ def test_a_setting_without_emulation_is_unknown_not_unexplained(tmp_path):
     record(tmp_path / "run", settings={"softmax": "bfloat16"}, select=Selection.parse(phases="prefill", layers="0"))
     rows = [e for e in compared(tmp_path, accum=()).errors if e.kind == "local" and e.point == "attn_out"]
     assert {e.unknown for e in rows} == {"no emulation of softmax = bfloat16"}
+
+
+def test_float32_products_are_emulated_where_they_are_float32_products():
+    fp32, best, bf16 = (load_policy(name) for name in ("fp32", "fp32-highest", "bf16"))
+    for device in ("tpu", "gpu"):
+        told = not_emulated(fp32, "q", False, device)
+        assert told == f"float32 products at matmul = default on {device}"
+        assert not_emulated(replace(bf16, probs="float32"), "attn_out", False, device)
+        assert not_emulated(load_policy("fp32-cast-decode"), "scores", True, device)
+    quiet = [
+        (fp32, "q", "cpu"),
+        (best, "q", "tpu"),
+        (bf16, "q", "tpu"),
+        (fp32, "probs", "tpu"),
+        (fp32, "attn_norm", "gpu"),
+    ]
+    assert [not_emulated(policy, point, False, device) for policy, point, device in quiet] == [None] * 4
 
 
 def test_more_tensors_than_file_descriptors(tmp_path):

@@ -6,8 +6,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.exam import COUNTS, into_files, into_program
-from benchmarks.exam import record as record_exam
+from benchmarks.absences import ABSENCES, against_baseline, between_runs
+from benchmarks.absences import judged as judged_altered
+from benchmarks.injection import COUNTS, into_files, into_program
+from benchmarks.injection import record as record_exam
+from benchmarks.rewrites import REWRITES
 from precaudit.audit import init
 from precaudit.comparison.compare import Options, compare
 from precaudit.jax_decoder import Parts
@@ -32,9 +35,8 @@ def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
     assert {c.status for c in cells if "NaN" in c.fault or "inf" in c.fault} == {"nonfinite"}
 
 
-@pytest.mark.slow
 def test_every_counted_fault_in_the_program_is_flagged_there(tmp_path, honest):
-    cells = list(into_program(tmp_path, honest.record.policy["name"], honest, 1, ("attn_out",)))
+    cells = list(into_program(tmp_path, "tiny", honest.record.policy["name"], honest, 1, ("attn_out",)))
     assert not [c for c in cells if c.size >= COUNTS and not c.flagged]
 
 
@@ -79,6 +81,29 @@ def test_a_broken_decoder_fails_where_it_is_broken(tmp_path, name):
     found = judged(tmp_path, parts)
     assert found.exit_code == 1
     assert {v.point for v in found.verdicts if v.status in ("fail", "nonfinite") and v.kind != "forward"} & points
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    record(folder / "run", prompts=["def f(x):\n", "import os"], select=Selection.parse(points="all"))
+    return compare(folder / "run", options=Options(accum=(), cache=folder / "refs"))
+
+
+@pytest.mark.parametrize("absence", ABSENCES, ids=lambda a: a.name)
+def test_what_is_taken_away_is_said(whole, tmp_path, absence):
+    said, right = judged_altered(whole.folder, absence, tmp_path / "altered")
+    assert right, said
+
+
+def test_what_the_other_side_lacks_is_said(whole, tmp_path):
+    assert against_baseline(whole, tmp_path) == ("missing", True)
+    assert between_runs(whole.folder, tmp_path / "altered") == ("missing", True)
+
+
+@pytest.mark.parametrize("name", ["sums in halves", "blocked attention"])
+def test_an_honest_rewrite_passes(tmp_path, name):
+    assert judged(tmp_path, REWRITES[name]).exit_code == 0
 
 
 def test_an_honest_decoder_passes_and_keeps_its_baseline(tmp_path):

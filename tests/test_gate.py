@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.comparison.compare import Options, compare, recall
 from precaudit.errors import UserError
-from precaudit.judging.baselines import device_kind, drift, freeze, place_of, read_baseline, seal, stale
+from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, suspect
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, encode, read_lines, value
+from precaudit.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
 from tests.programs import record

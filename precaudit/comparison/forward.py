@@ -139,6 +139,10 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
             continue
         here = replace(place, step=step)
         rows = _rows(recorded, here)
+        known = truth.rows[place.prompt] if place.point == "logits" else np.arange(_length(reference, place.point))
+        if not np.isin(rows, known).all():
+            yield here.record("forward", run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
+            continue
         index = np.searchsorted(truth.rows[place.prompt], rows) if place.point == "logits" else rows
         if POINTS[place.point].axes == "HTS":
             values = np.asarray(reference[:, rows, : stored.shape[2]])
@@ -154,6 +158,10 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
             chances = truth.kl[place.prompt][index]
             numbers["distribution"] = distribution(widen(stored), values, rows, chances)
         yield here.record("forward", run, "fp64", **numbers)
+
+
+def _length(reference: Array, point: str) -> int:
+    return reference.shape[POINTS[point].axes.index("T")]
 
 
 def _rows(recorded: Recorded, place: Place) -> Any:

@@ -25,7 +25,7 @@ from precaudit.numpy_decoder.rounding import (
 )
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, Unexplained, number
+from precaudit.records import ErrorRecord, Unexplained, device_kind, number
 
 NO_SUM = ("resid_mid", "resid_out", "probs", "attn_norm", "mlp_norm", "final_norm")  # no dot product to accumulate
 WITHOUT_WEIGHTS = ("scores", "probs", "attn_out", "resid_mid", "resid_out")
@@ -115,7 +115,7 @@ def local_errors(
         if not weights and point not in WITHOUT_WEIGHTS:
             yield from _unknown(part, place, run, "weights")
             continue
-        if missing := _not_emulated(emulations.policy, point):
+        if missing := not_emulated(emulations.policy, point, decode, device_kind(recorded.run.record.device)):
             yield from _unknown(part, place, run, f"no emulation of {missing}")
             continue
         operation = prepare(recorded, model, place, part)
@@ -135,8 +135,11 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     return Operation(recorded.run.record.id, place, part, positions, evaluate, magnitude, fused)
 
 
-def _not_emulated(policy: Policy, point: str) -> str | None:
-    """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None."""
+def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
+    """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None.
+
+    Below the highest precision a TPU multiplies float32 in one or three bfloat16 passes, a GPU in TF32.
+    """
     inside = {
         "norm": ("attn_norm", "mlp_norm", "final_norm"), "rope": ("q", "k"), "softmax": ("probs", "attn_out"),
     }  # fmt: skip
@@ -145,6 +148,12 @@ def _not_emulated(policy: Policy, point: str) -> str | None:
             return f"{key} = {getattr(policy, key)}"
     if point == "mlp_act" and policy.mlp not in ("float32", policy.activations):
         return f"mlp = {policy.mlp}"
+    factors = (policy.probs, policy.activations) if point == "attn_out" else (policy.activations,)
+    if decode and policy.decode_attention == "float32" and point in ("scores", "attn_out"):
+        factors = ("float32",)
+    exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32")
+    if point not in NO_SUM and "float32" in factors and not exact:
+        return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
     return None
 
 

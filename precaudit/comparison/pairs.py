@@ -25,17 +25,19 @@ def agreeing(a: Recorded, b: Recorded, prompt: str) -> int:
 def pair_errors(a: Recorded, b: Recorded, place: Place) -> Iterator[ErrorRecord]:
     """Yield a record for every step of a point of run ``a`` against run ``b``.
 
-    Rows whose preceding tokens differ, and tensors ``b`` lacks, are unknown.
+    Rows whose preceding tokens differ are unknown, tensors one of the two lacks missing.
     """
     same = agreeing(a, b, place.prompt)
     for step in a.steps(place.phase):
         here = Place(place.prompt, place.phase, step, place.layer, place.point)
         key = (here.prompt, here.phase, here.step, here.layer, here.point)
-        if key not in a.index:
-            continue
         names = a.run.record.id, b.run.record.id
+        if key not in a.index:
+            if key in b.index:
+                yield here.record("pair", *names, missing="in the reference run, not in this one")
+            continue
         if key not in b.index:
-            yield here.record("pair", *names, unknown="missing in the reference run")
+            yield here.record("pair", *names, missing="not in the reference run")
             continue
         rows, others = unpack_positions(a.index[key]), unpack_positions(b.index[key])
         both = np.intersect1d(rows, others)

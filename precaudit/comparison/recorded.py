@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import msgspec
 import numpy as np
@@ -133,7 +134,7 @@ class Recorded:
         for s in self.run.steps:
             if s.prompt == prompt:
                 tokens.setdefault(s.position, s.token)
-        return tuple(tokens[i] for i in range(len(tokens)) if i in tokens)
+        return tuple(tokens[i] for i in takewhile(tokens.__contains__, count()))
 
     def logit_rows(self, prompt: str) -> Array:
         """Return the positions any phase has logits of."""

@@ -11,7 +11,7 @@ import msgspec
 
 from precaudit.comparison.compare import Comparison
 from precaudit.errors import UserError
-from precaudit.records import SCHEMA, ErrorRecord, Number, Record, encode, value
+from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.store import Run
 
 Place = tuple[str, str, str, int, int | None, str]
@@ -73,12 +73,6 @@ class Baseline:
 def place_of(e: ErrorRecord) -> Place:
     """Return what identifies an error record among those a baseline holds."""
     return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
-
-
-def device_kind(device: str) -> str:
-    """Return cpu, tpu or gpu of a run's device, which GPUs give by their maker's name."""
-    first = device.replace(":", " ").lower().split(" ")[0]
-    return first if first in ("", "cpu", "tpu") else "gpu"
 
 
 def token_hashes(run: Run) -> dict[str, str]:

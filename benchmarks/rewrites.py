@@ -1,0 +1,112 @@
+"""Honest programs: the decoder's operations written another way, as compilers, kernels and people do. All must pass."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.arithmetic import dot
+from precaudit.jax_decoder.parts import attend, masked_softmax, project
+
+BLOCK = 16
+
+
+def backwards(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    """A projection whose sums run from the last term to the first."""
+    return project(x[..., ::-1], w[:, ::-1], bias, a)
+
+
+def in_halves(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    """A projection as two products over half the terms each, added in float32: another block size."""
+    n = x.shape[-1] // 2
+    parts = [
+        jnp.einsum("...i,oi->...o", x[..., s], w[:, s], preferred_element_type=jnp.float32, precision=a.matmul)
+        for s in (slice(None, n), slice(n, None))
+    ]
+    y = (parts[0] + parts[1]).astype(a.activations)
+    return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
+
+
+def fused(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    """A projection cut out of one product with two matrices, as a fused QKV is."""
+    y = dot(x, jnp.concatenate([w[::-1], w]), (x.ndim - 1, 1), a.activations, a)[..., w.shape[0] :]
+    return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
+
+
+def blocked_softmax(s: Any, mask: Any, a: Any) -> Any:
+    """Softmax with the running maximum and rescaled sums of flash attention, over blocks of keys."""
+    x = jnp.where(mask, s.astype(a.softmax), -jnp.inf)
+    top = jnp.full((*x.shape[:-1], 1), -jnp.inf, a.softmax)
+    total = jnp.zeros_like(top)
+    for i in range(0, x.shape[-1], BLOCK):
+        block = x[..., i : i + BLOCK]
+        new = jnp.maximum(top, block.max(axis=-1, keepdims=True))
+        safe = jnp.where(jnp.isfinite(new), new, 0.0)
+        total = total * jnp.exp(top - safe) + jnp.exp(block - safe).sum(axis=-1, keepdims=True)
+        top = new
+    return (jnp.exp(x - top) / total).astype(a.probs)
+
+
+def blocked_attend(p: Any, v: Any, a: Any) -> Any:
+    """The weighted sum of values, a block of keys at a time, added in float32."""
+    b, h, t, s = p.shape
+    grouped = p.reshape(b, v.shape[2], h // v.shape[2], t, s).astype(jnp.float32)
+    wide = v.astype(jnp.float32)
+    total = sum(
+        jnp.einsum("bgrts,bsgk->btgrk", grouped[..., i : i + BLOCK], wide[:, i : i + BLOCK], precision="highest")
+        for i in range(0, s, BLOCK)
+    )
+    return jnp.asarray(total).reshape(b, t, h, v.shape[3]).astype(a.attn_out)
+
+
+def repeated_heads(p: Any, v: Any, a: Any) -> Any:
+    """Grouped queries by repeating the values instead of reshaping the probabilities."""
+    return attend(p, jnp.repeat(v, p.shape[1] // v.shape[2], axis=2), a)
+
+
+def by_logarithm(s: Any, mask: Any, a: Any) -> Any:
+    """Softmax as exp(log softmax), the maximum subtracted first.
+
+    exp(x − log Σ exp x) is another matter: its relative error grows with |log Σ exp x| (Blanchard, Higham & Higham
+    2021, §4), and the gate says so in float32.
+    """
+    x = jnp.where(mask, s.astype(a.softmax), -jnp.inf)
+    return jnp.exp(jax.nn.log_softmax(x, axis=-1)).astype(a.probs)
+
+
+def norm_by_dot(x: Any, w: Any, eps: Any, a: Any) -> Any:
+    """RMS norm whose mean square is a product and whose root divides."""
+    y = x.astype(a.norm)
+    mean = jnp.einsum("...d,...d->...", y, y, precision="highest")[..., None] / y.shape[-1]
+    y = y / jnp.sqrt(mean + jnp.asarray(eps, a.norm))
+    return (y.astype(a.activations).astype(w.dtype) * w).astype(a.activations)
+
+
+REWRITES = {
+    "sums backwards": replace(Parts(), project=backwards),
+    "sums in halves": replace(Parts(), project=in_halves),
+    "fused projections": replace(Parts(), project=fused),
+    "blocked attention": replace(Parts(), softmax=blocked_softmax, attend=blocked_attend),
+    "values repeated": replace(Parts(), attend=repeated_heads),
+    "log softmax": replace(Parts(), softmax=by_logarithm),
+    "norm by dot": replace(Parts(), norm=norm_by_dot),
+    "softmax remat": replace(Parts(), softmax=jax.checkpoint(masked_softmax, static_argnums=(2,))),
+    "loop for scan": Parts(),
+}
+
+
+@contextmanager
+def unrolled(name: str) -> Iterator[None]:
+    """Unroll the decoder's scan over layers for the rewrite that says so."""
+    if name != "loop for scan":
+        yield
+        return
+    with mock.patch("precaudit.jax_decoder.decoder.lax.scan", partial(lax.scan, unroll=True)):
+        yield
