@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.faults import FAULTS, Fault, Target, size
 from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.local import Emulations, local_errors, prepare
+from precaudit.comparison.local import Emulations, local_errors
+from precaudit.comparison.operations import prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, value
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
@@ -53,3 +54,15 @@ def attribute(record: ErrorRecord) -> Attribution | None:
     if shares[best] >= EXPLAINS:
         return Attribution(best, shares[best], left, left <= limit)
     return Attribution("none of these", shares[best], left, left <= limit)
+
+
+def first_unexplained(errors: list[ErrorRecord]) -> ErrorRecord | None:
+    """Return the first record, by layer and then point order, whose local error rounding does not account for."""
+    order = {name: i for i, name in enumerate(POINTS)}
+    found = []
+    for e in errors:
+        a = attribute(e)
+        if a is not None and a.unexplained:
+            found.append(e)
+    last = 1 << 30
+    return min(found, key=lambda e: (last if e.layer is None else e.layer, order[e.point]), default=None)

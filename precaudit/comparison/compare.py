@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-import precaudit
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
-from precaudit.comparison.attribution import attribute
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.forward import Truth, establish, forward_errors
 from precaudit.comparison.local import Emulations, local_errors
+from precaudit.comparison.looks import Found, keep, resolve, reuse, visible, written
+from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
-from precaudit.comparison.prefill_decode import independent_prompts, prefill_decode
+from precaudit.comparison.prefill_decode import prefill_decode
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import default_folder
 from precaudit.comparison.rows import Place
@@ -30,18 +30,14 @@ from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import (
-    SCHEMA,
-    CompareRecord,
     ErrorRecord,
     Look,
     PrefillDecodeRecord,
     number,
-    read_layers,
     read_lines,
-    value,
     write_lines,
 )
-from precaudit.selection import Selection, choose_prompts, parse_layers
+from precaudit.selection import Selection
 from precaudit.store import Run, file_hash, open_run
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
@@ -104,65 +100,32 @@ def compare(
     for name in options.accum:
         parse_accumulation(name)
     recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
-    look = _look(recorded, select, options)
+    look = resolve(recorded, select, options.accum)
     if against is not None:
         return _pair(recorded, Recorded.of(open_run(against, options.partial)), look, tell)
     absent = _absent(recorded.run, options)
     look = msgspec.structs.replace(look, weights=not absent)
     verify(recorded, look, tell)
-    kept = None if options.fresh else _reuse(recorded.run, look)
+    kept = None if options.fresh else reuse(recorded.run, look)
     if kept is None:
         checkpoint = None if absent else _checkpoint(recorded.run, options)
         with one_blas_thread():
             kept = _compute(recorded, look, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     return Comparison(
-        recorded.run, _visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder
+        recorded.run, visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder
     )
 
 
 def recall(run: Path | str) -> Comparison:
     """Return everything compare has written about a run; raises UserError when there is nothing, or of another run."""
     opened = open_run(run, partial=True)
-    before = _before(opened)
+    before = written(opened)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
     errors = read_lines(opened.folder / "errors.jsonl", ErrorRecord)
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     return Comparison(opened, errors, pairs, before.notes, opened.folder)
-
-
-def _look(recorded: Recorded, select: Selection | None, options: Options) -> Look:
-    """Resolve a selection against what was recorded."""
-    asked = recorded.requested
-    select = select or Selection(points=asked.points, phases=asked.phases)
-    n = recorded.run.record.model.config["layers"]
-    layers = asked.layers if select.layers is None else parse_layers(select.layers, n)
-    outside = [i for i in layers if i not in asked.layers]
-    if outside:
-        raise UserError(
-            f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}"
-        )
-    known = {*asked.points, *asked.support}
-    for point in select.points:
-        if point not in known:
-            recorded_points = ", ".join(p for p in POINTS if p in known)
-            raise UserError(f"point {point!r} was not recorded in {recorded.run.folder}; recorded: {recorded_points}")
-    phases = tuple(p for p in select.phases if p in asked.phases)
-    if not phases:
-        raise UserError(f"none of the phases {', '.join(select.phases)} was recorded in {recorded.run.folder}")
-    prompts = choose_prompts(select.prompts, list(recorded.run.prompts))
-    accum = tuple(_accum_name(a) for a in options.accum)
-    return Look(prompts=prompts, phases=phases, points=select.points, layers=layers, accum=accum, weights=True)
-
-
-def _accum_name(text: str) -> str:
-    name, block = parse_accumulation(text)
-    return name if block == 1 else f"{name}/{block}"
-
-
-def _spans(layers: tuple[int, ...]) -> str:
-    return f"{layers[0]} to {layers[-1]}" if layers == tuple(range(layers[0], layers[-1] + 1)) else str(list(layers))
 
 
 def verify(recorded: Recorded, look: Look, tell: Tell) -> None:
@@ -202,58 +165,9 @@ def _checkpoint(run: Run, options: Options) -> Checkpoint:
     return opened.with_weights(run.record.policy["weights"])
 
 
-def _identity(run: Run) -> str:
-    return file_hash(run.folder / "run.json")
-
-
-def _reuse(run: Run, look: Look) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], tuple[str, ...]] | None:
-    """Return what an earlier compare of this very run wrote, when it covers ``look``."""
-    before = _before(run)
-    if before is None or not any(covers(old, look) for old in before.looks):
-        return None
-    errors = read_layers(run.folder / "errors.jsonl", look.layers)
-    return errors, read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), before.notes
-
-
-def _before(run: Run) -> CompareRecord | None:
-    path = run.folder / "compare.json"
-    try:
-        before = msgspec.json.decode(path.read_bytes(), type=CompareRecord)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    names = ("errors.jsonl", "prefill_decode.jsonl")
-    current = (SCHEMA, precaudit.__version__, _identity(run))
-    if (before.schema, before.precaudit, before.run) != current or not all((run.folder / n).is_file() for n in names):
-        return None
-    return before if all(before.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
-
-
-def covers(old: Look, new: Look) -> bool:
-    """Whether everything in ``new`` is in ``old``."""
-    fields = ("prompts", "phases", "points", "layers", "accum")
-    return old.weights >= new.weights and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
-
-
-def _visible(errors: list[ErrorRecord], look: Look) -> list[ErrorRecord]:
-    """Return the records a look asks for."""
-    prompts, phases, points, layers = set(look.prompts), set(look.phases), set(look.points), set(look.layers)
-    accums = {f"accum:{a}" for a in look.accum}
-    found = []
-    for e in errors:
-        if e.layer is not None and e.layer not in layers:
-            continue
-        if e.kind == "weights":
-            found.append(e)
-        elif e.kind == "accum" and e.candidate not in accums:
-            continue
-        elif e.prompt in prompts and e.phase in phases and (e.point in points or e.kind == "state"):
-            found.append(e)
-    return found
-
-
 def _compute(
     recorded: Recorded, look: Look, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Tell
-) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], tuple[str, ...]]:
+) -> Found:
     run = recorded.run
     policy = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
     config = msgspec.convert(run.record.model.config, DecoderConfig)
@@ -269,8 +183,8 @@ def _compute(
     if checkpoint is not None:
         errors += weight_errors(checkpoint, look.layers)
     pairs = list(prefill_decode(recorded, look.prompts, truth))
-    notes = tuple(_notes(recorded, look, truth, errors, absent))
-    return _keep(run, look, errors, pairs, notes, truth)
+    notes = tuple(notes_on(recorded, look, truth, errors, absent))
+    return keep(run, look, Found(errors, pairs, notes), None if truth is None else number(truth.sigma))
 
 
 def _no_weights(name: str) -> Array:
@@ -320,68 +234,6 @@ def _forward(recorded: Recorded, truth: Truth | None, problem: str, place: Place
             yield here.record("forward", recorded.run.record.id, "fp64", unknown=problem)
 
 
-def _keep(
-    run: Run,
-    look: Look,
-    errors: list[ErrorRecord],
-    pairs: list[PrefillDecodeRecord],
-    notes: tuple[str, ...],
-    truth: Truth | None,
-) -> tuple[list[ErrorRecord], list[PrefillDecodeRecord], tuple[str, ...]]:
-    """Write the files, together with rows of earlier looks that this one did not make again."""
-    before = _before(run)
-    looks: tuple[Look, ...] = (look,)
-    if before is not None:
-        made = {_key(e) for e in errors}
-        errors = [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if _key(e) not in made] + errors
-        fresh = {p.prompt for p in pairs}
-        old = read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
-        pairs = [p for p in old if p.prompt not in fresh] + pairs
-        # rows of this look replace an older look's, which stays complete only where it knew no more than this one
-        kept = [x for x in before.looks if x.weights <= look.weights and set(x.accum) <= set(look.accum)]
-        others = [x for x in kept if not covers(look, x)]
-        looks = (*others, look)
-        notes = tuple(dict.fromkeys((*notes, *(before.notes if others else ()))))
-    write_lines(run.folder / "errors.jsonl", errors)
-    write_lines(run.folder / "prefill_decode.jsonl", pairs)
-    hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
-    sigma = number(truth.sigma) if truth is not None else None
-    record = CompareRecord(
-        schema=SCHEMA, precaudit=precaudit.__version__, run=_identity(run), looks=looks, sigma=sigma, notes=notes,
-        hashes=hashes,
-    )  # fmt: skip
-    write_lines(run.folder / "compare.json", [record])
-    return errors, pairs, notes
-
-
-def _key(e: ErrorRecord) -> tuple[Any, ...]:
-    return (e.prompt, e.phase, e.step, e.layer, e.point, e.kind, e.candidate)
-
-
-def _notes(
-    recorded: Recorded, look: Look, truth: Truth | None, errors: list[ErrorRecord], absent: str
-) -> Iterator[str]:
-    if absent:
-        yield f"no weights: {absent}; only what needs none was computed (--model PATH gives them)"
-    yield from recorded.run.record.warnings
-    for n in recorded.run.record.neutrality:
-        if not n.bitwise:
-            size = value(n.max_diff)
-            yield f"capturing changed the {n.phase} logits by up to {size:.3g}: the audit disturbs the program"
-    for a, b in independent_prompts(recorded, look.prompts, truth):
-        yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
-    differing = [e for e in errors if e.kind == "state" and e.mismatched]
-    if differing:
-        first = differing[0]
-        yield (
-            f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
-            f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
-        )
-    bad = [e for e in errors if e.nonfinite]
-    if bad:
-        yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"
-
-
 def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
     """Compare run A (candidate) with run B; files go to A/against/<B>/."""
     prompts = tuple(p for p in look.prompts if p in b.run.prompts)
@@ -394,19 +246,7 @@ def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
                 for point in look.points:
                     if POINTS[point].per_layer == (layer is not None):
                         errors += pair_errors(a, b, Place(prompt, phase, 0, layer, point))
-    folder = a.run.folder / "against" / hashlib.sha256(_identity(b.run).encode()).hexdigest()[:8]
+    folder = a.run.folder / "against" / hashlib.sha256(file_hash(b.run.folder / "run.json").encode()).hexdigest()[:8]
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / "errors.jsonl", errors)
     return Comparison(a.run, errors, [], notes, folder, b.run)
-
-
-def first_unexplained(errors: list[ErrorRecord]) -> ErrorRecord | None:
-    """Return the first record, by layer and then point order, whose local error rounding does not account for."""
-    order = {name: i for i, name in enumerate(POINTS)}
-    found = []
-    for e in errors:
-        a = attribute(e)
-        if a is not None and a.unexplained:
-            found.append(e)
-    last = 1 << 30
-    return min(found, key=lambda e: (last if e.layer is None else e.layer, order[e.point]), default=None)

@@ -1,0 +1,147 @@
+"""A look: which part of a run is compared, resolved; what earlier looks wrote, and how a new one joins them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+import precaudit
+from precaudit.comparison.recorded import Recorded
+from precaudit.errors import UserError
+from precaudit.numpy_decoder.accumulation import parse_accumulation
+from precaudit.points import POINTS
+from precaudit.records import (
+    SCHEMA,
+    CompareRecord,
+    ErrorRecord,
+    Look,
+    Number,
+    PrefillDecodeRecord,
+    read_layers,
+    read_lines,
+    write_lines,
+)
+from precaudit.selection import Selection, choose_prompts, parse_layers
+from precaudit.store import Run, file_hash
+
+
+class Found(NamedTuple):
+    """What comparing gave: error records, pairs of prefill and decode, and what a reader should know."""
+
+    errors: list[ErrorRecord]
+    pairs: list[PrefillDecodeRecord]
+    notes: tuple[str, ...]
+
+
+def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) -> Look:
+    """Resolve a selection against what was recorded."""
+    asked = recorded.requested
+    select = select or Selection(points=asked.points, phases=asked.phases)
+    n = recorded.run.record.model.config["layers"]
+    layers = asked.layers if select.layers is None else parse_layers(select.layers, n)
+    outside = [i for i in layers if i not in asked.layers]
+    if outside:
+        raise UserError(
+            f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}"
+        )
+    known = {*asked.points, *asked.support}
+    for point in select.points:
+        if point not in known:
+            recorded_points = ", ".join(p for p in POINTS if p in known)
+            raise UserError(f"point {point!r} was not recorded in {recorded.run.folder}; recorded: {recorded_points}")
+    phases = tuple(p for p in select.phases if p in asked.phases)
+    if not phases:
+        raise UserError(f"none of the phases {', '.join(select.phases)} was recorded in {recorded.run.folder}")
+    prompts = choose_prompts(select.prompts, list(recorded.run.prompts))
+    names = tuple(_accum_name(a) for a in accum)
+    return Look(prompts=prompts, phases=phases, points=select.points, layers=layers, accum=names, weights=True)
+
+
+def _accum_name(text: str) -> str:
+    name, block = parse_accumulation(text)
+    return name if block == 1 else f"{name}/{block}"
+
+
+def _spans(layers: tuple[int, ...]) -> str:
+    return f"{layers[0]} to {layers[-1]}" if layers == tuple(range(layers[0], layers[-1] + 1)) else str(list(layers))
+
+
+def reuse(run: Run, look: Look) -> Found | None:
+    """Return what an earlier compare of this very run wrote, when it covers ``look``."""
+    held = written(run)
+    if held is None or not any(covers(old, look) for old in held.looks):
+        return None
+    errors = read_layers(run.folder / "errors.jsonl", look.layers)
+    return Found(errors, read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
+
+
+def written(run: Run) -> CompareRecord | None:
+    """Return compare.json of this very run as this precaudit wrote it, or None."""
+    path = run.folder / "compare.json"
+    try:
+        held = msgspec.json.decode(path.read_bytes(), type=CompareRecord)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    names = ("errors.jsonl", "prefill_decode.jsonl")
+    current = (SCHEMA, precaudit.__version__, _identity(run))
+    if (held.schema, held.precaudit, held.run) != current or not all((run.folder / n).is_file() for n in names):
+        return None
+    return held if all(held.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
+
+
+def _identity(run: Run) -> str:
+    return file_hash(run.folder / "run.json")
+
+
+def covers(old: Look, new: Look) -> bool:
+    """Whether everything in ``new`` is in ``old``."""
+    fields = ("prompts", "phases", "points", "layers", "accum")
+    return old.weights >= new.weights and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
+
+
+def visible(errors: list[ErrorRecord], look: Look) -> list[ErrorRecord]:
+    """Return the records a look asks for."""
+    prompts, phases, points, layers = set(look.prompts), set(look.phases), set(look.points), set(look.layers)
+    accums = {f"accum:{a}" for a in look.accum}
+    found = []
+    for e in errors:
+        if e.layer is not None and e.layer not in layers:
+            continue
+        if e.kind == "weights":
+            found.append(e)
+        elif e.kind == "accum" and e.candidate not in accums:
+            continue
+        elif e.prompt in prompts and e.phase in phases and (e.point in points or e.kind == "state"):
+            found.append(e)
+    return found
+
+
+def keep(run: Run, look: Look, found: Found, sigma: Number | None) -> Found:
+    """Write the files, together with rows of earlier looks that this one did not make again."""
+    errors, pairs, notes = found
+    held = written(run)
+    looks: tuple[Look, ...] = (look,)
+    if held is not None:
+        made = {_key(e) for e in errors}
+        errors = [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if _key(e) not in made] + errors
+        fresh = {p.prompt for p in pairs}
+        old = read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
+        pairs = [p for p in old if p.prompt not in fresh] + pairs
+        # rows of this look replace an older look's, which stays complete only where it knew no more than this one
+        kept = [x for x in held.looks if x.weights <= look.weights and set(x.accum) <= set(look.accum)]
+        others = [x for x in kept if not covers(look, x)]
+        looks = (*others, look)
+        notes = tuple(dict.fromkeys((*notes, *(held.notes if others else ()))))
+    write_lines(run.folder / "errors.jsonl", errors)
+    write_lines(run.folder / "prefill_decode.jsonl", pairs)
+    hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
+    record = CompareRecord(
+        schema=SCHEMA, precaudit=precaudit.__version__, run=_identity(run), looks=looks, sigma=sigma, notes=notes,
+        hashes=hashes,
+    )  # fmt: skip
+    write_lines(run.folder / "compare.json", [record])
+    return Found(errors, pairs, notes)
+
+
+def _key(e: ErrorRecord) -> tuple[Any, ...]:
+    return (e.prompt, e.phase, e.step, e.layer, e.point, e.kind, e.candidate)
