@@ -81,6 +81,10 @@ def stale_row(x: Any) -> Any:
     return x
 
 
+def other_format(x: Any) -> Any:
+    return x.astype(np.float16 if x.dtype == np.float32 else np.float32)
+
+
 def is_tensor(r: Row) -> bool:
     return (r["point"], r["phase"], r["layer"], r["prompt"]) == ("attn_out", "prefill", 1, PROMPTS[0])
 
@@ -93,7 +97,7 @@ ABSENCES = (
     Absence("decode missing", lines("points.jsonl", lambda r: r["phase"] != "decode"), "missing", "attn_out"),
     Absence("steps dropped", lines("steps.jsonl", lambda r: r["phase"] != "decode"), "missing"),
     Absence("line twice", twice, "refused"),
-    Absence("dtype changed", tensor("attn_out", "prefill", lambda x: x.astype(np.float32)), "fail", "attn_out"),
+    Absence("dtype changed", tensor("attn_out", "prefill", other_format), "fail", "attn_out"),
     Absence("shape truncated", tensor("attn_out", "prefill", lambda x: x[..., :-1]), "fail", "attn_out"),
     Absence("transposed", tensor("q", "prefill", lambda x: x.transpose(1, 0, 2)), "fail", "q"),
     Absence("stale KV row", tensor("k_cache", "decode", stale_row), "fail", "k_cache"),

@@ -175,8 +175,7 @@ def _compute(
     truth, problem = None, "weights"
     if checkpoint is not None:
         identity = f"{run.record.model.sha256}:{policy.weights}"
-        points = tuple(p for p in look.points if not POINTS[p].state)
-        truth = establish(recorded, model, identity, policy, look.prompts, points, look.layers, options.cache, tell)
+        truth = establish(recorded, model, identity, policy, look, options.cache, tell)
     emulations = Emulations(policy, look.accum)
     errors = list(_missing(recorded, look))
     errors += _per_layer(recorded, model, truth, problem, emulations, look, tell)

@@ -19,7 +19,7 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.points import POINTS
 from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, number
+from precaudit.records import ErrorRecord, Look, number
 
 OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
@@ -73,17 +73,19 @@ def establish(
     model: Model,
     weights: str,
     policy: Policy,
-    prompts: tuple[str, ...],
-    points: tuple[str, ...],
-    layers: tuple[int, ...],
+    look: Look,
     root: Path,
     tell: Tell,
 ) -> Truth:
-    """Compute, or find in the cache, FP64 values of every prompt, and emulate the policy over the whole model."""
+    """Compute, or find in the cache, FP64 values of a look's prompts, and emulate the policy over the whole model.
+
+    ``weights`` identifies the tensors' values; ``root``: where references are kept.
+    """
+    prompts, layers = look.prompts, look.layers
     tokens = {p: recorded.fed_tokens(p) for p in prompts}
     places = {p: References.of(root, weights, model.config, tokens[p]) for p in prompts}
     truth = Truth(prompts, places, {p: recorded.logit_rows(p) for p in prompts}, model.config.vocab)
-    wanted = [p for p in points if not POINTS[p].state]
+    wanted = [p for p in look.points if not POINTS[p].state]
     wanted += [] if "logits" in wanted else ["logits"]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
     absent = [p for p in prompts if any(truth.values(p, at, name) is None for at, name in names)]

@@ -55,8 +55,8 @@ class Decoder:
         """
         batch, length = tokens.shape
         rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
-        mask = self.parts.mask(rows, length, starts)
-        x, cache = self._layers(params, tables, tokens, rows, starts, mask, None, cache)
+        step = self._step(tables, rows, starts, length, None)
+        x, cache = self._layers(params, tokens, step, cache)
         return self._logits(params, x, logit_rows), cache
 
     def decode(
@@ -70,15 +70,17 @@ class Decoder:
     ) -> tuple[jax.Array, Cache]:
         """Run one token per sequence, tokens [B] at cache slots [B]; return logits [B, 1, V] and the cache."""
         rows = slots[:, None]
-        mask = self.parts.mask(rows, cache["k"].shape[2], starts)
-        x, cache = self._layers(params, tables, tokens[:, None], rows, starts, mask, slots, cache)
+        step = self._step(tables, rows, starts, cache["k"].shape[2], slots)
+        x, cache = self._layers(params, tokens[:, None], step, cache)
         return self._logits(params, x, jnp.zeros_like(rows)), cache
 
-    def _layers(
-        self, params: Any, tables: Any, tokens: Any, rows: Any, starts: Any, mask: Any, slots: Any, cache: Any
-    ) -> tuple[jax.Array, Any]:
+    def _step(
+        self, tables: tuple[jax.Array, jax.Array], rows: jax.Array, starts: jax.Array, keys: int, slots: Any
+    ) -> Step:
         positions = jnp.maximum(rows - starts[:, None], 0)
-        step = Step(tables[0][positions], tables[1][positions], mask, slots)
+        return Step(tables[0][positions], tables[1][positions], self.parts.mask(rows, keys, starts), slots)
+
+    def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
         x = params["embed"][tokens].astype(self.arithmetic.residual)
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:

@@ -19,14 +19,13 @@ def kl(p_logits: Array, q_logits: Array) -> float:
         return float(np.sum(np.exp(p) * (p - q)))
 
 
-def largest(x: Array, k: int) -> Array:
-    """Return the indices of the k largest of x [V], largest first, of equal ones the first; NaN counts as smallest."""
-    if k < len(x):
-        least = -np.partition(-x, k - 1)[k - 1]
-        near = np.flatnonzero(x >= least)
-        if len(near) >= k:  # fewer where the k-th is NaN
-            return near[np.argsort(-x[near], kind="stable")][:k]
-    return np.argsort(-x, kind="stable")[:k]
+def top_ids(x: Array, k: int) -> Array:
+    """Return the indices of the ``k`` largest, largest first, lower index first where equal; NaN counts as largest."""
+    k = min(k, len(x))
+    y = np.where(np.isnan(x), np.inf, x)
+    threshold = np.partition(y, len(y) - k)[len(y) - k]
+    candidates = np.flatnonzero(y >= threshold)
+    return candidates[np.lexsort((candidates, -y[candidates]))][:k]
 
 
 def distribution(candidate: Array, reference: Array, positions: Array, noise: Array | None) -> Distribution:
@@ -39,7 +38,7 @@ def distribution(candidate: Array, reference: Array, positions: Array, noise: Ar
     with np.errstate(invalid="ignore"):
         for c, r in zip(candidate, reference, strict=True):
             rows["kl"].append(kl(r, c))
-            order_c, order_r = largest(c, 50), largest(r, 50)
+            order_c, order_r = top_ids(c, 50), top_ids(r, 50)
             finite = bool(np.isfinite(c).all())
             for k in (1, 5, 50):
                 same = len(np.intersect1d(order_c[:k], order_r[:k])) if finite else 0

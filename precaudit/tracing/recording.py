@@ -8,6 +8,7 @@ import numpy as np
 
 from precaudit.coverage import Entry
 from precaudit.formats import Array
+from precaudit.metrics.logits import top_ids
 from precaudit.points import POINTS
 from precaudit.records import PromptRecord, StepRecord, number
 from precaudit.store import RunWriter, Tensor
@@ -18,7 +19,7 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Call:
-    """One program call as it is recorded, for every prompt b of a batch.
+    """What one program call gave, for every prompt b of a batch.
 
     ``rows[b]``: positions of the logits rows; ``tokens[b]``: the tokens fed there; ``starts[b]``: left padding;
     ``taps``: {point: [L', B, …] or [B, …]}; ``logits`` [B, R, V].
@@ -26,34 +27,42 @@ class Call:
 
     phase: str
     step: int
-    prompts: tuple[PromptRecord, ...]
-    entries: tuple[tuple[Entry, ...], ...]
-    layers: tuple[int, ...]
     capture: Capture
     starts: Array
     rows: tuple[tuple[int, ...], ...]
     tokens: Any
     taps: dict[str, Any]
     logits: Any
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is kept of a call: ``entries[b]`` of every prompt b, its layers, and whether its logits rows are steps."""
+
+    call: Call
+    prompts: tuple[PromptRecord, ...]
+    entries: tuple[tuple[Entry, ...], ...]
+    layers: tuple[int, ...]
     steps: bool
 
 
-def record(call: Call, writer: RunWriter) -> None:
+def record(whole: Recording, writer: RunWriter) -> None:
     """Write a call's tensors and steps (on the writer's thread: waits for the device)."""
+    call = whole.call
     host = {name: np.asarray(x) for name, x in call.taps.items()}
     logits, tokens = np.asarray(call.logits), [np.asarray(t) for t in call.tokens]
-    slots = {layer: i for i, layer in enumerate(call.layers)}
-    for b, prompt in enumerate(call.prompts):
+    slots = {layer: i for i, layer in enumerate(whole.layers)}
+    for b, prompt in enumerate(whole.prompts):
         values = logits[b, : len(call.rows[b])]
         tensors = []
-        for e in call.entries[b]:
+        for e in whole.entries[b]:
             if e.point == "logits":
                 x = values
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)
             tensors.append(Tensor(e.layer, e.point, POINTS[e.point].axes, e.positions, x, e.support))
-        if call.steps:
+        if whole.steps:
             first = len(prompt.tokens) - 1
             writer.steps(
                 step_records(prompt.id, call.phase, call.step, first, call.rows[b], tokens[b].tolist(), values)
@@ -103,12 +112,3 @@ def step_records(
             )
         )
     return records
-
-
-def top_ids(x: Array, k: int) -> Array:
-    """Return the indices of the ``k`` largest, largest first, lower index first where equal; NaN counts as largest."""
-    k = min(k, len(x))
-    y = np.where(np.isnan(x), np.inf, x)
-    threshold = np.partition(y, len(y) - k)[len(y) - k]
-    candidates = np.flatnonzero(y >= threshold)
-    return candidates[np.lexsort((candidates, -y[candidates]))][:k]

@@ -14,7 +14,7 @@ from precaudit.formats import Array, single
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
 from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
-from precaudit.tracing.recording import Call, record
+from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
 
@@ -127,7 +127,7 @@ class Session:
             bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, cache())
             self._compare(phase, batch, logits, bare[0])
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
-        self._record(batch, phase, 0, capture, starts, spans, fed, taps, logits)
+        self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
         return logits[np.arange(len(at)), np.asarray(at)]
 
@@ -150,8 +150,8 @@ class Session:
             if check:
                 bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
                 self._compare("decode", batch, logits, bare[0])
-            rows = [(len(s) - 1 + step,) for s in sequences]
-            self._record(batch, "decode", step, capture, starts, rows, token[:, None], taps, logits)
+            rows = tuple((len(s) - 1 + step,) for s in sequences)
+            self._record(batch, Call("decode", step, capture, starts, rows, token[:, None], taps, logits))
             progress(f"decode {step}")
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
@@ -186,20 +186,9 @@ class Session:
         ids = tuple(p.id for p in batch.prompts)
         self.neutrality.append(Neutrality(phase=phase, prompts=ids, bitwise=same, max_diff=number(diff)))
 
-    def _record(
-        self,
-        batch: Batch,
-        phase: str,
-        step: int,
-        capture: Capture,
-        starts: Array,
-        rows: Any,
-        tokens: Any,
-        taps: Any,
-        logits: Any,
-    ) -> None:
-        here, asked = batch.at(phase, step), phase in self.requested.phases
+    def _record(self, batch: Batch, call: Call) -> None:
+        """Hand a call's outputs to the writer, where any of them was asked for."""
+        here, asked = batch.at(call.phase, call.step), call.phase in self.requested.phases
         if asked or any(here):
-            layers, spans = self.requested.layers, tuple(map(tuple, rows))
-            call = Call(phase, step, batch.prompts, here, layers, capture, starts, spans, tokens, taps, logits, asked)
-            self.background.put(partial(record, call, self.writer))
+            whole = Recording(call, batch.prompts, here, self.requested.layers, asked)
+            self.background.put(partial(record, whole, self.writer))
