@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
     from precaudit.comparison.compare import Comparison, compare
+    from precaudit.diagnosis.diagnose import Diagnosis, diagnose
     from precaudit.judging.gate import Judgement, gate
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
@@ -29,11 +30,14 @@ _LAZY = {
     "Run": "precaudit.store",
     "gate": "precaudit.judging.gate",
     "Judgement": "precaudit.judging.gate",
+    "diagnose": "precaudit.diagnosis.diagnose",
+    "Diagnosis": "precaudit.diagnosis.diagnose",
     "assert_close": "precaudit.assertions",
     "assert_within_budget": "precaudit.assertions",
 }
 __all__ = [
     "Comparison",
+    "Diagnosis",
     "Judgement",
     "Run",
     "Selection",
@@ -41,6 +45,7 @@ __all__ = [
     "assert_close",
     "assert_within_budget",
     "compare",
+    "diagnose",
     "gate",
     "load",
     "open_run",

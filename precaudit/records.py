@@ -268,6 +268,33 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: int | None = None
 
 
+class Finding(Record, frozen=True, omit_defaults=False):
+    """A line of findings.jsonl: one cause, where it shows first and where else, and what was measured of it.
+
+    ``kind``: rounding, format, quantisation, semantics, state or unknown. ``explained`` and ``equal``: the share of the
+    error the named cause reproduces, and of the elements bit for bit; ``second``: the next best and its share.
+    ``shadow``: relative distance of the program's FP64 shadow from the reference where it first differs, None where it
+    was not computed.
+    """
+
+    kind: Literal["rounding", "format", "quantisation", "semantics", "state", "unknown"]
+    cause: str
+    says: str
+    layer: int | None
+    point: str
+    layers: tuple[int, ...]
+    phases: tuple[str, ...]
+    prompts: tuple[str, ...]
+    records: int
+    rel_l2: Number | None
+    explained: Number | None
+    equal: Number | None
+    second: tuple[str, Number] | None
+    worst: Worst | None
+    shadow: Number | None = None
+    fix: str = ""
+
+
 class Look(Record, frozen=True, omit_defaults=False):
     """A selection that was computed, resolved."""
 
@@ -362,6 +389,7 @@ FILES = {
     "errors.jsonl": ErrorRecord,
     "prefill_decode.jsonl": PrefillDecodeRecord,
     "compare.json": CompareRecord,
+    "findings.jsonl": Finding,
 }
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ Evaluate = Callable[[Sequence[Rounding]], list[Array]]
 class Operation:
     """One point of one phase ready to be judged: its recorded rows, and how to make them again.
 
-    ``evaluate`` runs the operation under roundings; ``fused`` the same on summands a compiler may not have rounded;
-    ``magnitude`` returns |A|·|B| of every element.
+    ``inputs``: in FP64, in the order of the point's inputs. ``evaluate`` runs the operation under roundings;
+    ``fused`` the same on summands a compiler may not have rounded; ``magnitude`` returns |A|·|B| of every element.
     """
 
     run: str
     place: Place
     part: Rows
     positions: Array
+    inputs: tuple[Array, ...]
     evaluate: Evaluate
     magnitude: Callable[[], Array]
     fused: Evaluate | None = None
@@ -48,9 +49,9 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     found = _evaluation(recorded, model, place, part)
     if found is None:
         return None
-    positions, evaluate, magnitude = found
+    positions, inputs, evaluate, magnitude = found
     fused = _fused_residual(recorded, model, place, positions)
-    return Operation(recorded.run.record.id, place, part, positions, evaluate, magnitude, fused)
+    return Operation(recorded.run.record.id, place, part, positions, inputs, evaluate, magnitude, fused)
 
 
 def parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -67,11 +68,11 @@ def parts(recorded: Recorded, place: Place) -> list[Rows]:
     return [] if rows is None else [rows]
 
 
-Evaluation = tuple[Array, Evaluate, Callable[[], Array]]
+Evaluation = tuple[Array, tuple[Array, ...], Evaluate, Callable[[], Array]]
 
 
 def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> Evaluation | None:
-    """Return the positions that can be recomputed, and Operation's evaluate and magnitude; None without inputs."""
+    """Return Operation's positions, inputs, evaluate and magnitude; None where inputs were not recorded."""
     if place.point in ("scores", "probs", "attn_out"):
         return _attention(recorded, place, part)
     layer = place.layer
@@ -95,7 +96,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
         shared = sharing_products(roundings)
         return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
 
-    return positions, evaluate, lambda: rowwise(place.point, model, layer, values)
+    return positions, tuple(values), evaluate, lambda: rowwise(place.point, model, layer, values)
 
 
 def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: Array) -> Evaluate | None:
@@ -130,11 +131,15 @@ def _attention(recorded: Recorded, place: Place, part: Rows) -> Evaluation | Non
     queries = widen(q.at(positions))
     k, v = [widen(x) for x in keys], [widen(x) for x in values]
 
+    if place.point == "scores":
+        width = part.values.shape[2]
+        source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
+        return (
+            positions, (queries, source), lambda roundings: [all_scores(queries, source, r) for r in roundings],
+            lambda: scored(queries, source),
+        )  # fmt: skip
+
     def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
-        if place.point == "scores":
-            width = part.values.shape[2]
-            source = k[-1] if len(k) > 1 and width == len(k[-1]) else k[0]
-            return [all_scores(queries, source[:width], r) for r in roundings]
         out = attention_variants(queries, k[0], v[0], positions, roundings)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
             last = attention_variants(queries[-1:], k[1], v[1], positions[-1:], roundings)
@@ -142,13 +147,7 @@ def _attention(recorded: Recorded, place: Place, part: Rows) -> Evaluation | Non
                 whole[-1:] = row
         return out
 
-    def magnitude() -> Array:
-        if place.point == "scores":
-            width = part.values.shape[2]
-            return scored(queries, (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width])
-        return attended(queries, k[0], v[0], positions)
-
-    return positions, evaluate, magnitude
+    return positions, (queries, k[0], v[0]), evaluate, lambda: attended(queries, k[0], v[0], positions)
 
 
 def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
@@ -168,4 +167,4 @@ def _softmax(recorded: Recorded, place: Place, part: Rows) -> Evaluation | None:
         return None
     wide = widen(s)
     at = part.positions
-    return at, lambda roundings: [all_probs(wide, at, r) for r in roundings], lambda: normalised(wide, at)
+    return at, (wide,), lambda roundings: [all_probs(wide, at, r) for r in roundings], lambda: normalised(wide, at)

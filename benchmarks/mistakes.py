@@ -1,0 +1,218 @@
+"""Decoders with one mistake in them, in one layer or all, in prefill, decode or both; and what diagnosis has to say."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.decoder import Decoder
+from precaudit.jax_decoder.parts import (
+    attend,
+    attention_scores,
+    cache_read,
+    masked_softmax,
+    project,
+    rms_norm,
+    rope,
+    swiglu,
+)
+
+f32 = jnp.float32
+_WHERE: list[tuple[Any, bool]] = []  # (layer, whether decoding) while a layer is traced
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """``part`` of Parts made ``wrong``; ``call``: which of the calls of that part in a layer, None all.
+
+    ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
+    is announced. ``phases``: where it is made.
+    """
+
+    name: str
+    part: str
+    wrong: Callable[..., Any]
+    point: str
+    kind: str
+    cause: str | None
+    policy: str = "bf16"
+    phases: tuple[str, ...] = ("prefill", "decode")
+    call: int | None = None
+    calls: int = 1
+
+    def parts(self, layer: int | None) -> Parts:
+        """Return the decoder's parts with the mistake in one layer, or in all (None)."""
+        honest, count = getattr(Parts(), self.part), 0
+
+        def part(*args: Any) -> Any:
+            nonlocal count
+            here, count = count % self.calls, count + 1
+            if not _WHERE or (self.call is not None and here != self.call):
+                return honest(*args)
+            at, decoding = _WHERE[-1]
+            if ("decode" if decoding else "prefill") not in self.phases:
+                return honest(*args)
+            if layer is None:
+                return self.wrong(*args)
+            return jax.tree.map(lambda a, b: jnp.where(at == layer, a, b), self.wrong(*args), honest(*args))
+
+        return replace(Parts(), **{self.part: part})
+
+
+@contextmanager
+def placed() -> Iterator[None]:
+    """Let parts know in which layer and phase they are traced."""
+    original = Decoder._layer
+
+    def layer(self: Any, x: Any, cache: Any, w: Any, index: Any, step: Any) -> Any:
+        _WHERE.append((index, step.slots is not None))
+        try:
+            return original(self, x, cache, w, index, step)
+        finally:
+            _WHERE.pop()
+
+    with mock.patch.object(Decoder, "_layer", layer):
+        yield
+
+
+def narrow(x: Any, name: str) -> Any:
+    bits = {"bfloat16": (8, 7), "float16": (5, 10)}[name]
+    return lax.reduce_precision(x, *bits)
+
+
+def scores_in_bf16(q: Any, k: Any, scale: Any, a: Any) -> Any:
+    return narrow(attention_scores(q, k, scale, a), "bfloat16")
+
+
+def softmax_in_bf16(s: Any, mask: Any, a: Any) -> Any:
+    x = jnp.where(mask, narrow(s.astype(f32), "bfloat16"), -jnp.inf)
+    e = narrow(jnp.exp(narrow(x - x.max(axis=-1, keepdims=True), "bfloat16")), "bfloat16")
+    return narrow(e / narrow(e.sum(axis=-1, keepdims=True), "bfloat16"), "bfloat16").astype(a.probs)
+
+
+def scaled(factor: Callable[[int], float]) -> Callable[..., Any]:
+    return lambda q, k, scale, a: attention_scores(q, k, scale * factor(q.shape[-1]), a)
+
+
+def heads_interleaved(q: Any, k: Any, scale: Any, a: Any) -> Any:
+    groups = k.shape[2]
+    order = jnp.asarray([h % groups for h in range(q.shape[2])])
+    return attention_scores(q, k[:, :, order], scale, a)
+
+
+def rope_late(x: Any, cos: Any, sin: Any, a: Any) -> Any:
+    """Rotate once more by the angle of position 1: positions off by one."""
+    half = x.shape[-1] // 2
+    angle = 10000.0 ** (-jnp.arange(half, dtype=f32) / half)
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return rope(x, cos * c - sin * s, sin * c + cos * s, a)
+
+
+def rope_tables_in_bf16(x: Any, cos: Any, sin: Any, a: Any) -> Any:
+    return rope(x, narrow(cos, "bfloat16"), narrow(sin, "bfloat16"), a)
+
+
+def norm_with(scale: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def norm(x: Any, w: Any, eps: Any, a: Any) -> Any:
+        y = x.astype(a.norm)
+        y = (y * scale(y, jnp.asarray(eps, a.norm))).astype(a.activations)
+        return (y.astype(w.dtype) * w).astype(a.activations)
+
+    return norm
+
+
+def mask_ahead(s: Any, mask: Any, a: Any) -> Any:
+    more = jnp.concatenate([jnp.ones_like(mask[..., :1]), mask[..., :-1]], axis=-1)
+    return masked_softmax(s, mask | more, a)
+
+
+def cache_in_fp8(cache: Any, layer: Any) -> Any:
+    x = cache_read(cache, layer)
+    return x.astype(jnp.float8_e4m3fn).astype(x.dtype)
+
+
+def stale_entry(cache: Any, layer: Any) -> Any:
+    return cache_read(cache, layer).at[:, 2].set(cache_read(cache, layer)[:, 1])
+
+
+def zeros_read(cache: Any, layer: Any) -> Any:
+    return jnp.zeros_like(cache_read(cache, layer))
+
+
+def sums_in(name: str) -> Callable[..., Any]:
+    """A projection summed one term after another in a narrow format."""
+
+    def projection(x: Any, w: Any, bias: Any, a: Any) -> Any:
+        def term(total: Any, pair: Any) -> Any:
+            xi, wi = pair
+            product = narrow(xi.astype(f32)[..., None] * wi.astype(f32), name)
+            return narrow(total + product, name), None
+
+        first = jnp.zeros((*x.shape[:-1], w.shape[0]), f32)
+        total, _ = lax.scan(term, first, (jnp.moveaxis(x, -1, 0), w.T))
+        return total.astype(a.activations)
+
+    return projection
+
+
+def times(factor: float, honest: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: (honest(*args).astype(f32) * factor).astype(honest(*args).dtype)
+
+
+def noisy(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    y = project(x, w, bias, a)
+    return (y.astype(f32) * (1 + 0.03 * jnp.sin(jnp.arange(y.shape[-1], dtype=f32) * 1.7))).astype(y.dtype)
+
+
+def first_token_dropped(p: Any, v: Any, a: Any) -> Any:
+    return attend(p, v.at[:, 0].multiply(0), a)
+
+
+def clipped(gate: Any, up: Any, a: Any) -> Any:
+    return jnp.clip(swiglu(gate, up, a), -0.5, 0.5)
+
+
+def damped_norm(x: Any, w: Any, eps: Any, a: Any) -> Any:
+    y = rms_norm(x, w, eps, a)
+    return y.at[..., 5].multiply(1.5)
+
+
+def mean_square(y: Any) -> Any:
+    return jnp.mean(y * y, axis=-1, keepdims=True)
+
+
+D, F32, FIRST = ("decode",), "fp32-highest", {"call": 0, "calls": 2}
+outside = norm_with(lambda y, e: 1 / (jnp.sqrt(mean_square(y)) + e))
+sizes = norm_with(lambda y, e: 1 / (jnp.abs(y).mean(-1, keepdims=True) + e))
+longer = scaled(lambda k: (k / (k + 1)) ** 0.5)
+M = Mistake
+MISTAKES = (
+    M("scores in bf16", "scores", scores_in_bf16, "scores", "format", "scores in bfloat16", "bf16-fp32-scores"),
+    M("softmax in bf16", "softmax", softmax_in_bf16, "probs", "format", "softmax in bfloat16", "fp32-highest"),
+    M("scale 1/√(d+1)", "scores", longer, "scores", "semantics", "scale 1/√(K+1)"),
+    M("scale twice in decode", "scores", scaled(lambda k: k**-0.5), "scores", "semantics", "scale twice", phases=D),
+    M("RoPE off by one in decode", "rope", rope_late, "q", "semantics", "positions +1", phases=D, **FIRST),
+    M("RoPE tables in bf16", "rope", rope_tables_in_bf16, "q", "format", "RoPE tables in bfloat16", **FIRST),
+    M("epsilon outside", "norm", outside, "attn_norm", "semantics", "epsilon outside the root", F32, **FIRST),
+    M("mean of sizes", "norm", sizes, "attn_norm", "semantics", "mean of sizes", **FIRST),
+    M("mask one ahead", "softmax", mask_ahead, "probs", "semantics", "mask one ahead", phases=("prefill",)),
+    M("heads interleaved", "scores", heads_interleaved, "scores", "semantics", "heads interleaved"),
+    M("stale KV entry", "cache_read", stale_entry, "k_cache", "state", "stale row", phases=D, **FIRST),
+    M("KV cache in fp8", "cache_read", cache_in_fp8, "k_cache", "format", "cache in float8_e4m3fn", phases=D),
+    M("cache reads zeros", "cache_read", zeros_read, "k_cache", "state", "rows not written", phases=D),
+    M(
+        "sums in fp16", "project", sums_in("float16"), "v", "format", "sums in float16", phases=("prefill",), call=2,
+        calls=7,
+    ),
+    # outside the variants: none reproduces it
+    M("columns scaled", "project", noisy, "v", "unknown", None, call=2, calls=7),
+    M("first token's value dropped", "attend", first_token_dropped, "attn_out", "unknown", None),
+    M("activation clipped", "activate", clipped, "mlp_act", "unknown", None),
+    M("one channel × 1.5", "norm", damped_norm, "attn_norm", "unknown", None, **FIRST),
+)  # fmt: skip

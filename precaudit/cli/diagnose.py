@@ -1,0 +1,50 @@
+"""``precaudit diagnose``: which operation is wrong, why, and how sure that is."""
+
+from pathlib import Path
+
+import click
+
+from precaudit.cli._options import console, progress_bar, selection_options
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@selection_options
+@click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
+def command(
+    run: Path,
+    layers: str | None,
+    points: str | None,
+    phases: str | None,
+    prompt: str | None,
+    model: str | None,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Find the cause of what rounding does not explain in RUN; compares it first where that was not done.
+
+    Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown.
+    """
+    from precaudit.comparison.compare import Options
+    from precaudit.diagnosis.diagnose import diagnose
+    from precaudit.records import encode
+    from precaudit.reports import diagnosis
+    from precaudit.selection import Selection
+    from precaudit.store import open_run
+
+    opened, asked = open_run(run), None
+    if any(x is not None for x in (layers, points, phases, prompt)):
+        requested = opened.record.requested
+        asked = Selection.parse(
+            layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
+        )
+    with progress_bar() as advance:
+        found = diagnose(opened, asked, Options(accum=(), model=model), advance)
+    if as_json:
+        for finding in found.findings:
+            click.echo(encode(finding), nl=False)
+    else:
+        diagnosis.show(found, console(), verbose)
+    return found.exit_code

@@ -1,0 +1,1 @@
+"""Which operation a wrong number comes from, why, and what to change."""

@@ -1,0 +1,191 @@
+"""The verb ``diagnose``: the cause of every local error and state that honest rounding does not make."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.compare import Comparison, Options, compare
+from precaudit.comparison.operations import parts, prepare
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.rows import Place
+from precaudit.configs import DecoderConfig
+from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.replay import Replay, replay
+from precaudit.judging.limits import default_limits
+from precaudit.judging.rules import judge, judge_pair
+from precaudit.judging.verdicts import ORDER, Verdict, suspect
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.policies import Policy
+from precaudit.records import ErrorRecord, Finding, number, write_lines
+from precaudit.selection import Selection
+from precaudit.store import Run
+
+Tell = Callable[[int, int, str], None]
+LAST = 1 << 30
+ATTENTION = ("scores", "probs", "attn_out")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings in program order, what stayed unknown, and the comparison they rest on."""
+
+    compared: Comparison
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+    judged: int
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a finding stands, 3 if something is unknown, 0 if rounding explains all."""
+        return 1 if self.findings else 3 if self.unknown or not self.judged else 0
+
+
+def diagnose(
+    run: Run | Path | str,
+    select: Selection | None = None,
+    options: Options | None = None,
+    tell: Tell = lambda done, total, what: None,
+) -> Diagnosis:
+    """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
+
+    Raises UserError as ``compare`` does.
+    """
+    options = options or Options(accum=())
+    compared = compare(run, None, select, options, tell)
+    recorded = Recorded.of(compared.run)
+    layers = recorded.run.record.model.config["layers"]
+    records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
+    verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
+    standing = suspect(verdicts, layers)
+    bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in ("local", "state")]
+    model = _model(recorded, options)
+    findings: list[Finding] = []
+    with one_blas_thread():
+        groups = _groups(bad)
+        for i, (_, group) in enumerate(groups):
+            findings.append(_finding(recorded, model, group, records))
+            tell(i + 1, len(groups), "replaying operations")
+    findings = _merged(findings)
+    write_lines(compared.folder / "findings.jsonl", findings)
+    unknown = list(_unknown(standing, compared, bool(findings)))
+    judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
+    return Diagnosis(compared, tuple(findings), tuple(unknown), judged)
+
+
+def _key(e: ErrorRecord) -> tuple[Any, ...]:
+    return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
+
+
+def _model(recorded: Recorded, options: Options) -> Model:
+    record = recorded.run.record
+    opened = open_checkpoint(options.model or record.model.reference).with_weights(record.policy["weights"])
+    return Model(msgspec.convert(record.model.config, DecoderConfig), opened.tensors.read)
+
+
+def _groups(bad: Sequence[Verdict]) -> list[tuple[tuple[Any, ...], list[Verdict]]]:
+    """Group what failed by kind, point, phase and layer, in program order."""
+    found: dict[tuple[Any, ...], list[Verdict]] = {}
+    for v in bad:
+        key = (LAST if v.layer is None else v.layer, ORDER.get(v.point, LAST), v.phase != "prefill", v.phase, v.kind)
+        found.setdefault(key, []).append(v)
+    return sorted(found.items(), key=lambda item: item[0])
+
+
+def _finding(
+    recorded: Recorded, model: Model, group: Sequence[Verdict], records: dict[tuple[Any, ...], ErrorRecord]
+) -> Finding:
+    """Replay the worst record of a group and name its cause."""
+    worst = max(group, key=_badness)
+    e = records[(worst.kind, *worst.place)]
+    shared: dict[str, Any] = {
+        "layer": worst.layer, "point": worst.point, "layers": () if worst.layer is None else (worst.layer,),
+        "phases": (worst.phase,), "prompts": tuple(sorted({v.prompt for v in group})), "records": len(group),
+        "rel_l2": e.rel_l2, "worst": e.worst,
+    }  # fmt: skip
+    if worst.kind == "state":
+        return _state(recorded, worst, shared)
+    found = _replay(recorded, model, worst)
+    if found is None:
+        return Finding(
+            kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
+            equal=None, second=None, **shared,
+        )  # fmt: skip
+    second = found.second
+    rest: dict[str, Any] = {
+        "explained": number(found.best.explained), "equal": number(found.best.equal),
+        "second": None if second is None else (second.variant.name, number(second.explained)), **shared,
+    }  # fmt: skip
+    if found.named is None or found.named is found.announced:
+        says = f"none of the variants tried reproduces it; the nearest: {found.best.variant.says}"
+        return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
+    named = found.named.variant
+    return Finding(kind=named.kind, cause=named.name, says=named.says, **rest)
+
+
+def _badness(v: Verdict) -> float:
+    size = float(v.value) if v.value is not None else float("inf")
+    return size if size == size else float("inf")
+
+
+def _replay(recorded: Recorded, model: Model, v: Verdict) -> Replay | None:
+    place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
+    policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
+    for part in parts(recorded, place):
+        if v.step in [step for step, _ in part.steps]:
+            operation = prepare(recorded, model, place, part)
+            return None if operation is None else replay(operation, model, policy)
+    return None
+
+
+def _state(recorded: Recorded, v: Verdict, shared: dict[str, Any]) -> Finding:
+    assert v.layer is not None
+    found = recorded.tensor(v.prompt, v.phase, v.step, v.layer, v.point)
+    expected = recorded.expected_cache(v.prompt, v.layer, v.point, v.step)
+    assert found is not None
+    assert expected is not None
+    state = explain(found, expected)
+    return Finding(
+        kind=state.kind, cause=state.cause, says=state.says, explained=number(state.explained), equal=None, second=None,
+        **shared,
+    )  # fmt: skip
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Join findings of one cause at one point: the first stays, with every layer, phase and prompt.
+
+    Scores, probs and attn_out are made by one operation on q, k and v where no other kernel is known: one cause in them
+    is one finding, at the first.
+    """
+    found: dict[tuple[str, str], Finding] = {}
+    for f in findings:
+        key = ("attention" if f.point in ATTENTION and f.kind != "unknown" else f.point, f.cause)
+        if key not in found:
+            found[key] = f
+            continue
+        old = found[key]
+        found[key] = msgspec.structs.replace(
+            old, layers=tuple(sorted({*old.layers, *f.layers})), phases=tuple(dict.fromkeys((*old.phases, *f.phases))),
+            prompts=tuple(sorted({*old.prompts, *f.prompts})), records=old.records + f.records,
+        )  # fmt: skip
+    return list(found.values())
+
+
+def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool) -> Iterator[str]:
+    """Yield what could not be established."""
+    for status in ("missing", "unknown"):
+        some = [v for v in verdicts if v.status == status]
+        if some:
+            yield f"{len(some)} records are {status}, first {some[0].point} of layer {some[0].layer}: {some[0].text}"
+    if not found:
+        far = [v for v in verdicts if v.kind == "forward" and v.status in ("fail", "nonfinite")]
+        pairs = [p for p in compared.prefill_decode if judge_pair(p).status == "fail"]
+        if far or pairs:
+            yield (
+                f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: "
+                "record more with --points all"
+            )

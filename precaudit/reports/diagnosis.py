@@ -1,0 +1,95 @@
+"""A diagnosis in the terminal: the verdict first, then each finding, then error growth over layers."""
+
+from collections import defaultdict
+from statistics import median
+from typing import Any
+
+from precaudit.diagnosis.diagnose import Diagnosis
+from precaudit.records import ErrorRecord, Finding, value
+from precaudit.reports.tables import short
+
+
+def show(found: Diagnosis, console: Any, verbose: bool) -> None:
+    """Print what was found."""
+    for line in text(found):
+        console.print(line, soft_wrap=True)
+    if verbose:
+        for line in growth(found.compared.errors):
+            console.print(line)
+
+
+def text(found: Diagnosis) -> list[str]:
+    """Return the verdict and the findings as lines."""
+    if not found.findings:
+        lines = [] if found.unknown else [f"Rounding explains all: {found.judged} records judged, none left over."]
+    else:
+        n = len(found.findings)
+        lines = [f"{n} finding{'s' if n > 1 else ''}, first in program order:"]
+    for i, f in enumerate(found.findings, 1):
+        lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
+    lines += [f"Unknown: {u}" for u in found.unknown]
+    return lines
+
+
+def headline(f: Finding) -> str:
+    """Return one line: what, where, since which layer."""
+    where = f"{f.point} of layer {f.layer}" if f.layer is not None else f.point
+    return f"{f.kind}: {f.cause} — {where}, {' and '.join(f.phases)}"
+
+
+def details(f: Finding) -> list[str]:
+    """Return the evidence."""
+    lines = [f.says]
+    if f.explained is not None and f.second is not None:
+        equal = "" if f.equal is None else f", {value(f.equal):.2%} of the elements bit for bit"
+        lines.append(
+            f"it reproduces {share(f.explained)} of the error{equal}; next best: {f.second[0]}, {share(f.second[1])}"
+        )
+    if len(f.layers) > 1:
+        lines.append(f"also in layers {spans(f.layers[1:])}")
+    size = "" if f.rel_l2 is None else f"; relative error of the worst {short(f.rel_l2)}"
+    lines.append(f"{f.records} records, {len(f.prompts)} prompt{'s' if len(f.prompts) > 1 else ''}{size}")
+    if f.worst is not None:
+        lines.append(
+            f"worst element {list(f.worst.index)}: {short(f.worst.candidate)}, FP64 {short(f.worst.reference)}"
+        )
+    if f.fix:
+        lines.append(f"to change: {f.fix}")
+    return lines
+
+
+def share(x: Any) -> str:
+    """Return a share of an error as a percentage; none of it where it is negative."""
+    return "none of it" if value(x) <= 0 else f"{100 * value(x):.2f} %"
+
+
+def spans(layers: tuple[int, ...]) -> str:
+    """Return layer numbers, runs of them as ``a to b``."""
+    runs: list[list[int]] = []
+    for i in layers:
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+def growth(errors: list[ErrorRecord]) -> list[str]:
+    """Return the median forward and local error of the residual stream and attention over layers, jumps marked."""
+    sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for e in errors:
+        if e.kind in ("forward", "local") and e.layer is not None and e.rel_l2 is not None:
+            sizes[e.kind, e.point, e.layer].append(value(e.rel_l2))
+    points = [p for p in ("resid_out", "attn_out", "mlp_out") if any(k[1] == p for k in sizes)]
+    lines = []
+    for point in points:
+        layers = sorted({k[2] for k in sizes if k[1] == point})
+        lines.append(f"{point}: layer, forward, local (medians of relative error)")
+        before = 0.0
+        for layer in layers:
+            forward = median(sizes.get(("forward", point, layer), [float("nan")]))
+            local = median(sizes.get(("local", point, layer), [float("nan")]))
+            jump = "  ← jumps" if before and forward > 3 * before else ""
+            lines.append(f"  {layer:4}  {forward:9.2e}  {local:9.2e}{jump}")
+            before = forward
+    return lines
