@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check audit exam calibrate oracle bench tiny schemas clean
+.PHONY: help demo test test-all check audit exam exam-diagnose calibrate oracle bench tiny schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -13,6 +13,7 @@ help:
 	@echo 'make check     lint, format, types, documentation, tests'
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
+	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
@@ -59,6 +60,9 @@ audit: .venv/base
 
 exam: .venv/test
 	$(BIN)/python -m benchmarks.exam
+
+exam-diagnose: .venv/test
+	$(BIN)/python -m benchmarks.exam_diagnose
 
 calibrate: .venv/test
 	$(BIN)/python -m benchmarks.calibrate

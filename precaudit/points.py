@@ -76,6 +76,8 @@ def support(points: tuple[str, ...], phases: tuple[str, ...]) -> tuple[str, ...]
     needed: set[str] = set()
     for name in points:
         needed.update(POINTS[name].inputs)
+        if name == "mlp_norm":  # a compiler may hand it the sum unrounded: its summands tell
+            needed.update(POINTS["resid_mid"].inputs)
         if "decode" in phases and name in ("scores", "attn_out"):
             needed.update(CACHES[n] for n in POINTS[name].inputs if n in CACHES)
     for row, cache in CACHES.items():

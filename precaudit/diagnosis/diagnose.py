@@ -68,7 +68,9 @@ def diagnose(
     with one_blas_thread():
         groups = _groups(bad)
         for i, (_, group) in enumerate(groups):
-            findings.append(_finding(recorded, model, group, records))
+            found = _finding(recorded, model, group, records)
+            if not _follows(found, findings):
+                findings.append(found)
             tell(i + 1, len(groups), "replaying operations")
     findings = _merged(findings)
     write_lines(compared.folder / "findings.jsonl", findings)
@@ -125,6 +127,13 @@ def _finding(
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     named = found.named.variant
     return Finding(kind=named.kind, cause=named.name, says=named.says, **rest)
+
+
+def _follows(f: Finding, earlier: Sequence[Finding]) -> bool:
+    """Whether a cache holds foreign rows because a layer before computed something else while it was filled."""
+    if f.cause != "foreign rows" or f.layer is None:
+        return False
+    return any("prefill" in e.phases and e.layer is not None and e.layer < f.layer for e in earlier)
 
 
 def _badness(v: Verdict) -> float:

@@ -12,6 +12,7 @@ from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
 ORDER = {name: i for i, name in enumerate(POINTS)}
+ANY = -1  # any step
 LAST = 1 << 30  # points outside layers come after them
 
 
@@ -101,6 +102,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     sources = {(v.kind, *v.place): v for v in bad if v.kind in ("local", "state")}
     flagged = {key[1:] for key in sources}
+    # a cache is recorded at some steps, and read at all
+    flagged |= {(p, phase, ANY, layer, point) for p, phase, _, layer, point in flagged if point in CACHES.values()}
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     for v in bad:
@@ -133,5 +136,7 @@ def inputs(v: Verdict, layers: int) -> list[tuple[str, str, int, int | None, str
         layer = layers - 1 if v.point == "final_norm" else v.layer
         found.append((v.prompt, v.phase, v.step, layer if POINTS[name].per_layer else None, name))
         if v.phase == "decode" and name in CACHES and v.point in ("scores", "attn_out"):
-            found.append((v.prompt, v.phase, v.step, v.layer, CACHES[name]))
+            found.append((v.prompt, v.phase, ANY, v.layer, CACHES[name]))
+    if v.point == "attn_out":  # made from q, k and v, but on the way from scores and probs where those are seen
+        found += [(v.prompt, v.phase, v.step, v.layer, name) for name in ("scores", "probs")]
     return found

@@ -21,10 +21,16 @@ def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
     return y if bias is None else r.linear(y) + bias
 
 
+def rope_angles(positions: Array, theta: float, head_dim: int) -> Array:
+    """Return position · theta^(−2i/K) [T, K/2] (Su et al. 2021)."""
+    half = head_dim // 2
+    return np.asarray(positions, np.float64)[:, None] * theta ** (-np.arange(half) / half)
+
+
 def rope(x: Array, positions: Array, theta: float, r: Rounding) -> Array:
     """Rotate pairs (i, i + K/2) of x [T, H, K] by the angle position · theta^(−2i/K) (Su et al. 2021)."""
     half = x.shape[-1] // 2
-    angle = np.asarray(positions, np.float64)[:, None] * theta ** (-np.arange(half) / half)
+    angle = rope_angles(positions, theta, x.shape[-1])
     cos, sin = r.rope_table(np.cos(angle))[:, None], r.rope_table(np.sin(angle))[:, None]
     a, b = x[..., :half], x[..., half:]
     out = np.empty_like(x)

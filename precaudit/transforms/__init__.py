@@ -1,5 +1,6 @@
 """Interpreters of jaxprs on JAX's public extension API."""
 
 from precaudit.transforms.reap import reap
+from precaudit.transforms.shadow import CannotLift, shadow
 
-__all__ = ["reap"]
+__all__ = ["CannotLift", "reap", "shadow"]

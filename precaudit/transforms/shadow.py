@@ -45,7 +45,7 @@ class CannotLift(Exception):
 def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:
     """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
 
-    The jaxpr is traced with the arguments' own formats. Arguments stay as they are until an operation reads them:
+    """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
     parameters scanned over layers are lifted one layer at a time. ``lift`` maps a primitive's or a Pallas kernel's name
     to a function on FP64 arrays. Raises CannotLift for a primitive without FP64 meaning. Float8 casts vanish as all
     casts do; integers stay integers. Must be called, and its results used, under ``jax.enable_x64(True)``.
@@ -54,12 +54,18 @@ def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None)
 
     def lifted(*args: Any) -> Any:
         with jax.enable_x64(False):
-            jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+            jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_traced_as, args))
         with jax.enable_x64(True):
             out = _Shadow(known).run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
             return jax.tree.unflatten(jax.tree.structure(shape), [_up(x) for x in out])
 
     return lifted
+
+
+def _traced_as(x: Any) -> jax.ShapeDtypeStruct:
+    """Return the format a program sees where 64-bit types are off."""
+    dtype = np.dtype(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype)
+    return jax.ShapeDtypeStruct(np.shape(x), {"float64": np.float32, "int64": np.int32}.get(dtype.name, dtype))
 
 
 def _floating(dtype: Any) -> bool:

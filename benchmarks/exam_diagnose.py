@@ -1,0 +1,118 @@
+"""The exam of diagnose: mistakes it must place and name, rewrites it must not accuse (``make exam-diagnose``).
+
+Every mistake is made in one middle layer of tiny and in all. Right is: the first finding is at the mistake's point, in
+the first faulty layer (of all layers the second will do: a mistake may be too small in one), of its class, and it
+names the cause where that is among the variants. A cell is a row of benchmarks/results/exam-diagnose.jsonl.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.mistakes import MISTAKES, Mistake, placed
+from benchmarks.rewrites import REWRITES, unrolled
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.diagnosis.diagnose import Diagnosis, diagnose
+from precaudit.jax_decoder import Parts
+from precaudit.prompts import Prompt
+from precaudit.records import Finding
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+
+TEXT = "def read(path):\n    with open(path) as f:\n        return [line"
+MIDDLE = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One mistake and what diagnosis said of it."""
+
+    mistake: str
+    layers: str
+    wanted: tuple[str, str, str]
+    found: tuple[str, str, str]
+    layer: int | None
+    explained: float | None
+    second: str
+    findings: int
+
+    @property
+    def right(self) -> bool:
+        """Whether place, class and cause are right."""
+        first = {"middle": {MIDDLE}, "all": {0, 1}}[self.layers]
+        return self.found == self.wanted and self.layer in first
+
+
+def traced(folder: Path, policy: str, parts: Parts) -> Diagnosis:
+    """Trace tiny with other parts and diagnose it."""
+    select = Selection.parse(points="all", phases="prefill,decode")
+    with placed():
+        run = trace(
+            load("tiny", policy, None, "cpu", parts), folder / "run", [Prompt(id="a", prompt=TEXT)], select,
+            Options(force=True, decode_steps=2),
+        )  # fmt: skip
+    return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"))
+
+
+def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
+    """Make a mistake in the middle layer or in all, and ask."""
+    found = traced(folder, mistake.policy, mistake.parts(MIDDLE if layers == "middle" else None)).findings
+    wanted = (mistake.point, mistake.kind, mistake.cause or "none reproduces it")
+    if not found:
+        return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0)
+    f: Finding = found[0]
+    explained = None if f.explained is None else float(f.explained)
+    second = "" if f.second is None else f"{f.second[0]} {float(f.second[1]):.3f}"
+    return Cell(mistake.name, layers, wanted, (f.point, f.kind, f.cause), f.layer, explained, second, len(found))
+
+
+def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield (rewrite, exit code, first finding) of honest programs."""
+    for policy in ("bf16", "fp32-highest"):
+        for name, parts in REWRITES.items():
+            with unrolled(name):
+                found = traced(folder, policy, parts)
+            yield f"{policy}, {name}", found.exit_code, found.findings[0].cause if found.findings else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="mistakes whose name holds this")
+    only = parser.parse_args().only
+    cells = []
+    with tempfile.TemporaryDirectory() as name:
+        for mistake in (m for m in MISTAKES if only in m.name):
+            for layers in ("middle", "all"):
+                c = cell(Path(name), mistake, layers)
+                cells.append(c)
+                share = "" if c.explained is None else f"{c.explained:.4f}"
+                mark = "right" if c.right else "WRONG"
+                where = f"layer {c.layer} {c.found[0]}"
+                print(
+                    f"{mark} {c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}"
+                )
+        rewrites = [] if only else list(harmless(Path(name)))
+    for variant, code, cause in rewrites:
+        print(f"{'right' if code == 0 else 'WRONG'} harmless: {variant:36} exit {code} {cause}")
+    results = Path(__file__).parent / "results"
+    results.mkdir(exist_ok=True)
+    (results / "exam-diagnose.jsonl").write_text(
+        "".join(json.dumps(asdict(c) | {"right": c.right}) + "\n" for c in cells)
+    )
+    confusion = Counter((c.wanted[1], c.found[1] or "nothing") for c in cells)
+    print("\nclass made, class found, cells")
+    for (made, found), n in sorted(confusion.items()):
+        print(f"{made:12} {found:12} {n}")
+    wrong = sum(not c.right for c in cells) + sum(code != 0 for _, code, _ in rewrites)
+    print(f"{len(cells)} mistakes, {len(rewrites)} rewrites, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
