@@ -52,12 +52,10 @@ class Cell:
 def traced(folder: Path, policy: str, parts: Parts) -> Diagnosis:
     """Trace tiny with other parts and diagnose it."""
     select = Selection.parse(points="all", phases="prefill,decode")
+    subject, prompts = load("tiny", policy, None, "cpu", parts), [Prompt(id="a", prompt=TEXT)]
     with placed():
-        run = trace(
-            load("tiny", policy, None, "cpu", parts), folder / "run", [Prompt(id="a", prompt=TEXT)], select,
-            Options(force=True, decode_steps=2),
-        )  # fmt: skip
-    return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"))
+        run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=2))
+        return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
 def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:

@@ -211,8 +211,8 @@ MISTAKES = (
         calls=7,
     ),
     # outside the variants: none reproduces it
-    M("columns scaled", "project", noisy, "v", "unknown", None, call=2, calls=7),
-    M("first token's value dropped", "attend", first_token_dropped, "attn_out", "unknown", None),
-    M("activation clipped", "activate", clipped, "mlp_act", "unknown", None),
-    M("one channel × 1.5", "norm", damped_norm, "attn_norm", "unknown", None, **FIRST),
+    M("columns scaled", "project", noisy, "v", "semantics", None, call=2, calls=7),
+    M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", None),
+    M("activation clipped", "activate", clipped, "mlp_act", "semantics", None),
+    M("one channel × 1.5", "norm", damped_norm, "attn_norm", "semantics", None, **FIRST),
 )  # fmt: skip

@@ -142,6 +142,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     started: str
     neutrality: tuple[Neutrality, ...] = ()
     warnings: tuple[str, ...] = ()
+    program: Literal["shipped", "other"] = "shipped"
     bytes: int = 0
     hashes: dict[str, str] = {}
     finished: str | None = None
@@ -268,6 +269,30 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: int | None = None
 
 
+class Differs(Record, frozen=True, omit_defaults=False):
+    """A place where the program's FP64 shadow is not the reference; ``distance``: relative."""
+
+    phase: str
+    step: int
+    layer: int | None
+    point: str
+    distance: Number
+
+
+class FormulaRecord(Record, frozen=True, omit_defaults=False):
+    """formula.json: where shadow and reference first part in each phase, of one prompt of the run with hash ``run``.
+
+    ``unknown``: why it could not be told.
+    """
+
+    precaudit: str
+    run: str
+    prompt: str
+    differs: tuple[Differs, ...]
+    largest: Number
+    unknown: str | None = None
+
+
 class Finding(Record, frozen=True, omit_defaults=False):
     """A line of findings.jsonl: one cause, where it shows first and where else, and what was measured of it.
 
@@ -390,6 +415,7 @@ FILES = {
     "prefill_decode.jsonl": PrefillDecodeRecord,
     "compare.json": CompareRecord,
     "findings.jsonl": Finding,
+    "formula.json": FormulaRecord,
 }
 
 if __name__ == "__main__":

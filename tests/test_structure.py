@@ -21,7 +21,7 @@ FLOORS = {
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "points": 0,
     "coverage": 0,
 }  # fmt: skip
-JAX = {"jax_decoder", "transforms", "tracing"}
+JAX = {"jax_decoder", "transforms", "tracing", "diagnosis"}
 
 
 def modules():

@@ -21,7 +21,7 @@ from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, Finding, number, write_lines
+from precaudit.records import Differs, ErrorRecord, Finding, FormulaRecord, number, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run
 
@@ -38,6 +38,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
     judged: int
+    formula: FormulaRecord
 
     @property
     def exit_code(self) -> int:
@@ -50,11 +51,15 @@ def diagnose(
     select: Selection | None = None,
     options: Options | None = None,
     tell: Tell = lambda done, total, what: None,
+    subject: Any = None,
 ) -> Diagnosis:
     """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
 
-    Raises UserError as ``compare`` does.
+    ``subject``: the program that was recorded, where it is not the shipped decoder. Raises UserError as ``compare``
+    does.
     """
+    from precaudit.diagnosis.formula import establish
+
     options = options or Options(accum=())
     compared = compare(run, None, select, options, tell)
     recorded = Recorded.of(compared.run)
@@ -72,11 +77,17 @@ def diagnose(
             if not _follows(found, findings):
                 findings.append(found)
             tell(i + 1, len(groups), "replaying operations")
-    findings = _merged(findings)
+        prompt = (
+            findings[0].prompts[0]
+            if findings
+            else min(recorded.run.prompts, key=lambda p: len(recorded.run.prompts[p].tokens))
+        )
+        formula = establish(recorded, subject, model, prompt)
+    findings = _with_formula(_merged(findings), formula)
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
-    return Diagnosis(compared, tuple(findings), tuple(unknown), judged)
+    return Diagnosis(compared, tuple(findings), tuple(unknown), judged, formula)
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:
@@ -182,6 +193,38 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
             prompts=tuple(sorted({*old.prompts, *f.prompts})), records=old.records + f.records,
         )  # fmt: skip
     return list(found.values())
+
+
+def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[Finding]:
+    """Tell findings of a formula from those of a format by the shadow; a formula no finding shows is one of its own."""
+    if formula.unknown is not None:
+        return list(findings)
+    found = []
+    for f in findings:
+        here = next((d for d in formula.differs if _same_place(f, d)), None)
+        if here is not None:
+            kind = "semantics" if f.kind == "unknown" else f.kind
+            f = msgspec.structs.replace(f, kind=kind, shadow=here.distance)
+        elif not formula.differs and f.kind == "unknown" and f.cause == "none reproduces it":
+            says = f"rounding beyond the policy: the formula is the reference's; {f.says}"
+            f = msgspec.structs.replace(f, kind="format", shadow=0.0, says=says)
+        found.append(f)
+    if not found:
+        for d in formula.differs[:1]:
+            found.append(
+                Finding(
+                    kind="semantics", cause="formula differs", says="its FP64 shadow is not the reference here",
+                    layer=d.layer, point=d.point, layers=() if d.layer is None else (d.layer,), phases=(d.phase,),
+                    prompts=(formula.prompt,), records=1, rel_l2=None, explained=None, equal=None, second=None,
+                    worst=None, shadow=d.distance,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _same_place(f: Finding, d: Differs) -> bool:
+    same = f.point == d.point or {f.point, d.point} <= set(ATTENTION)
+    return same and f.layer == d.layer and d.phase in f.phases
 
 
 def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool) -> Iterator[str]:

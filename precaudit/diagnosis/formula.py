@@ -1,14 +1,17 @@
 """Is it the formula? The program's FP64 shadow against the independent FP64 reference, point by point."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
+from precaudit import __version__
 from precaudit.comparison.recorded import Recorded
 from precaudit.formats import Array
 from precaudit.judging.verdicts import LAST, ORDER
@@ -17,42 +20,60 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_angles
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.points import CACHES, POINTS
+from precaudit.policies import Policy
+from precaudit.records import Differs, FormulaRecord, number, write_lines
+from precaudit.store import file_hash
 from precaudit.tracing.programs import bucket
-from precaudit.tracing.subject import Subject
-from precaudit.transforms import reap, shadow
+from precaudit.tracing.subject import Subject, load
+from precaudit.transforms import CannotLift, reap, shadow
+
+replace = msgspec.structs.replace
 
 # Constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6
 KEYED = ("scores", "probs")
 
 
-@dataclass(frozen=True)
-class Differs:
-    """A place where the program's formula gives something else than the reference; ``distance``: relative."""
+def establish(recorded: Recorded, subject: Subject | None, model: Model, prompt: str) -> FormulaRecord:
+    """Return where shadow and reference first part, from formula.json where this very run was asked before.
 
-    phase: str
-    step: int
-    layer: int | None
-    point: str
-    distance: float
-
-    @property
-    def depth(self) -> tuple[int, int]:
-        """How far into the program."""
-        return (LAST if self.layer is None else self.layer, ORDER[self.point])
-
-
-def first_differences(recorded: Recorded, subject: Subject, model: Model, prompt: str) -> dict[str, Differs]:
-    """Return, for prefill and decode, the first place in program order where shadow and reference part.
-
-    Raises CannotLift where the program holds what has no FP64 meaning.
+    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded.
     """
-    found: dict[str, Differs] = {}
-    for d in _distances(recorded, subject, model, prompt):
-        bad = not d.distance <= SAME
-        if bad and (d.phase not in found or (d.step, d.depth) < (found[d.phase].step, found[d.phase].depth)):
-            found[d.phase] = d
-    return found
+    run = recorded.run
+    path, identity = run.folder / "formula.json", file_hash(run.folder / "run.json")
+    given = FormulaRecord(precaudit=__version__, run=identity, prompt=prompt, differs=(), largest=0.0)
+    if subject is None:
+        held = _kept(path, given)
+        if held is not None:
+            return held
+        if run.record.program != "shipped":
+            return replace(given, unknown="the program is not the shipped decoder: diagnose(run, subject=…) tells")
+        settings = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
+        subject = load(run.record.model.reference, settings, None, "cpu")
+    try:
+        found = list(_distances(recorded, subject, model, prompt))
+    except CannotLift as error:
+        return replace(given, unknown=str(error))
+    first: dict[str, Differs] = {}
+    for d in sorted(found, key=_order):
+        if not float(d.distance) <= SAME:
+            first.setdefault(d.phase, d)
+    largest = max((float(d.distance) for d in found), default=0.0)
+    made = replace(given, differs=tuple(first.values()), largest=number(largest))
+    write_lines(path, [made])
+    return made
+
+
+def _order(d: Differs) -> tuple[int, int, int]:
+    return (d.step, LAST if d.layer is None else d.layer, ORDER[d.point])
+
+
+def _kept(path: Path, wanted: FormulaRecord) -> FormulaRecord | None:
+    try:
+        held = msgspec.json.decode(path.read_bytes(), type=FormulaRecord)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return held if (held.precaudit, held.run) == (wanted.precaudit, wanted.run) else None
 
 
 def _distances(recorded: Recorded, subject: Subject, model: Model, prompt: str) -> Iterator[Differs]:
@@ -129,4 +150,5 @@ def _compared(
             with np.errstate(invalid="ignore"):
                 size = float(np.linalg.norm(np.where(keep, r, 0.0)))
                 off = float(np.linalg.norm(np.where(keep, x - r, 0.0)))
-            yield Differs(phase, step, layer, point, off / size if size else off)
+            distance = number(off / size if size else off)
+            yield Differs(phase=phase, step=step, layer=layer, point=point, distance=distance)

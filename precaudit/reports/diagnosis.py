@@ -28,7 +28,24 @@ def text(found: Diagnosis) -> list[str]:
     for i, f in enumerate(found.findings, 1):
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
+    lines.append(f"Formula: {formula(found)}")
     return lines
+
+
+def formula(found: Diagnosis) -> str:
+    """Return what the program's FP64 shadow says."""
+    f = found.formula
+    if f.unknown is not None:
+        return f"unknown: {f.unknown}"
+    if not f.differs:
+        return (
+            f"the program's FP64 shadow is the reference's, to {short(f.largest)} at every point (prompt {f.prompt})."
+        )
+    places = []
+    for d in f.differs:
+        where = d.point if d.layer is None else f"{d.point} of layer {d.layer}"
+        places.append(f"{where} in {d.phase} ({short(d.distance)})")
+    return f"the program's FP64 shadow leaves the reference first at {', '.join(places)} (prompt {f.prompt})."
 
 
 def headline(f: Finding) -> str:

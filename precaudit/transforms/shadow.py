@@ -45,7 +45,7 @@ class CannotLift(Exception):
 def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:
     """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
 
-    """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
+    The jaxpr is traced with the arguments' own formats, FP64 as float32. Arguments stay narrow until they are read:
     parameters scanned over layers are lifted one layer at a time. ``lift`` maps a primitive's or a Pallas kernel's name
     to a function on FP64 arrays. Raises CannotLift for a primitive without FP64 meaning. Float8 casts vanish as all
     casts do; integers stay integers. Must be called, and its results used, under ``jax.enable_x64(True)``.
