@@ -14,6 +14,7 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.formula import establish
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
@@ -58,8 +59,6 @@ def diagnose(
     ``subject``: the program that was recorded, where it is not the shipped decoder. Raises UserError as ``compare``
     does.
     """
-    from precaudit.diagnosis.formula import establish
-
     options = options or Options(accum=())
     compared = compare(run, None, select, options, tell)
     recorded = Recorded.of(compared.run)

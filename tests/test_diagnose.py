@@ -1,0 +1,112 @@
+"""Diagnosis places and names mistakes (``make exam-diagnose`` makes them all), and accuses no honest program."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.exam_diagnose import MIDDLE, cell, traced
+from benchmarks.mistakes import MISTAKES, placed, zeros_read
+from benchmarks.rewrites import REWRITES
+from precaudit.cli import run
+from precaudit.comparison.compare import Options, compare
+from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.diagnose import diagnose
+from precaudit.formats import FORMATS
+from precaudit.jax_decoder import Parts
+from precaudit.records import Finding, read_lines
+from precaudit.reports.diagnosis import spans, text
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from tests.programs import record
+
+QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns scaled")
+
+
+@pytest.mark.parametrize("mistake", [m for m in MISTAKES if m.name in QUICK], ids=lambda m: m.name)
+def test_a_mistake_in_one_layer_is_placed_and_named(tmp_path, mistake):
+    c = cell(tmp_path, mistake, "middle")
+    assert (c.layer, c.found) == (MIDDLE, c.wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.name)
+def test_a_mistake_in_all_layers_is_placed_and_named(tmp_path, mistake):
+    c = cell(tmp_path, mistake, "all")
+    assert c.right, c
+
+
+def test_a_harmless_rewrite_is_not_accused(tmp_path):
+    found = traced(tmp_path, "bf16", REWRITES["fused projections"])
+    assert (found.exit_code, found.findings, found.unknown) == (0, (), ())
+    assert not found.formula.differs
+    assert text(found)[0].startswith("Rounding explains all")
+
+
+def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
+    """Local errors of decode attention larger than float16 accumulation makes, and the cause is the cache."""
+    parts = replace(Parts(), cache_read=zeros_read)
+    prompts = ["def f(x): return", "class Abc: return"]
+    select = Selection.parse(points="q,k,v,attn_out,logits", phases="prefill,decode")
+    with placed():
+        record(tmp_path / "run", prompts=prompts, parts=parts, select=select)
+        options = Options(accum=("float16",), cache=tmp_path / "refs")
+        compared = compare(tmp_path / "run", options=options)
+        found = diagnose(tmp_path / "run", options=options, subject=load("tiny", "bf16", None, "cpu", parts))
+    assert any("decode does not depend on the prompt" in n for n in compared.notes)
+    far = [e for e in compared.errors if e.kind == "state" and e.mismatched]
+    assert far
+    first = found.findings[0]
+    assert (first.kind, first.cause, first.point, first.layer) == ("state", "rows not written", "k_cache", 0)
+    assert "rows 0 to" in first.says
+    assert found.exit_code == 1
+
+
+def test_a_program_that_is_not_at_hand_is_said(tmp_path, capsys):
+    parts = next(m for m in MISTAKES if m.name == "columns scaled").parts(None)
+    with placed():
+        record(tmp_path / "run", parts=parts, select=Selection.parse(points="v", phases="prefill"))
+    assert run(["diagnose", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    assert "none reproduces it — v of layer 0" in out
+    assert "Formula: unknown: the program is not the shipped decoder" in out
+    kept = read_lines(tmp_path / "run" / "findings.jsonl", Finding)
+    assert [(f.kind, f.point, f.layers) for f in kept] == [("unknown", "v", (0, 1, 2, 3, 4))]
+
+
+def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
+    record(tmp_path / "run", select=Selection.parse(points="q,logits", phases="prefill"))
+    options = Options(accum=(), cache=tmp_path / "refs")
+    first = diagnose(tmp_path / "run", options=options)
+    assert (first.exit_code, first.formula.differs, first.formula.unknown) == (0, (), None)
+    monkeypatch.setattr("precaudit.diagnosis.shadowed.distances", lambda *a: pytest.fail("computed again"))
+    again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
+    assert again.formula == first.formula
+    assert again.judged == 2
+
+
+CACHE = np.random.default_rng(5).normal(size=(6, 2, 4)).astype(np.float32).astype(FORMATS["bfloat16"].dtype)
+
+
+def test_caches_are_explained():
+    def said(found):
+        return explain(found, CACHE)[:2]
+
+    stale = CACHE.copy()
+    stale[3] = stale[1]
+    zero = CACHE.copy()
+    zero[2:4] = 0
+    shifted = np.concatenate([CACHE[:1], CACHE[:-1]])
+    foreign = CACHE.copy()
+    foreign[4] = 9
+    narrow = CACHE.astype(np.float32).astype(FORMATS["float8_e4m3fn"].dtype).astype(CACHE.dtype)
+    assert said(stale) == ("stale row", "state")
+    assert said(zero) == ("rows not written", "state")
+    assert said(shifted) == ("rows shifted", "state")
+    assert said(foreign) == ("foreign rows", "state")
+    assert said(narrow) == ("cache in float8_e4m3fn", "format")
+    assert explain(stale, CACHE).says == "row 3 holds row 1; 1 rows differ"
+
+
+def test_layers_are_told_in_runs():
+    assert spans((1, 2, 3, 5, 7, 8)) == "1 to 3, 5, 7, 8"
