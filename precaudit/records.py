@@ -269,6 +269,27 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: int | None = None
 
 
+class Remedy(Record, frozen=True, omit_defaults=False):
+    """A line of remedies.jsonl: one part of the policy raised; pairs are (before, after).
+
+    ``kl``: mean KL from FP64 in nats; ``rms``: of the logit error; ``flips``: of top-1 in ``positions``; ``gain``: the
+    share of KL that is gone; ``time``, ``memory``: of prefill, after over before. ``run``: hash of run.json.
+    """
+
+    run: str
+    part: str
+    settings: dict[str, str]
+    command: str
+    code: str
+    kl: tuple[Number, Number]
+    rms: tuple[Number, Number]
+    flips: tuple[int, int]
+    positions: int
+    gain: Number
+    time: Number
+    memory: Number
+
+
 class Differs(Record, frozen=True, omit_defaults=False):
     """A place where the program's FP64 shadow is not the reference; ``distance``: relative."""
 
@@ -416,6 +437,7 @@ FILES = {
     "compare.json": CompareRecord,
     "findings.jsonl": Finding,
     "formula.json": FormulaRecord,
+    "remedies.jsonl": Remedy,
 }
 
 if __name__ == "__main__":

@@ -31,14 +31,12 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
         held = _kept(path, given)
         if held is not None:
             return held
-        if run.record.program != "shipped":
-            return replace(given, unknown="the program is not the shipped decoder: diagnose(run, subject=…) tells")
+        subject = program_of(recorded)
+    if subject is None:
+        return replace(given, unknown="the program is not the shipped decoder: diagnose(run, subject=…) tells")
     from precaudit.diagnosis.shadowed import distances  # JAX
-    from precaudit.tracing.subject import load
     from precaudit.transforms import CannotLift
 
-    if subject is None:
-        subject = load(run.record.model.reference, _policy(recorded), None, "cpu")
     try:
         found = list(distances(recorded, subject, model, prompt))
     except CannotLift as error:
@@ -53,8 +51,13 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
     return made
 
 
-def _policy(recorded: Recorded) -> Policy:
-    return Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
+def program_of(recorded: Recorded) -> Any:
+    """Return the program a run was made with, on the CPU: the shipped decoder; None where it was another."""
+    from precaudit.tracing.subject import load
+
+    record = recorded.run.record
+    policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+    return load(record.model.reference, policy, None, "cpu") if record.program == "shipped" else None
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from precaudit.diagnosis.diagnose import Diagnosis
-from precaudit.records import ErrorRecord, Finding, value
+from precaudit.records import ErrorRecord, Finding, Remedy, value
 from precaudit.reports.tables import short
 
 
@@ -29,7 +29,22 @@ def text(found: Diagnosis) -> list[str]:
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
     lines.append(f"Formula: {formula(found)}")
+    lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
     return lines
+
+
+def worth(found: Diagnosis) -> list[Remedy]:
+    """Return the remedies that take away a tenth of the KL or more, best gain for its price first."""
+    return [r for r in found.remedies if value(r.gain) >= 0.1]
+
+
+def remedy(r: Remedy) -> str:
+    """Return what a change buys and costs."""
+    return (
+        f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), top-1 flips "
+        f"{r.flips[0]} to {r.flips[1]} of {r.positions}; prefill takes {value(r.time):.2f} × the time, "
+        f"{value(r.memory):.2f} × the memory; in JAX: {r.code}"
+    )
 
 
 def formula(found: Diagnosis) -> str:

@@ -1,0 +1,134 @@
+"""What to change, and what it buys: the program run again with one part of its policy raised to float32 (JAX)."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.formats import FORMATS, Array
+from precaudit.metrics.logits import kl
+from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.policies import Policy, apply_settings
+from precaudit.records import Remedy, number
+from precaudit.tracing.programs import bucket, prefill_program
+from precaudit.tracing.subject import Subject
+
+RUNS = 5  # paired timed calls; the median counts
+ROWS = 64  # positions of each prompt whose logits are compared: the last ones
+FLOOR = 0.02  # share of time below which a price is not told from noise
+# How a part is raised in a program of one's own.
+CODE = {
+    "scores": 'jnp.einsum("btgrk,bsgk->bgrts", q, k, preferred_element_type=jnp.float32)',
+    "probs": "jax.nn.softmax(scores.astype(jnp.float32), axis=-1)  # not cast back before · v",
+    "attn_out": 'jnp.einsum("bgrts,bsgk->btgrk", p, v, preferred_element_type=jnp.float32)',
+    "residual": "x = x.astype(jnp.float32)  # before the layers; x + out.astype(jnp.float32) in them",
+    "activations": "lax.dot_general(x, w, …, preferred_element_type=jnp.float32)  # not cast back",
+    "mlp": "jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)",
+    "logits": "lax.dot_general(x, head, …, preferred_element_type=jnp.float32)",
+    "norm": "y = x.astype(jnp.float32)  # inside the norm",
+    "rope": "cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)",
+    "softmax": "jax.nn.softmax(scores.astype(jnp.float32), axis=-1)",
+    "all": "every part in jnp.float32, lax.Precision.HIGHEST",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Logits of one policy against FP64: mean KL in nats, rms logit error, top-1 flips; temporary bytes of a call."""
+
+    kl: float
+    rms: float
+    flips: int
+    memory: int
+
+
+def candidates(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (name, settings): each part below float32 raised to it, then all of them."""
+    narrow = [k for k in CODE if k != "all" and FORMATS[getattr(policy, k)].unit_roundoff > 2.0**-24]
+    for key in narrow:
+        yield key, {key: "float32"}
+    if len(narrow) > 1 or policy.matmul != "highest":
+        yield "all", {**dict.fromkeys(narrow, "float32"), "matmul": "highest"}
+
+
+def remedies(
+    subject: Subject, model: Model, run: str, prompts: Sequence[Array], tell: Callable[[int, int, str], None]
+) -> list[Remedy]:
+    """Return what raising each part of the policy gains in logits and costs, best gain for its price first.
+
+    ``prompts``: token ids; ``run``: what the records are marked with. The price is that of prefill on this device.
+    """
+    truth: dict[int, Array] = {}
+    rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
+    wanted = Wanted({"logits"}, None, rows)
+    forward(model, list(prompts), [FP64], wanted, lambda i, at, p, x: truth.update({i: np.array(x)}))
+    before = _measure(subject, prompts, rows, truth)
+    found: list[tuple[float, Remedy]] = []
+    options = list(candidates(subject.policy))
+    for i, (name, settings) in enumerate(options):
+        tell(i, len(options), "trying other policies")
+        try:
+            raised = Subject(
+                subject.reference, subject.checkpoint, apply_settings(subject.policy, settings), subject.parts,
+                subject.device,
+            )  # fmt: skip
+            after = _measure(raised, prompts, rows, truth)
+        except UserError:
+            continue
+        gain = 1.0 - after.kl / before.kl if before.kl > 0 else 0.0
+        price = _price(subject, raised, prompts[-1], rows[-1])
+        words = "--policy fp32-highest" if name == "all" else " ".join(f"--set {k}={v}" for k, v in settings.items())
+        remedy = Remedy(
+            run=run, part=name, settings=settings, command=words, code=CODE[name], kl=(number(before.kl), number(after.kl)),
+            rms=(number(before.rms), number(after.rms)), flips=(before.flips, after.flips),
+            positions=sum(map(len, rows)), gain=number(gain), time=number(price),
+            memory=number(after.memory / before.memory if before.memory else 1.0),
+        )  # fmt: skip
+        found.append((gain / max(price - 1.0, FLOOR), remedy))
+    return [r for _, r in sorted(found, key=lambda x: -x[0])]
+
+
+def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any, ...]]:
+    """Return prefill's program and its arguments for one prompt."""
+    size = bucket(len(tokens))
+    padded = np.zeros((1, size), np.int32)
+    padded[0, : len(tokens)] = tokens
+    wanted = rows[None].astype(np.int32)
+    starts = np.zeros(1, np.int32)
+    return prefill_program(subject, None), (
+        subject.parameters, subject.tables(size), padded, starts, wanted, None, None,
+    )  # fmt: skip
+
+
+def _measure(subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], truth: dict[int, Array]) -> Measured:
+    kls: list[float] = []
+    squares, count, flips, memory = 0.0, 0, 0, 0
+    for i, tokens in enumerate(prompts):
+        program, args = _call(subject, tokens, rows[i])
+        logits = np.asarray(program(*args)[0], np.float64)[0]
+        memory = max(memory, program.lower(*args).compile().memory_analysis().temp_size_in_bytes)
+        kls += [kl(r, c) for r, c in zip(truth[i], logits, strict=True)]
+        squares += float(((logits - truth[i]) ** 2).sum())
+        count += logits.size
+        flips += int((logits.argmax(axis=1) != truth[i].argmax(axis=1)).sum())
+    return Measured(float(np.mean(kls)), float(np.sqrt(squares / count)), flips, memory)
+
+
+def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> float:
+    """Return the time of prefill under the raised policy over that under the base: the median of paired calls."""
+    ratios = []
+    for _ in range(RUNS):
+        seconds = []
+        for subject in (base, raised):
+            program, args = _call(subject, tokens, rows)
+            start = time.perf_counter()
+            program(*args)[0].block_until_ready()
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[1] / seconds[0])
+    return median(ratios)
