@@ -269,6 +269,38 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: int | None = None
 
 
+class Share(Record, frozen=True, omit_defaults=False):
+    """What one operation's own error contributes to a change in logits."""
+
+    layer: int | None
+    point: str
+    share: Number
+
+
+class Shares(Record, frozen=True, omit_defaults=False):
+    """A line of shares.jsonl: ``change`` of an objective of a prompt's last row from ``fp64``, and what makes it.
+
+    ``explained``: the sum of all shares; ``absolute``: of their sizes; the rest of ``change`` is not additive. ``run``:
+    hash of run.json.
+    """
+
+    run: str
+    prompt: str
+    objective: str
+    fp64: Number
+    change: Number
+    explained: Number
+    absolute: Number
+    shares: tuple[Share, ...]
+    unknown: str | None = None
+
+    @property
+    def remainder(self) -> float:
+        """|change − explained| / |change|."""
+        change = float(self.change)
+        return abs(change - float(self.explained)) / abs(change) if change else 0.0
+
+
 class Remedy(Record, frozen=True, omit_defaults=False):
     """A line of remedies.jsonl: one part of the policy raised; pairs are (before, after).
 
@@ -438,6 +470,7 @@ FILES = {
     "findings.jsonl": Finding,
     "formula.json": FormulaRecord,
     "remedies.jsonl": Remedy,
+    "shares.jsonl": Shares,
 }
 
 if __name__ == "__main__":

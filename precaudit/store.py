@@ -38,7 +38,7 @@ from precaudit.records import (
 OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
-    "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl",
+    "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
@@ -15,7 +14,8 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import explain
-from precaudit.diagnosis.formula import establish, program_of
+from precaudit.diagnosis.formula import establish
+from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
@@ -23,13 +23,12 @@ from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.policies import Policy
-from precaudit.records import Differs, ErrorRecord, Finding, FormulaRecord, Remedy, number, read_lines, write_lines
+from precaudit.records import Differs, ErrorRecord, Finding, FormulaRecord, Remedy, Shares, number, write_lines
 from precaudit.selection import Selection
-from precaudit.store import Run, file_hash
+from precaudit.store import Run
 
 Tell = Callable[[int, int, str], None]
 LAST = 1 << 30
-LONGEST = 256  # tokens of the prompts other policies are tried on
 ATTENTION = ("scores", "probs", "attn_out")
 
 
@@ -42,6 +41,7 @@ class Diagnosis:
     unknown: tuple[str, ...]
     judged: int
     formula: FormulaRecord
+    shares: tuple[Shares, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
     @property
@@ -89,30 +89,10 @@ def diagnose(
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
-    better = _remedies(recorded, model, subject, select is None, tell)
-    return Diagnosis(compared, tuple(findings), tuple(unknown), judged, formula, better)
-
-
-def _remedies(recorded: Recorded, model: Model, subject: Any, whole: bool, tell: Tell) -> tuple[Remedy, ...]:
-    """Return what raising parts of the policy buys; computed at the first whole look, kept in remedies.jsonl."""
-    run = recorded.run
-    path, identity = run.folder / "remedies.jsonl", file_hash(run.folder / "run.json")
-    if path.is_file():
-        held = read_lines(path, Remedy)
-        if held and all(r.run == identity for r in held):
-            return tuple(held)
-    if not whole:
-        return ()
-    subject = program_of(recorded) if subject is None else subject
-    if subject is None:
-        return ()
-    from precaudit.diagnosis.remedies import remedies  # JAX
-
-    tokens = sorted((np.asarray(p.tokens, np.int32) for p in run.prompts.values()), key=len)
-    some = [t for t in tokens if len(t) <= LONGEST][-2:] or tokens[:1]
-    found = remedies(subject, model, identity, some, tell)
-    write_lines(path, found)
-    return tuple(found)
+    program = Program(recorded, model, subject, select is None)
+    return Diagnosis(
+        compared, tuple(findings), tuple(unknown), judged, formula, program.shares(tell), program.remedies(tell)
+    )  # fmt: skip
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:

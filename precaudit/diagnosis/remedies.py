@@ -83,10 +83,10 @@ def remedies(
             continue
         gain = 1.0 - after.kl / before.kl if before.kl > 0 else 0.0
         price = _price(subject, raised, prompts[-1], rows[-1])
-        words = "--policy fp32-highest" if name == "all" else " ".join(f"--set {k}={v}" for k, v in settings.items())
+        words = "--policy fp32-highest" if name == "all" else f"--set {name}=float32"
         remedy = Remedy(
-            run=run, part=name, settings=settings, command=words, code=CODE[name], kl=(number(before.kl), number(after.kl)),
-            rms=(number(before.rms), number(after.rms)), flips=(before.flips, after.flips),
+            run=run, part=name, settings=settings, command=words, code=CODE[name],
+            kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)), flips=(before.flips, after.flips),
             positions=sum(map(len, rows)), gain=number(gain), time=number(price),
             memory=number(after.memory / before.memory if before.memory else 1.0),
         )  # fmt: skip

@@ -52,7 +52,7 @@ def distances(recorded: Recorded, subject: Subject, model: Model, prompt: str) -
             call = jax.jit(shadow(partial(_decode, subject, frozenset(points))))
             for step, position in enumerate(range(n - 1, len(tokens))):
                 at = (tokens[position : position + 1], np.zeros(1, np.int32), np.asarray([position], np.int32))
-                (_, cache), taps = call(subject.parameters, _tables(subject, size), *at, cache)
+                (_, cache), taps = call(subject.parameters, exact_tables(subject, size), *at, cache)
                 yield from _compared("decode", step, taps, reference, np.asarray([position]))
 
 
@@ -69,11 +69,14 @@ def _prefill(subject: Subject, points: list[str], tokens: Array, cache: Any) -> 
     rows = np.asarray([[n - 1]], np.int32)
     program: Callable[..., Any] = reap(subject.decoder.prefill, frozenset(points))
     call = jax.jit(shadow(lambda p, t, x, b, r, c: program(p, t, x, b, r, c)))
-    (_, filled), taps = call(subject.parameters, _tables(subject, size), padded, np.zeros(1, np.int32), rows, cache)
+    (_, filled), taps = call(
+        subject.parameters, exact_tables(subject, size), padded, np.zeros(1, np.int32), rows, cache
+    )
     return filled, taps
 
 
-def _tables(subject: Subject, positions: int) -> tuple[Array, Array]:
+def exact_tables(subject: Subject, positions: int) -> tuple[Array, Array]:
+    """Return RoPE's cos and sin in FP64."""
     c = subject.config
     angle = rope_angles(np.arange(positions), c.rope_theta, c.head_dim)
     return np.cos(angle), np.sin(angle)

@@ -5,20 +5,22 @@ from statistics import median
 from typing import Any
 
 from precaudit.diagnosis.diagnose import Diagnosis
-from precaudit.records import ErrorRecord, Finding, Remedy, value
+from precaudit.records import ErrorRecord, Finding, Remedy, Share, Shares, value
 from precaudit.reports.tables import short
+
+ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
 
 def show(found: Diagnosis, console: Any, verbose: bool) -> None:
     """Print what was found."""
-    for line in text(found):
+    for line in text(found, verbose):
         console.print(line, soft_wrap=True)
     if verbose:
         for line in growth(found.compared.errors):
             console.print(line)
 
 
-def text(found: Diagnosis) -> list[str]:
+def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     """Return the verdict and the findings as lines."""
     if not found.findings:
         lines = [] if found.unknown else [f"Rounding explains all: {found.judged} records judged, none left over."]
@@ -29,8 +31,25 @@ def text(found: Diagnosis) -> list[str]:
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
     lines.append(f"Formula: {formula(found)}")
+    lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
     lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
     return lines
+
+
+def shared(s: Shares) -> str:
+    """Return what makes the change of a prompt's margin, or that its parts do not add up."""
+    if s.unknown is not None:
+        return f"unknown: {s.unknown}"
+    head = f"the top-1 margin of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
+    if s.remainder > ADDITIVE:
+        return f"{head}not additive: single errors leave {100 * s.remainder:.0f} % of it unexplained"
+    parts = ", ".join(f"{_named(x)} {short(x.share)}" for x in s.shares[:4])
+    left = f"{100 * s.remainder:.1f} %"
+    return f"{head}largest shares: {parts}; all add up to within {left}, their sizes to {short(s.absolute)}"
+
+
+def _named(x: Share) -> str:
+    return x.point if x.layer is None else f"{x.point} of layer {x.layer}"
 
 
 def worth(found: Diagnosis) -> list[Remedy]:

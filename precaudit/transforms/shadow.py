@@ -53,13 +53,19 @@ def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None)
     known = dict(lift or {})
 
     def lifted(*args: Any) -> Any:
-        with jax.enable_x64(False):
-            jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_traced_as, args))
+        jaxpr, structure = traced(function, args)
         with jax.enable_x64(True):
             out = _Shadow(known).run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
-            return jax.tree.unflatten(jax.tree.structure(shape), [_up(x) for x in out])
+            return jax.tree.unflatten(structure, [_up(x) for x in out])
 
     return lifted
+
+
+def traced(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the jaxpr of a function on arguments of 32 bits or less, and the structure of its output."""
+    with jax.enable_x64(False):
+        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_traced_as, tuple(args)))
+    return jaxpr, jax.tree.structure(shape)
 
 
 def _traced_as(x: Any) -> jax.ShapeDtypeStruct:

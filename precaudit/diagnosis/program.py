@@ -1,0 +1,90 @@
+"""What needs the program itself: shares in logits and remedies, computed at the first whole look and kept."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from precaudit.comparison.recorded import Recorded
+from precaudit.diagnosis.formula import program_of
+from precaudit.formats import Array
+from precaudit.numpy_decoder.model import Model
+from precaudit.records import Record, Remedy, Shares, read_lines, write_lines
+from precaudit.store import file_hash
+
+LONGEST = 512  # tokens of the prompts looked at: a gradient in FP64 takes 6 GB there on a model of 135 M parameters
+SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other policies are tried on
+Tell = Callable[[int, int, str], None]
+R = TypeVar("R", Remedy, Shares)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded run and its program (``subject`` None: the shipped decoder if it was that one).
+
+    ``whole``: compute what is not kept yet.
+    """
+
+    recorded: Recorded
+    model: Model
+    subject: Any
+    whole: bool
+
+    @property
+    def identity(self) -> str:
+        """Hash of run.json, which kept lines carry."""
+        return file_hash(self.recorded.run.folder / "run.json")
+
+    def shares(self, tell: Tell) -> tuple[Shares, ...]:
+        """Return the shares of operations in the change of the top-1 margin, of a few prompts."""
+        if (held := self._kept("shares.jsonl", Shares)) is not None:
+            return held
+        subject = self._program()
+        if subject is None or "prefill" not in self.recorded.requested.phases:
+            return ()
+        from precaudit.diagnosis.shares import shares  # JAX
+
+        found = []
+        ids = [i for i, _ in self._prompts()][-SHARED:]
+        for i, prompt in enumerate(ids):
+            tell(i, len(ids), "gradients of logits")
+            made = shares(self.recorded, subject, prompt)
+            found.append(msgspec.structs.replace(made, run=self.identity))
+        return self._keep("shares.jsonl", found)
+
+    def remedies(self, tell: Tell) -> tuple[Remedy, ...]:
+        """Return what raising parts of the policy buys."""
+        if (held := self._kept("remedies.jsonl", Remedy)) is not None:
+            return held
+        subject = self._program()
+        if subject is None:
+            return ()
+        from precaudit.diagnosis.remedies import remedies  # JAX
+
+        tokens = [t for _, t in self._prompts()][-TRIED:]
+        return self._keep("remedies.jsonl", remedies(subject, self.model, self.identity, tokens, tell))
+
+    def _prompts(self) -> list[tuple[str, Array]]:
+        """Return the prompts of up to LONGEST tokens by length, or the shortest."""
+        every = sorted(
+            ((p.id, np.asarray(p.tokens, np.int32)) for p in self.recorded.run.prompts.values()),
+            key=lambda x: len(x[1]),
+        )
+        return [x for x in every if len(x[1]) <= LONGEST] or every[:1]
+
+    def _program(self) -> Any:
+        if not self.whole:
+            return None
+        return program_of(self.recorded) if self.subject is None else self.subject
+
+    def _kept(self, name: str, kind: type[R]) -> tuple[R, ...] | None:
+        path = self.recorded.run.folder / name
+        held = read_lines(path, kind) if path.is_file() else []
+        return tuple(held) if held and all(x.run == self.identity for x in held) else None
+
+    def _keep(self, name: str, found: list[R]) -> tuple[R, ...]:
+        records: list[Record] = list(found)
+        write_lines(self.recorded.run.folder / name, records)
+        return tuple(found)
