@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -10,14 +11,20 @@ from benchmarks.mistakes import MISTAKES, placed, zeros_read
 from benchmarks.rewrites import REWRITES
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.formats import FORMATS
+from precaudit.diagnosis.remedies import remedies
+from precaudit.diagnosis.shadowed import exact_tables
+from precaudit.diagnosis.shares import PLANTED, shares
+from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
-from precaudit.records import Finding, read_lines
+from precaudit.numpy_decoder.model import Model
+from precaudit.records import ErrorRecord, Finding, read_lines
 from precaudit.reports.diagnosis import spans, text
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
+from precaudit.transforms import plant
 from tests.programs import record
 
 QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns scaled")
@@ -83,6 +90,57 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
     assert again.formula == first.formula
     assert again.judged == 2
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run = record(folder / "run", prompts=["def f(x):\n    return x + 1"], select=Selection.parse(points="all"))
+    compare(run, options=Options(accum=(), cache=folder / "refs"))
+    return Recorded.of(run), load("tiny", "bf16", None, "cpu")
+
+
+@pytest.mark.parametrize("objective", ["margin", "logprob", "kl"])
+def test_shares_add_up_to_the_change(whole, objective):
+    found = shares(*whole, "p0", objective)
+    assert found.unknown is None
+    assert float(found.change) != 0
+    assert found.remainder <= 0.02
+    assert float(found.absolute) >= abs(float(found.explained))
+    assert len(found.shares) == 5 * 11 + 2
+
+
+def test_planted_errors_are_the_local_errors(whole):
+    """Forcing every tap to what was recorded gives each operation's own error, as NumPy computes it apart."""
+    recorded, subject = whole
+    n = len(recorded.run.prompts["p0"].tokens)
+    tokens = np.asarray([recorded.run.prompts["p0"].tokens], np.int32)
+    points = [p for p in PLANTED if p != "final_norm"]
+    values = {p: np.stack([widen(recorded.rows("p0", "prefill", i, p).values)[None] for i in range(5)]) for p in points}
+    rows = np.asarray([[n - 1]], np.int32)
+    with jax.enable_x64(True):
+        call = plant(lambda p, t, x, b, r: subject.decoder.prefill(p, t, x, b, r, None)[0], "force")
+        _, errors = call(values, subject.parameters, exact_tables(subject, n), tokens, np.zeros(1, np.int32), rows)
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    local = {(e.layer, e.point): e for e in kept if (e.kind, e.phase) == ("local", "prefill")}
+    for point in points:
+        for layer in range(5):
+            e = np.asarray(errors[point][layer])
+            size = np.linalg.norm(e) / np.linalg.norm(values[point][layer] - e)
+            assert size == pytest.approx(float(local[layer, point].rel_l2), rel=1e-4), (layer, point)
+
+
+def test_what_raising_the_policy_buys(whole):
+    recorded, subject = whole
+    model = Model(subject.config, subject.checkpoint.tensors.read)
+    tokens = np.asarray(recorded.run.prompts["p0"].tokens, np.int32)
+    found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *a: None)}
+    assert set(found) == {"scores", "probs", "attn_out", "residual", "activations", "mlp", "all"}
+    assert float(found["all"].gain) > 0.99
+    assert found["all"].command == "--policy fp32-highest"
+    assert found["scores"].command == "--set scores=float32"
+    assert len({r.kl[0] for r in found.values()}) == 1
+    assert float(found["all"].kl[1]) < 1e-9
 
 
 CACHE = np.random.default_rng(5).normal(size=(6, 2, 4)).astype(np.float32).astype(FORMATS["bfloat16"].dtype)

@@ -86,8 +86,8 @@ def remedies(
         words = "--policy fp32-highest" if name == "all" else f"--set {name}=float32"
         remedy = Remedy(
             run=run, part=name, settings=settings, command=words, code=CODE[name],
-            kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)), flips=(before.flips, after.flips),
-            positions=sum(map(len, rows)), gain=number(gain), time=number(price),
+            kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)),
+            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=number(gain), time=number(price),
             memory=number(after.memory / before.memory if before.memory else 1.0),
         )  # fmt: skip
         found.append((gain / max(price - 1.0, FLOOR), remedy))
