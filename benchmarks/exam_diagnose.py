@@ -18,11 +18,10 @@ from benchmarks.mistakes import MISTAKES, Mistake, placed
 from benchmarks.rewrites import REWRITES, unrolled
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
-from precaudit.jax_decoder import Parts
 from precaudit.prompts import Prompt
 from precaudit.records import Finding
 from precaudit.selection import Selection
-from precaudit.tracing.subject import load
+from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line"
@@ -45,14 +44,14 @@ class Cell:
     @property
     def right(self) -> bool:
         """Whether place, class and cause are right."""
-        first = {"middle": {MIDDLE}, "all": {0, 1}}[self.layers]
+        first = {"middle": {MIDDLE}, "all": {0, 1}, "own": {None, 1}}[self.layers]
         return self.found == self.wanted and self.layer in first
 
 
-def traced(folder: Path, policy: str, parts: Parts) -> Diagnosis:
-    """Trace tiny with other parts and diagnose it."""
+def traced(folder: Path, subject: Subject) -> Diagnosis:
+    """Trace a subject and diagnose it."""
     select = Selection.parse(points="all", phases="prefill,decode")
-    subject, prompts = load("tiny", policy, None, "cpu", parts), [Prompt(id="a", prompt=TEXT)]
+    prompts = [Prompt(id="a", prompt=TEXT)]
     with placed():
         run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=2))
         return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
@@ -60,7 +59,7 @@ def traced(folder: Path, policy: str, parts: Parts) -> Diagnosis:
 
 def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
     """Make a mistake in the middle layer or in all, and ask."""
-    found = traced(folder, mistake.policy, mistake.parts(MIDDLE if layers == "middle" else None)).findings
+    found = traced(folder, mistake.subject(MIDDLE if layers == "middle" else None)).findings
     wanted = (mistake.point, mistake.kind, mistake.cause or "none reproduces it")
     if not found:
         return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0)
@@ -75,7 +74,7 @@ def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     for policy in ("bf16", "fp32-highest"):
         for name, parts in REWRITES.items():
             with unrolled(name):
-                found = traced(folder, policy, parts)
+                found = traced(folder, load("tiny", policy, None, "cpu", parts))
             yield f"{policy}, {name}", found.exit_code, found.findings[0].cause if found.findings else ""
 
 
@@ -86,7 +85,7 @@ def main() -> int:
     cells = []
     with tempfile.TemporaryDirectory() as name:
         for mistake in (m for m in MISTAKES if only in m.name):
-            for layers in ("middle", "all"):
+            for layers in ("own",) if mistake.whole else ("middle", "all"):
                 c = cell(Path(name), mistake, layers)
                 cells.append(c)
                 share = "" if c.explained is None else f"{c.explained:.4f}"

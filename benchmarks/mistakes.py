@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.arithmetic import Arithmetic, dot
 from precaudit.jax_decoder.decoder import Decoder
 from precaudit.jax_decoder.parts import (
     attend,
@@ -22,6 +23,7 @@ from precaudit.jax_decoder.parts import (
     rope,
     swiglu,
 )
+from precaudit.tracing.subject import Subject, load
 
 f32 = jnp.float32
 _WHERE: list[tuple[Any, bool]] = []  # (layer, whether decoding) while a layer is traced
@@ -45,6 +47,13 @@ class Mistake:
     phases: tuple[str, ...] = ("prefill", "decode")
     call: int | None = None
     calls: int = 1
+    whole: bool = False
+
+    def subject(self, layer: int | None) -> Subject:
+        """Return tiny with the mistake in one layer or in all (None); ``whole`` ones change the subject itself."""
+        if not self.whole:
+            return load("tiny", self.policy, None, "cpu", self.parts(layer))
+        return self.wrong(load("tiny", self.policy, None, "cpu"))
 
     def parts(self, layer: int | None) -> Parts:
         """Return the decoder's parts with the mistake in one layer, or in all (None)."""
@@ -68,7 +77,7 @@ class Mistake:
 @contextmanager
 def placed() -> Iterator[None]:
     """Let parts know in which layer and phase they are traced."""
-    original = Decoder._layer
+    original, output = Decoder._layer, Decoder._logits
 
     def layer(self: Any, x: Any, cache: Any, w: Any, index: Any, step: Any) -> Any:
         _WHERE.append((index, step.slots is not None))
@@ -77,8 +86,31 @@ def placed() -> Iterator[None]:
         finally:
             _WHERE.pop()
 
-    with mock.patch.object(Decoder, "_layer", layer):
+    def logits(self: Any, *args: Any) -> Any:
+        if not isinstance(self, NarrowLogits):
+            return output(self, *args)
+        with mock.patch("precaudit.jax_decoder.decoder.dot", lambda *a: narrow(dot(*a), "bfloat16")):
+            return output(self, *args)
+
+    with mock.patch.object(Decoder, "_layer", layer), mock.patch.object(Decoder, "_logits", logits):
         yield
+
+
+class NarrowLogits(Decoder):
+    """A decoder whose logits are rounded to bfloat16 before they are stored."""
+
+
+def narrow_logits(subject: Subject) -> Subject:
+    subject.__dict__["decoder"] = NarrowLogits(subject.config, Arithmetic.of(subject.policy), subject.parts)
+    return subject
+
+
+def swapped_weights(subject: Subject) -> Subject:
+    """Exchange the value projections of layers 1 and 3."""
+    held = subject.parameters
+    order = jnp.asarray([0, 3, 2, 1, 4])
+    subject.__dict__["parameters"] = held | {"layers": held["layers"] | {"wv": held["layers"]["wv"][order]}}
+    return subject
 
 
 def narrow(x: Any, name: str) -> Any:
@@ -210,6 +242,8 @@ MISTAKES = (
         "sums in fp16", "project", sums_in("float16"), "v", "format", "sums in float16", phases=("prefill",), call=2,
         calls=7,
     ),
+    M("logits in bf16", "logits", narrow_logits, "logits", "format", "stored in bfloat16", whole=True),
+    M("weights swapped", "weights", swapped_weights, "v", "semantics", "weights of layer 3", whole=True),
     # outside the variants: none reproduces it
     M("columns scaled", "project", noisy, "v", "semantics", None, call=2, calls=7),
     M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", None),

@@ -45,21 +45,8 @@ def _at(**places: Any) -> Callable[[Rounding], Rounding]:
 
 
 def variants(point: str, policy: Policy, layers: int, layer: int | None) -> Iterator[Variant]:
-    """Yield what may have been done instead of a point's operation under a policy."""
+    """Yield what may have been done instead of a point's operation under a policy; of equals the first is named."""
     yield Variant("as announced", "rounding", "the announced policy")
-    if point in ("scores", "attn_out", "q", "k", "v", "attn_proj", "mlp_act", "mlp_out", "logits"):
-        for name in NARROW:
-            yield Variant(
-                f"sums in {name}",
-                "format",
-                f"sums are rounded to {name} at every step",
-                plain,
-                _at(dot=accumulating(name)),
-            )
-            yield Variant(
-                f"sums in {name}, blocks of 128", "format", f"sums are rounded to {name} every 128 terms", plain,
-                _at(dot=accumulating(f"{name}/128")),
-            )  # fmt: skip
     if point in ("scores", "probs", "attn_out"):
         yield from _attention(point, policy)
     if point in ("q", "k"):
@@ -92,6 +79,19 @@ def variants(point: str, policy: Policy, layers: int, layer: int | None) -> Iter
         yield Variant("stream dropped", "semantics", "the residual stream is left out", summed((0.0, 1.0)))
     if point == "logits":
         yield from _stored(("logits",), policy.logits)
+    if point in ("scores", "attn_out", "q", "k", "v", "attn_proj", "mlp_act", "mlp_out", "logits"):
+        for name in NARROW:
+            yield Variant(
+                f"sums in {name}",
+                "format",
+                f"sums are rounded to {name} at every step",
+                plain,
+                _at(dot=accumulating(name)),
+            )
+            yield Variant(
+                f"sums in {name}, blocks of 128", "format", f"sums are rounded to {name} every 128 terms", plain,
+                _at(dot=accumulating(f"{name}/128")),
+            )  # fmt: skip
 
 
 def _first(place: str, name: str) -> Callable[[Rounding], Rounding]:

@@ -92,7 +92,7 @@ def details(f: Finding) -> list[str]:
     """Return the evidence."""
     lines = [f.says]
     if f.explained is not None and f.second is not None:
-        equal = "" if f.equal is None else f", {value(f.equal):.2%} of the elements bit for bit"
+        equal = "" if f.equal is None else f", {100 * value(f.equal):.2f} % of the elements bit for bit"
         lines.append(
             f"it reproduces {share(f.explained)} of the error{equal}; next best: {f.second[0]}, {share(f.second[1])}"
         )
