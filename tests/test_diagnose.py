@@ -17,6 +17,7 @@ from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.diagnosis.shares import PLANTED, shares
+from precaudit.diagnosis.views import partings, summary
 from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
 from precaudit.numpy_decoder.model import Model
@@ -128,6 +129,17 @@ def test_planted_errors_are_the_local_errors(whole):
             e = np.asarray(errors[point][layer])
             size = np.linalg.norm(e) / np.linalg.norm(values[point][layer] - e)
             assert size == pytest.approx(float(local[layer, point].rel_l2), rel=1e-4), (layer, point)
+
+
+def test_two_views_part_where_attention_sums_another_shape(whole):
+    recorded, _ = whole
+    found = list(partings(recorded))
+    assert {p.against for p in found} == {"prefill", "rescore"} & set(recorded.requested.phases)
+    assert {p.point for p in found if p.layer is None} == {"logits"}
+    same = summary(recorded, decode_found=False, state_found=False)
+    assert "agree bit for bit" in same or "rounding of another shape" in same
+    cut = replace(recorded, index={k: v for k, v in recorded.index.items() if k[1] != "decode"})
+    assert summary(cut, decode_found=False, state_found=False) is None
 
 
 def test_what_raising_the_policy_buys(whole):

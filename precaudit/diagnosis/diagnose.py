@@ -17,6 +17,7 @@ from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.formula import establish
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.replay import Replay, replay
+from precaudit.diagnosis.views import summary
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
@@ -43,6 +44,7 @@ class Diagnosis:
     formula: FormulaRecord
     shares: tuple[Shares, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    views: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -89,9 +91,12 @@ def diagnose(
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
+    views = summary(
+        recorded, any("decode" in f.phases for f in findings), any(f.kind == "state" for f in findings)
+    ) if select is None else None  # fmt: skip
     program = Program(recorded, model, subject, select is None)
     return Diagnosis(
-        compared, tuple(findings), tuple(unknown), judged, formula, program.shares(tell), program.remedies(tell)
+        compared, tuple(findings), tuple(unknown), judged, formula, program.shares(tell), program.remedies(tell), views
     )  # fmt: skip
 
 

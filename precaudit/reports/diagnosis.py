@@ -31,6 +31,7 @@ def text(found: Diagnosis, verbose: bool = False) -> list[str]:
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
     lines.append(f"Formula: {formula(found)}")
+    lines += [f"Views: {found.views}"] if found.views else []
     lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
     lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
     return lines
