@@ -106,7 +106,7 @@ def test_shares_add_up_to_the_change(whole, objective):
     found = shares(*whole, "p0", objective)
     assert found.unknown is None
     assert float(found.change) != 0
-    assert found.remainder <= 0.02
+    assert found.remainder <= 0.005
     assert float(found.absolute) >= abs(float(found.explained))
     assert len(found.shares) == 5 * 11 + 2
 

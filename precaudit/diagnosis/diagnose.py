@@ -147,7 +147,16 @@ def _finding(
         says = f"none of the variants tried reproduces it; the nearest: {found.best.variant.says}"
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     named = found.named.variant
-    return Finding(kind=named.kind, cause=named.name, says=named.says, **rest)
+    return Finding(kind=named.kind, cause=named.name, says=named.says, fix=_fix(named.kind, worst.point), **rest)
+
+
+def _fix(kind: str, point: str) -> str:
+    """Return how JAX is kept from a foreign rounding at a point."""
+    product = "preferred_element_type=jnp.float32 in the dot, one cast of its result to the announced format"
+    inside = "jnp.float32 inside the operation, one cast of its result to the announced format"
+    if kind != "format":
+        return ""
+    return inside if point in ("probs", "attn_norm", "mlp_norm", "final_norm", "resid_mid", "resid_out") else product
 
 
 def _follows(f: Finding, earlier: Sequence[Finding]) -> bool:

@@ -13,8 +13,9 @@ from precaudit.formats import Array, widen
 from precaudit.points import POINTS
 from precaudit.records import Share, Shares, number
 from precaudit.tracing.subject import Subject
-from precaudit.transforms import plant
+from precaudit.transforms import plant, shadow
 
+NODES = (0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2)
 PLANTED = tuple(p for p in POINTS if "S" not in POINTS[p].axes and p not in ("resid_in", "logits"))
 
 
@@ -22,8 +23,8 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     """Return the signed share of every recorded operation's own error in what an objective of the last row changed.
 
     ``objective``: ``margin`` (top-1 minus top-2 logit of FP64), ``logprob`` (of the token FP64 prefers) or ``kl``
-    (FP64 ‖ candidate). A share is ⟨gradient, error⟩, the gradient taken half-way between FP64 and the candidate: the
-    midpoint rule is exact to second order. Raises CannotLift for a program without FP64 meaning.
+    (FP64 ‖ candidate). A share is ⟨gradient, error⟩, the gradient averaged over two points between FP64 and the
+    candidate (Gauss-Legendre: exact to fourth order). Raises CannotLift for a program without FP64 meaning.
     """
     tokens = np.asarray(recorded.run.prompts[prompt].tokens, np.int32)
     n, layers = len(tokens), subject.config.layers
@@ -44,33 +45,41 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
             return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0]
 
         _, errors = jax.jit(plant(program, "force"))(values, *args)
+        del values
         add = plant(program, "add")
-        zero = jax.tree.map(jnp.zeros_like, errors)
-        exact = np.asarray(jax.jit(add)(zero, *args)[0])[0, 0]
+        exact = np.asarray(jax.jit(shadow(program))(*args))[0, 0]
+        made = np.asarray(jax.jit(add)(errors, *args)[0])[0, 0]
         last = widen(candidate)[-1]
+        own = last - made  # the error of the output matrix, the last operation
 
         def goal(d: Any, e: Any, *a: Any) -> Any:
             return _objective(objective, exact, add(d, *a)[0][0, 0] + e)
 
-        made = np.asarray(jax.jit(add)(errors, *args)[0])[0, 0]
-        own = last - made  # the error of the output matrix, the last operation
-        half = jax.tree.map(lambda x: x / 2, errors)
-        by_tap, by_logit = jax.jit(jax.grad(goal, argnums=(0, 1)))(half, jnp.asarray(own / 2), *args)
+        def at(t: Any, d: Any, e: Any, *a: Any) -> Any:
+            """Sums of gradient · error over each layer of each point, at the fraction t of the errors."""
+            by_tap, by_logit = jax.grad(goal, argnums=(0, 1))(jax.tree.map(lambda x: t * x, d), t * e, *a)
+            return {k: _per_step(k, by_tap[k] * d[k]) for k in d}, by_logit @ e
+
+        rule = jax.jit(at)
+        found = [rule(t, errors, own, *args) for t in NODES]
+        sums = {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}
+        parts = [Share(layer=None, point="logits", share=number(float(np.mean([float(x) for _, x in found]))))]
+        for point, each in sums.items():
+            for i, x in enumerate(np.atleast_1d(each)):
+                parts.append(Share(layer=i if POINTS[point].per_layer else None, point=point, share=number(float(x))))
         change = float(_objective(objective, exact, last) - _objective(objective, exact, exact))
-        found = [Share(layer=None, point="logits", share=number(float(by_logit @ own)))]
-        for point, e in errors.items():
-            product = np.asarray(by_tap[point] * e)
-            if POINTS[point].per_layer:
-                each = product.reshape(layers, -1).sum(axis=1)
-                found += [Share(layer=i, point=point, share=number(float(x))) for i, x in enumerate(each)]
-            else:
-                found.append(Share(layer=None, point=point, share=number(float(product.sum()))))
-    total = sum(float(s.share) for s in found)
+        start = float(_objective(objective, exact, exact))
+    total = sum(float(s.share) for s in parts)
     return given(
-        fp64=number(float(_objective(objective, exact, exact))), change=number(change), explained=number(total),
-        absolute=number(sum(abs(float(s.share)) for s in found)),
-        shares=tuple(sorted(found, key=lambda s: -abs(float(s.share)))),
+        fp64=number(start), change=number(change), explained=number(total),
+        absolute=number(sum(abs(float(s.share)) for s in parts)),
+        shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
     )  # fmt: skip
+
+
+def _per_step(point: str, x: Any) -> Any:
+    """Sum a product over everything but layers."""
+    return x.reshape(x.shape[0], -1).sum(axis=1) if POINTS[point].per_layer else x.sum()
 
 
 def _objective(name: str, exact: Any, logits: Any) -> Any:

@@ -30,11 +30,30 @@ def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     for i, f in enumerate(found.findings, 1):
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
+    lines.append(f"Sound: {sound(found)}")
     lines.append(f"Formula: {formula(found)}")
     lines += [f"Views: {found.views}"] if found.views else []
     lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
     lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
     return lines
+
+
+def sound(found: Diagnosis) -> str:
+    """Return whether capturing disturbed the program, and how well recorded inputs reproduce recorded outputs."""
+    checks = found.compared.run.record.neutrality
+    if not checks:
+        capture = "whether capturing changed the logits was not checked"
+    elif all(n.bitwise for n in checks):
+        capture = f"capturing left the logits as they are, bit for bit ({', '.join(n.phase for n in checks)})"
+    else:
+        worst = max(value(n.max_diff) for n in checks)
+        capture = f"capturing changed the logits by up to {short(worst)}: smaller findings are not sure"
+    left: dict[str, list[float]] = defaultdict(list)
+    for e in found.compared.errors:
+        if e.kind == "local" and e.unexplained is not None and e.dtype is not None:
+            left[e.dtype].append(value(e.unexplained.u))
+    told = [f"{name} {short(median(x))} u, at most {short(max(x))} u" for name, x in sorted(left.items())]
+    return f"{capture}; recorded inputs reproduce recorded outputs to (median) {'; '.join(told) or 'nothing recorded'}"
 
 
 def shared(s: Shares) -> str:
