@@ -122,7 +122,7 @@ def main() -> int:
         folder = Path(name)
         for subject, layer in layers.items():
             for policy in policies:
-                every = Selection.parse(points="all", phases="prefill")
+                every = Selection.parse(points="all,logits:all", phases="prefill")
                 honest = record(folder / f"{subject}-{policy}", subject, policy, every)
                 cells += into_files(subject, honest, layer)
                 cells += into_program(folder, subject, policy, honest, layer, points)

@@ -42,6 +42,9 @@ MADE_BY = {
 }  # fmt: skip
 
 
+OPERATIONS = tuple(p for p in POINTS if POINTS[p].inputs and not POINTS[p].state)
+
+
 @dataclass(frozen=True)
 class Altered(Run):
     """A run one of whose tensors reads as a fault left it."""
@@ -111,7 +114,7 @@ def applies(fault: Fault, axes: str, heads: int) -> bool:
 def into_files(subject: str, run: Run, layer: int) -> Iterator[Cell]:
     """Put every fault into the recorded tensor of every point of a layer."""
     model, prompt = model_of(run), next(iter(run.prompts))
-    for point in MADE_BY:
+    for point in OPERATIONS:
         axes = POINTS[point].axes
         place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
         stored = Recorded.of(run).tensor(*_key(place))

@@ -23,7 +23,7 @@ from tests.programs import record
 
 @pytest.fixture(scope="module", params=["bf16", "fp32-highest"])
 def honest(request, tmp_path_factory):
-    select = Selection.parse(points="all", phases="prefill")
+    select = Selection.parse(points="all,logits:all", phases="prefill")
     return record_exam(tmp_path_factory.mktemp("exam") / "run", "tiny", request.param, select)
 
 
