@@ -15,16 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rewrites import REWRITES, unrolled
+from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.jax_decoder import Parts
 from precaudit.judging.limits import Limits, Local, default_limits
 from precaudit.judging.rules import forward_checks, local_checks
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.selection import Selection
-from precaudit.tracing.subject import load
+from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 MARGIN = 1.5
@@ -50,17 +49,22 @@ def honest(folder: Path, quick: bool) -> Iterator[tuple[str, list[ErrorRecord]]]
                 prompts = [Prompt(id=f"c{i}", prompt=(TEXT[i:] * 5)[:n]) for i, n in enumerate(lengths)]
                 select = Selection.parse(layers=layers, points=points, phases="prefill,decode")
                 options = Options(force=True, decode_steps=2, batch=batch, pad=pad)
-                yield f"{subject} {policy} batch {batch} {pad}", run(folder, subject, policy, prompts, select, options)
+                yield (
+                    f"{subject} {policy} batch {batch} {pad}",
+                    run(folder, load(subject, policy, None, "cpu"), prompts, select, options),
+                )
             prompts = [Prompt(id=f"r{i}", tokens=random_tokens(draw)) for i in range(LOGITS[subject])]
             select = Selection.parse(points="logits", phases="prefill,decode")
             options = Options(force=True, decode_steps=1, batch=4)
-            yield f"{subject} {policy} random tokens", run(folder, subject, policy, prompts, select, options)
+            yield (
+                f"{subject} {policy} random tokens",
+                run(folder, load(subject, policy, None, "cpu"), prompts, select, options),
+            )
     prompts = [Prompt(id=f"c{i}", prompt=(TEXT[i:] * 5)[: 30 + 60 * i]) for i in range(2)]
     select = Selection.parse(points="all", phases="prefill,decode")
     for policy in ("bf16", "fp32-highest"):
-        for name, parts in REWRITES.items():
-            with unrolled(name):
-                yield f"tiny {policy} {name}", run(folder, "tiny", policy, prompts, select, Options(force=True), parts)
+        for name in REWRITES:
+            yield f"tiny {policy} {name}", run(folder, rewritten(name, policy), prompts, select, Options(force=True))
 
 
 def random_tokens(draw: np.random.Generator) -> tuple[int, ...]:
@@ -68,10 +72,9 @@ def random_tokens(draw: np.random.Generator) -> tuple[int, ...]:
 
 
 def run(
-    folder: Path, subject: str, policy: str, prompts: list[Prompt], select: Selection, options: Options,
-    parts: Parts | None = None,
-) -> list[ErrorRecord]:  # fmt: skip
-    traced = trace(load(subject, policy, None, "cpu", parts), folder / "run", prompts, select, options)
+    folder: Path, subject: Subject, prompts: list[Prompt], select: Selection, options: Options
+) -> list[ErrorRecord]:
+    traced = trace(subject, folder / "run", prompts, select, options)
     return compare(traced, options=CompareOptions(accum=(), cache=folder / "refs")).errors
 
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from benchmarks.absences import ABSENCES, PROMPTS, against_baseline, between_runs, judged
 from benchmarks.injection import MADE_BY, NEAR, Cell, into_files, into_program, random_tensors, record
-from benchmarks.rewrites import REWRITES, unrolled
+from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.jax_decoder import Parts
 from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
-from precaudit.tracing.subject import load
+from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 # What other tools say of 32 tensors of 256 × 512 float32 with one fault in one of them, as published measurements of
@@ -48,19 +47,16 @@ def honest_programs(folder: Path, policies: tuple[str, ...], seeds: int) -> Iter
     for policy in policies:
         for batch, pad in ((1, "right"), (4, "left"), (4, "right")):
             prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(seeds)]
-            yield f"{policy}, batch {batch}, {pad}", *_judged(folder, policy, prompts, Parts(), batch, pad)
-        for name, parts in REWRITES.items():
+            subject = load("tiny", policy, None, "cpu")
+            yield f"{policy}, batch {batch}, {pad}", *_judged(folder, subject, prompts, batch, pad)
+        for name in REWRITES:
             prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(2)]
-            with unrolled(name):
-                yield f"{policy}, {name}", *_judged(folder, policy, prompts, parts, 1, "right")
+            yield f"{policy}, {name}", *_judged(folder, rewritten(name, policy), prompts, 1, "right")
 
 
-def _judged(
-    folder: Path, policy: str, prompts: list[Prompt], parts: Parts, batch: int, pad: str
-) -> tuple[int, dict[str, int]]:
+def _judged(folder: Path, subject: Subject, prompts: list[Prompt], batch: int, pad: str) -> tuple[int, dict[str, int]]:
     run = trace(
-        load("tiny", policy, None, "cpu", parts), folder / "honest", prompts,
-        Selection.parse(points="all", phases="prefill,decode"),
+        subject, folder / "honest", prompts, Selection.parse(points="all", phases="prefill,decode"),
         Options(force=True, decode_steps=1, batch=batch, pad=pad),
     )  # fmt: skip
     j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.mistakes import MISTAKES, Mistake, placed
-from benchmarks.rewrites import REWRITES, unrolled
+from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
 from precaudit.prompts import Prompt
 from precaudit.records import Finding
 from precaudit.selection import Selection
-from precaudit.tracing.subject import Subject, load
+from precaudit.tracing.subject import Subject
 from precaudit.tracing.trace import Options, trace
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line"
@@ -72,9 +72,8 @@ def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
 def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (rewrite, exit code, first finding) of honest programs."""
     for policy in ("bf16", "fp32-highest"):
-        for name, parts in REWRITES.items():
-            with unrolled(name):
-                found = traced(folder, load("tiny", policy, None, "cpu", parts))
+        for name in REWRITES:
+            found = traced(folder, rewritten(name, policy))
             yield f"{policy}, {name}", found.exit_code, found.findings[0].cause if found.findings else ""
 
 

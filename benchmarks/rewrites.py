@@ -1,19 +1,15 @@
 """Honest programs: the decoder's operations written another way, as compilers, kernels and people do. All must pass."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import dot
 from precaudit.jax_decoder.parts import attend, masked_softmax, project
+from precaudit.tracing.subject import Subject, load
 
 BLOCK = 16
 
@@ -102,11 +98,7 @@ REWRITES = {
 }
 
 
-@contextmanager
-def unrolled(name: str) -> Iterator[None]:
-    """Unroll the decoder's scan over layers for the rewrite that says so."""
-    if name != "loop for scan":
-        yield
-        return
-    with mock.patch("precaudit.jax_decoder.decoder.lax.scan", partial(lax.scan, unroll=True)):
-        yield
+def rewritten(name: str, policy: str) -> Subject:
+    """Return tiny under a policy, written another way."""
+    subject = load("tiny", policy, None, "cpu", REWRITES[name])
+    return replace(subject, unroll=True) if name == "loop for scan" else subject

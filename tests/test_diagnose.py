@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,12 +15,14 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.diagnosis.shares import PLANTED, shares
 from precaudit.diagnosis.views import partings, summary
 from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import ErrorRecord, Finding, read_lines
 from precaudit.reports.diagnosis import spans, text
@@ -140,6 +143,23 @@ def test_two_views_part_where_attention_sums_another_shape(whole):
     assert "agree bit for bit" in same or "rounding of another shape" in same
     cut = replace(recorded, index={k: v for k, v in recorded.index.items() if k[1] != "decode"})
     assert summary(cut, decode_found=False, state_found=False) is None
+
+
+def test_the_same_text_another_way(whole):
+    recorded, subject = whole
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    found = {w.way: w for w in invariance(recorded, subject, kept)}
+    assert found["the same again"].status == "bit-identical"
+    assert {w.status for w in found.values()} <= {"bit-identical", "rounding"}
+
+    def worse_in_batches(x, w, bias, a):
+        y = project(x, w, bias, a)
+        return y * jnp.asarray(1.5 if x.shape[0] > 1 else 1.0, y.dtype)
+
+    wrong = replace(subject, parts=replace(subject.parts, project=worse_in_batches))
+    found = {w.way: w for w in invariance(recorded, wrong, kept)}
+    assert found["the same again"].status == "bit-identical"
+    assert found["a longer neighbour: another bucket and cache"].status == "broken"
 
 
 def test_what_raising_the_policy_buys(whole):

@@ -1,6 +1,7 @@
 """``precaudit diagnose``: which operation is wrong, why, and how sure that is."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +12,7 @@ from precaudit.cli._options import console, progress_bar, selection_options
 @click.argument("run", type=click.Path(path_type=Path))
 @selection_options
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
 def command(
@@ -20,6 +22,7 @@ def command(
     phases: str | None,
     prompt: str | None,
     model: str | None,
+    invariance: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -47,4 +50,25 @@ def command(
             click.echo(encode(finding), nl=False)
     else:
         diagnosis.show(found, console(), verbose)
-    return found.exit_code
+    codes = {found.exit_code, _invariant(found)} if invariance else {found.exit_code}
+    return 1 if 1 in codes else max(codes)
+
+
+def _invariant(found: Any) -> int:
+    """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
+    from precaudit.comparison.recorded import Recorded
+    from precaudit.diagnosis.formula import program_of
+    from precaudit.reports.diagnosis import invariances
+
+    recorded = Recorded.of(found.compared.run)
+    subject = program_of(recorded)
+    if subject is None:
+        click.echo("Invariance: unknown: the program is not the shipped decoder")
+        return 3
+    from precaudit.diagnosis.invariance import invariance
+
+    with progress_bar() as advance:
+        ways = invariance(recorded, subject, found.compared.errors, advance)
+    for line in invariances(ways):
+        click.echo(line)
+    return int(any(w.status == "broken" for w in ways))

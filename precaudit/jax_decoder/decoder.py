@@ -28,11 +28,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens."""
+    """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
+
+    ``unroll``: write the scan over layers out as that many copies at a time (True: all).
+    """
 
     config: DecoderConfig
     arithmetic: Arithmetic
     parts: Parts
+    unroll: int | bool = 1
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Return an empty cache: k and v [L, B, S, G, K] in the cache's format."""
@@ -88,7 +92,7 @@ class Decoder:
             return self._layer(x, cache, weights, layer, step), None
 
         indices = jnp.arange(self.config.layers, dtype=jnp.int32)
-        (x, cache), _ = lax.scan(body, (x, cache), (params["layers"], indices))
+        (x, cache), _ = lax.scan(body, (x, cache), (params["layers"], indices), unroll=self.unroll)
         return x, cache
 
     def _layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:

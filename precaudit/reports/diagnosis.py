@@ -145,6 +145,18 @@ def spans(layers: tuple[int, ...]) -> str:
     return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
+def invariances(ways: Any) -> list[str]:
+    """Return a line for every way of running the same prompts."""
+    lines = []
+    for w in ways:
+        where = w.point if w.layer is None else f"{w.point} of layer {w.layer}"
+        far = (
+            "" if w.status == "bit-identical" else f", most at {where}: {short(w.distance)}, {w.noises:.2g} × its noise"
+        )
+        lines.append(f"Invariance: {w.way}: {w.status}{far}")
+    return lines
+
+
 def growth(errors: list[ErrorRecord]) -> list[str]:
     """Return the median forward and local error of the residual stream and attention over layers, jumps marked."""
     sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)

@@ -17,13 +17,17 @@ from precaudit.tracing.devices import choose_device, platform_of
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under a policy on a device. ``reference`` is the name or path it was opened by."""
+    """A model under a policy on a device. ``reference`` is the name or path it was opened by.
+
+    ``unroll``: the decoder's.
+    """
 
     reference: str
     checkpoint: Checkpoint
     policy: Policy
     parts: Parts
     device: Any
+    unroll: int | bool = 1
     _tables: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -39,7 +43,7 @@ class Subject:
     @cached_property
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
-        return Decoder(self.config, Arithmetic.of(self.policy), self.parts)
+        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, self.unroll)
 
     @cached_property
     def parameters(self) -> Any:

@@ -1,0 +1,105 @@
+"""Does the same text give the same numbers run another way? Other batches, padding, buckets and programs (JAX)."""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from precaudit.comparison.pairs import pair_errors
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.rows import Place
+from precaudit.judging.limits import default_limits
+from precaudit.points import POINTS
+from precaudit.prompts import Prompt
+from precaudit.records import ErrorRecord, value
+from precaudit.selection import Selection
+from precaudit.tracing.subject import Subject
+from precaudit.tracing.trace import Options, trace
+
+Tell = Callable[[int, int, str], None]
+
+
+class Way(NamedTuple):
+    """Another way to run the same prompts."""
+
+    name: str
+    batch: int = 1
+    pad: str = "right"
+    longer: int = 0
+    unrolled: bool = False
+
+
+class Invariance(NamedTuple):
+    """What a way changed: ``status`` bit-identical, rounding or broken; the worst point, over its honest noise."""
+
+    way: str
+    status: str
+    point: str
+    layer: int | None
+    distance: float
+    noises: float
+
+
+WAYS = (
+    Way("the same again"),
+    Way("batch 3, padded right", 3),
+    Way("batch 3, padded left", 3, "left"),
+    Way("a longer neighbour: another bucket and cache", 2, "right", 300),
+    Way("layers unrolled", unrolled=True),
+)
+
+
+def invariance(
+    recorded: Recorded, subject: Subject, errors: list[ErrorRecord], tell: Tell = lambda done, total, what: None
+) -> list[Invariance]:
+    """Run the prompts of a run in every way and compare every recorded tensor with it, bit for bit and to noise.
+
+    ``errors``: the run's forward records, whose ``noise`` is what the policy's rounding makes there. A distance up to
+    the forward limit times that noise is rounding of another order; more is broken.
+    """
+    noise: dict[tuple[str, int | None, str], float] = defaultdict(float)
+    for e in errors:
+        if e.kind == "forward" and e.noise is not None:
+            key = (e.phase, e.layer, e.point)
+            noise[key] = max(noise[key], value(e.noise))
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i, way in enumerate(WAYS):
+            tell(i, len(WAYS), way.name)
+            found.append(_one(recorded, subject, way, Path(folder) / str(i), noise))
+    return found
+
+
+def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: dict[Any, float]) -> Invariance:
+    asked = recorded.requested
+    prompts = [Prompt(id=p.id, tokens=p.tokens) for p in recorded.run.prompts.values()]
+    if way.longer:
+        filler = tuple(1 + i % 200 for i in range(way.longer))
+        prompts = [x for p in prompts for x in (p, Prompt(id=f"{p.id}-neighbour", tokens=filler))]
+    layers = ",".join(map(str, asked.layers))
+    select = Selection.parse(layers, ",".join(asked.points), ",".join(asked.phases))
+    options = Options(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
+    run = trace(replace(subject, unroll=True) if way.unrolled else subject, folder, prompts, select, options)
+    again = Recorded.of(run)
+    worst = Invariance(way.name, "bit-identical", "", None, 0.0, 0.0)
+    for e in _distances(again, recorded):
+        distance = value(e.rel_l2)
+        size = noise.get((e.phase, e.layer, e.point), 0.0)
+        noises = distance / size if size else (0.0 if distance == 0 else float("inf"))
+        if not noises <= worst.noises:
+            status = "rounding" if noises <= default_limits().ratio else "broken"
+            worst = Invariance(way.name, status, e.point, e.layer, distance, noises)
+    return worst
+
+
+def _distances(again: Recorded, recorded: Recorded) -> Iterator[ErrorRecord]:
+    """Yield pair records of all that both hold; tokens that came out otherwise end a comparison."""
+    for prompt in recorded.run.prompts:
+        for phase in recorded.requested.phases:
+            for point in recorded.requested.points:
+                if not POINTS[point].state:
+                    for layer in recorded.requested.layers if POINTS[point].per_layer else (None,):
+                        records = pair_errors(again, recorded, Place(prompt, phase, 0, layer, point))
+                        yield from (e for e in records if e.rel_l2 is not None)
