@@ -58,6 +58,7 @@ def _invariant(found: Any) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
     from precaudit.comparison.recorded import Recorded
     from precaudit.diagnosis.formula import program_of
+    from precaudit.records import ErrorRecord, read_lines
     from precaudit.reports.diagnosis import invariances
 
     recorded = Recorded.of(found.compared.run)
@@ -68,7 +69,9 @@ def _invariant(found: Any) -> int:
     from precaudit.diagnosis.invariance import invariance
 
     with progress_bar() as advance:
-        ways = invariance(recorded, subject, found.compared.errors, advance)
+        every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this look and earlier ones
+        ways = invariance(recorded, subject, every, advance)
     for line in invariances(ways):
         click.echo(line)
-    return int(any(w.status == "broken" for w in ways))
+    statuses = {w.status for w in ways}
+    return 1 if "broken" in statuses else 3 if "unknown" in statuses else 0

@@ -32,7 +32,10 @@ class Way(NamedTuple):
 
 
 class Invariance(NamedTuple):
-    """What a way changed: ``status`` bit-identical, rounding or broken; the worst point, over its honest noise."""
+    """What a way changed, at the point that changed most; ``noises``: the distance over its honest noise.
+
+    ``status``: bit-identical, rounding, broken, or unknown where there is no noise to judge by.
+    """
 
     way: str
     status: str
@@ -86,9 +89,13 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     worst = Invariance(way.name, "bit-identical", "", None, 0.0, 0.0)
     for e in _distances(again, recorded):
         distance = value(e.rel_l2)
-        size = noise.get((e.phase, e.layer, e.point), 0.0)
+        key = (e.phase, e.layer, e.point)
+        if key not in noise and distance and worst.status != "broken":
+            worst = Invariance(way.name, "unknown", e.point, e.layer, distance, float("nan"))
+            continue
+        size = noise.get(key, 0.0)
         noises = distance / size if size else (0.0 if distance == 0 else float("inf"))
-        if not noises <= worst.noises:
+        if worst.status != "unknown" and not noises <= worst.noises:
             status = "rounding" if noises <= default_limits().ratio else "broken"
             worst = Invariance(way.name, status, e.point, e.layer, distance, noises)
     return worst
