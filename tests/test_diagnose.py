@@ -175,6 +175,40 @@ def test_what_raising_the_policy_buys(whole):
     assert float(found["all"].kl[1]) < 1e-9
 
 
+def opaque_softmax(s, mask, a):
+    """A softmax only a callback knows."""
+    shape = jax.ShapeDtypeStruct(s.shape, s.dtype)
+    return jax.pure_callback(lambda x, m: np.asarray(in_callback(x, m), s.dtype), shape, s, mask).astype(a.probs)
+
+
+def in_callback(x, m):
+    x = np.where(m, np.asarray(x, np.float32), -np.inf)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def lifted_softmax(x, m):
+    return jax.nn.softmax(jnp.where(m, x, -jnp.inf), axis=-1)
+
+
+def test_a_program_that_cannot_be_lifted_is_unknown_until_its_meaning_is_given(tmp_path):
+    subject = load("tiny", "bf16", None, "cpu", replace(Parts(), softmax=opaque_softmax))
+    record(tmp_path / "run", parts=subject.parts, select=Selection.parse(points="all", phases="prefill"))
+    options = Options(accum=(), cache=tmp_path / "refs")
+    found = diagnose(tmp_path / "run", options=options, subject=subject)
+    assert "--lift pure_callback=" in found.formula.unknown
+    assert found.shares[0].unknown is not None
+    found = diagnose(tmp_path / "run", options=options, subject=subject, lift={"pure_callback": lifted_softmax})
+    assert (found.formula.unknown, found.formula.differs, found.exit_code) == (None, (), 0)
+    assert found.shares[0].remainder <= 0.005
+
+
+def test_a_meaning_that_is_not_there_is_refused(tmp_path, capsys):
+    record(tmp_path / "run", select=Selection.parse(points="v", phases="prefill", layers="1"))
+    assert run(["diagnose", str(tmp_path / "run"), "--lift", "x=no.such:thing"]) == 2
+    assert "NAME=MODULE:FUNCTION" in capsys.readouterr().err
+
+
 CACHE = np.random.default_rng(5).normal(size=(6, 2, 4)).astype(np.float32).astype(FORMATS["bfloat16"].dtype)
 
 

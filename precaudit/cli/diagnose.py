@@ -12,6 +12,8 @@ from precaudit.cli._options import console, progress_bar, selection_options
 @click.argument("run", type=click.Path(path_type=Path))
 @selection_options
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
+              help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
@@ -22,6 +24,7 @@ def command(
     phases: str | None,
     prompt: str | None,
     model: str | None,
+    lift: tuple[str, ...],
     invariance: bool,
     verbose: bool,
     as_json: bool,
@@ -44,7 +47,7 @@ def command(
             layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
         )
     with progress_bar() as advance:
-        found = diagnose(opened, asked, Options(accum=(), model=model), advance)
+        found = diagnose(opened, asked, Options(accum=(), model=model), advance, lift=_meanings(lift))
     if as_json:
         for finding in found.findings:
             click.echo(encode(finding), nl=False)
@@ -52,6 +55,23 @@ def command(
         diagnosis.show(found, console(), verbose)
     codes = {found.exit_code, _invariant(found)} if invariance else {found.exit_code}
     return 1 if 1 in codes else max(codes)
+
+
+def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
+    """Import the functions named; raises UserError where one is not there."""
+    from importlib import import_module
+
+    from precaudit.errors import UserError
+
+    found = {}
+    for item in items:
+        name, _, where = item.partition("=")
+        module, _, function = where.partition(":")
+        try:
+            found[name] = getattr(import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"--lift {item!r}: {error}; write NAME=MODULE:FUNCTION") from None
+    return found
 
 
 def _invariant(found: Any) -> int:

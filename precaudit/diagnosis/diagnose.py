@@ -1,7 +1,7 @@
 """The verb ``diagnose``: the cause of every local error and state that honest rounding does not make."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import explain
-from precaudit.diagnosis.formula import establish
+from precaudit.diagnosis.formula import establish, program_of
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.diagnosis.views import summary
@@ -58,16 +58,20 @@ def diagnose(
     options: Options | None = None,
     tell: Tell = lambda done, total, what: None,
     subject: Any = None,
+    lift: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Diagnosis:
     """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
 
-    ``subject``: the program that was recorded, where it is not the shipped decoder. Raises UserError as ``compare``
-    does.
+    ``subject``: the program that was recorded, where it is not the shipped decoder. ``lift``: FP64 meanings, by name,
+    of primitives and Pallas kernels in it. Raises UserError as ``compare`` does.
     """
     options = options or Options(accum=())
     compared = compare(run, None, select, options, tell)
     recorded = Recorded.of(compared.run)
     layers = recorded.run.record.model.config["layers"]
+    if lift:
+        subject = subject or program_of(recorded)
+        subject = None if subject is None else replace(subject, lift=lift)
     records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     standing = suspect(verdicts, layers)

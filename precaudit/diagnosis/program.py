@@ -44,14 +44,20 @@ class Program:
         subject = self._program()
         if subject is None or "prefill" not in self.recorded.requested.phases:
             return ()
-        from precaudit.diagnosis.shares import shares  # JAX
+        from precaudit.diagnosis.shares import shares, unknown_shares  # JAX
+        from precaudit.transforms import CannotLift
 
         found = []
         ids = [i for i, _ in self._prompts()][-SHARED:]
         for i, prompt in enumerate(ids):
             tell(i, len(ids), "gradients of logits")
-            made = shares(self.recorded, subject, prompt)
+            try:
+                made = shares(self.recorded, subject, prompt)
+            except CannotLift as error:
+                made = unknown_shares(prompt, str(error))
             found.append(msgspec.structs.replace(made, run=self.identity))
+        if any(s.unknown is not None for s in found):
+            return tuple(found)  # another look may bring the meaning that lacked
         return self._keep("shares.jsonl", found)
 
     def remedies(self, tell: Tell) -> tuple[Remedy, ...]:

@@ -49,7 +49,7 @@ def distances(recorded: Recorded, subject: Subject, model: Model, prompt: str) -
             cut = tokens[:n].copy()
             cut[-1] = 0
             cache, _ = _prefill(subject, [], cut, empty)
-            call = jax.jit(shadow(partial(_decode, subject, frozenset(points))))
+            call = jax.jit(shadow(partial(_decode, subject, frozenset(points)), subject.lift))
             for step, position in enumerate(range(n - 1, len(tokens))):
                 at = (tokens[position : position + 1], np.zeros(1, np.int32), np.asarray([position], np.int32))
                 (_, cache), taps = call(subject.parameters, exact_tables(subject, size), *at, cache)
@@ -68,7 +68,7 @@ def _prefill(subject: Subject, points: list[str], tokens: Array, cache: Any) -> 
     padded[0, :n] = tokens
     rows = np.asarray([[n - 1]], np.int32)
     program: Callable[..., Any] = reap(subject.decoder.prefill, frozenset(points))
-    call = jax.jit(shadow(lambda p, t, x, b, r, c: program(p, t, x, b, r, c)))
+    call = jax.jit(shadow(lambda p, t, x, b, r, c: program(p, t, x, b, r, c), subject.lift))
     (_, filled), taps = call(
         subject.parameters, exact_tables(subject, size), padded, np.zeros(1, np.int32), rows, cache
     )

@@ -1,6 +1,5 @@
 """Does it matter? The share every operation's own error has in a change of logits, by the FP64 gradient (JAX)."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -30,10 +29,8 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     n, layers = len(tokens), subject.config.layers
     values = {p: v for p in PLANTED if (v := _stacked(recorded, prompt, p, layers, n)) is not None}
     candidate = recorded.tensor(prompt, "prefill", 0, None, "logits")
-    given = partial(Shares, run="", prompt=prompt, objective=objective)
     if candidate is None or not values:
-        why = "prefill was not recorded whole"
-        return given(fp64=0.0, change=0.0, explained=0.0, absolute=0.0, shares=(), unknown=why)
+        return unknown_shares(prompt, "prefill was not recorded whole", objective)
     with jax.enable_x64(True):
         args = (
             subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32),
@@ -44,10 +41,10 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
             params, tables, *rest = a
             return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0]
 
-        _, errors = jax.jit(plant(program, "force"))(values, *args)
+        _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)
         del values
-        add = plant(program, "add")
-        exact = np.asarray(jax.jit(shadow(program))(*args))[0, 0]
+        add = plant(program, "add", subject.lift)
+        exact = np.asarray(jax.jit(shadow(program, subject.lift))(*args))[0, 0]
         made = np.asarray(jax.jit(add)(errors, *args)[0])[0, 0]
         last = widen(candidate)[-1]
         own = last - made  # the error of the output matrix, the last operation
@@ -70,10 +67,18 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         change = float(_objective(objective, exact, last) - _objective(objective, exact, exact))
         start = float(_objective(objective, exact, exact))
     total = sum(float(s.share) for s in parts)
-    return given(
-        fp64=number(start), change=number(change), explained=number(total),
+    return Shares(
+        run="", prompt=prompt, objective=objective, fp64=number(start), change=number(change), explained=number(total),
         absolute=number(sum(abs(float(s.share)) for s in parts)),
         shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
+    )  # fmt: skip
+
+
+def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:
+    """Return that the shares could not be told."""
+    return Shares(
+        run="", prompt=prompt, objective=objective, fp64="nan", change="nan", explained="nan", absolute="nan",
+        shares=(), unknown=why,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from precaudit.tracing.devices import choose_device, platform_of
 class Subject:
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
-    ``unroll``: the decoder's.
+    ``unroll``: the decoder's. ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own.
     """
 
     reference: str
@@ -28,6 +29,7 @@ class Subject:
     parts: Parts
     device: Any
     unroll: int | bool = 1
+    lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     _tables: dict[int, Any] = field(default_factory=dict)
 
     @property
