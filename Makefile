@@ -81,7 +81,7 @@ tiny: .venv/test
 	$(BIN)/python benchmarks/train_tiny.py --steps 1500
 
 schemas: .venv/base
-	$(BIN)/python -m precaudit.records docs/schemas
+	$(BIN)/python -m precaudit.schemas docs/schemas
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,8 +18,8 @@ from benchmarks.mistakes import MISTAKES, Mistake, placed
 from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
+from precaudit.diagnosis.records import Finding
 from precaudit.prompts import Prompt
-from precaudit.records import Finding
 from precaudit.selection import Selection
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.trace import Options, trace

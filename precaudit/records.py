@@ -1,7 +1,6 @@
 """The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -269,110 +268,6 @@ class PrefillDecodeRecord(Record, frozen=True):
     decode0_top1: int | None = None
 
 
-class Share(Record, frozen=True, omit_defaults=False):
-    """What one operation's own error contributes to a change in logits."""
-
-    layer: int | None
-    point: str
-    share: Number
-
-
-class Shares(Record, frozen=True, omit_defaults=False):
-    """A line of shares.jsonl: ``change`` of an objective of a prompt's last row from ``fp64``, and what makes it.
-
-    ``explained``: the sum of all shares; ``absolute``: of their sizes; the rest of ``change`` is not additive. ``run``:
-    hash of run.json.
-    """
-
-    run: str
-    prompt: str
-    objective: str
-    fp64: Number
-    change: Number
-    explained: Number
-    absolute: Number
-    shares: tuple[Share, ...]
-    unknown: str | None = None
-
-    @property
-    def remainder(self) -> float:
-        """|change − explained| / |change|."""
-        change = float(self.change)
-        return abs(change - float(self.explained)) / abs(change) if change else 0.0
-
-
-class Remedy(Record, frozen=True, omit_defaults=False):
-    """A line of remedies.jsonl: one part of the policy raised; pairs are (before, after).
-
-    ``kl``: mean KL from FP64 in nats; ``rms``: of the logit error; ``flips``: of top-1 in ``positions``; ``gain``: the
-    share of KL that is gone; ``time``, ``memory``: of prefill, after over before. ``run``: hash of run.json.
-    """
-
-    run: str
-    part: str
-    settings: dict[str, str]
-    command: str
-    code: str
-    kl: tuple[Number, Number]
-    rms: tuple[Number, Number]
-    flips: tuple[int, int]
-    positions: int
-    gain: Number
-    time: Number
-    memory: Number
-
-
-class Differs(Record, frozen=True, omit_defaults=False):
-    """A place where the program's FP64 shadow is not the reference; ``distance``: relative."""
-
-    phase: str
-    step: int
-    layer: int | None
-    point: str
-    distance: Number
-
-
-class FormulaRecord(Record, frozen=True, omit_defaults=False):
-    """formula.json: where shadow and reference first part in each phase, of one prompt of the run with hash ``run``.
-
-    ``unknown``: why it could not be told.
-    """
-
-    precaudit: str
-    run: str
-    prompt: str
-    differs: tuple[Differs, ...]
-    largest: Number
-    unknown: str | None = None
-
-
-class Finding(Record, frozen=True, omit_defaults=False):
-    """A line of findings.jsonl: one cause, where it shows first and where else, and what was measured of it.
-
-    ``kind``: rounding, format, quantisation, semantics, state or unknown. ``explained`` and ``equal``: the share of the
-    error the named cause reproduces, and of the elements bit for bit; ``second``: the next best and its share.
-    ``shadow``: relative distance of the program's FP64 shadow from the reference where it first differs, None where it
-    was not computed.
-    """
-
-    kind: Literal["rounding", "format", "quantisation", "semantics", "state", "unknown"]
-    cause: str
-    says: str
-    layer: int | None
-    point: str
-    layers: tuple[int, ...]
-    phases: tuple[str, ...]
-    prompts: tuple[str, ...]
-    records: int
-    rel_l2: Number | None
-    explained: Number | None
-    equal: Number | None
-    second: tuple[str, Number] | None
-    worst: Worst | None
-    shadow: Number | None = None
-    fix: str = ""
-
-
 class Look(Record, frozen=True, omit_defaults=False):
     """A selection that was computed, resolved."""
 
@@ -449,29 +344,3 @@ def write_lines(path: Path, records: Iterable[Record]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_schemas(folder: Path) -> None:
-    """Write the JSON Schema of every file's lines, as docs/schemas holds them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, kind in FILES.items():
-        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind), order="sorted"), indent=1)
-        (folder / f"{name}.schema.json").write_bytes(schema + b"\n")
-
-
-FILES = {
-    "run.json": RunRecord,
-    "prompts.jsonl": PromptRecord,
-    "steps.jsonl": StepRecord,
-    "points.jsonl": PointRecord,
-    "errors.jsonl": ErrorRecord,
-    "prefill_decode.jsonl": PrefillDecodeRecord,
-    "compare.json": CompareRecord,
-    "findings.jsonl": Finding,
-    "formula.json": FormulaRecord,
-    "remedies.jsonl": Remedy,
-    "shares.jsonl": Shares,
-}
-
-if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]))

@@ -16,6 +16,7 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.invariance import invariance
+from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.diagnosis.shares import PLANTED, shares
@@ -24,7 +25,7 @@ from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import ErrorRecord, Finding, read_lines
+from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import spans, text
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load

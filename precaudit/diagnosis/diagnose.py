@@ -16,6 +16,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.formula import establish, program_of
 from precaudit.diagnosis.program import Program
+from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.diagnosis.views import summary
 from precaudit.judging.limits import default_limits
@@ -24,7 +25,7 @@ from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.policies import Policy
-from precaudit.records import Differs, ErrorRecord, Finding, FormulaRecord, Remedy, Shares, number, write_lines
+from precaudit.records import ErrorRecord, number, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run
 

@@ -8,10 +8,11 @@ import msgspec
 
 from precaudit import __version__
 from precaudit.comparison.recorded import Recorded
+from precaudit.diagnosis.records import Differs, FormulaRecord
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.numpy_decoder.model import Model
 from precaudit.policies import Policy
-from precaudit.records import Differs, FormulaRecord, number, write_lines
+from precaudit.records import number, write_lines
 from precaudit.store import file_hash
 
 replace = msgspec.structs.replace

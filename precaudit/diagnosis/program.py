@@ -9,9 +9,10 @@ import numpy as np
 
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.formula import program_of
+from precaudit.diagnosis.records import Remedy, Shares
 from precaudit.formats import Array
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import Record, Remedy, Shares, read_lines, write_lines
+from precaudit.records import Record, read_lines, write_lines
 from precaudit.store import file_hash
 
 LONGEST = 512  # tokens of the prompts looked at: a gradient in FP64 takes 6 GB there on a model of 135 M parameters

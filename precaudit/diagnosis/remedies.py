@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.diagnosis.records import Remedy
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array
 from precaudit.metrics.logits import kl
@@ -15,7 +16,7 @@ from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import Policy, apply_settings
-from precaudit.records import Remedy, number
+from precaudit.records import number
 from precaudit.tracing.programs import bucket, prefill_program
 from precaudit.tracing.subject import Subject
 

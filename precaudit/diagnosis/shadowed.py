@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 
 from precaudit.comparison.recorded import Recorded
+from precaudit.diagnosis.records import Differs
 from precaudit.formats import Array
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_angles
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.points import CACHES, POINTS
-from precaudit.records import Differs, number
+from precaudit.records import number
 from precaudit.tracing.programs import bucket
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap, shadow

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.comparison.recorded import Recorded
+from precaudit.diagnosis.records import Share, Shares
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.formats import Array, widen
 from precaudit.points import POINTS
-from precaudit.records import Share, Shares, number
+from precaudit.records import number
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
 

@@ -5,7 +5,8 @@ from statistics import median
 from typing import Any
 
 from precaudit.diagnosis.diagnose import Diagnosis
-from precaudit.records import ErrorRecord, Finding, Remedy, Share, Shares, value
+from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
+from precaudit.records import ErrorRecord, value
 from precaudit.reports.tables import short
 
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
