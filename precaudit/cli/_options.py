@@ -21,6 +21,17 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def narrowed(requested: Any, layers: str | None, points: str | None, phases: str | None, prompt: str | None) -> Any:
+    """Return the Selection that filters of a recorded run make; None without filters."""
+    from precaudit.selection import Selection
+
+    if all(x is None for x in (layers, points, phases, prompt)):
+        return None
+    return Selection.parse(
+        layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
+    )
+
+
 def console(stderr: bool = False) -> Any:
     """Return a rich console; 100 columns where output is no terminal."""
     import sys

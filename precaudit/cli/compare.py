@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import console, progress_bar, selection_options
+from precaudit.cli._options import console, narrowed, progress_bar, selection_options
 
 
 @click.command()
@@ -37,16 +37,11 @@ def command(
     """
     from precaudit.comparison.compare import Options, compare
     from precaudit.reports import markdown, terminal
-    from precaudit.selection import Selection
     from precaudit.store import open_run
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
-    opened, asked = open_run(run, partial), None
-    if any(x is not None for x in (layers, points, phases, prompt)):
-        requested = opened.record.requested
-        asked = Selection.parse(
-            layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
-        )
+    opened = open_run(run, partial)
+    asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance:
         found = compare(opened, against, asked, Options(accum=accums, model=model, partial=partial), advance)
     if asked is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import console, progress_bar, selection_options
+from precaudit.cli._options import console, narrowed, progress_bar, selection_options
 
 
 @click.command()
@@ -37,15 +37,10 @@ def command(
     from precaudit.diagnosis.diagnose import diagnose
     from precaudit.records import encode
     from precaudit.reports import diagnosis
-    from precaudit.selection import Selection
     from precaudit.store import open_run
 
-    opened, asked = open_run(run), None
-    if any(x is not None for x in (layers, points, phases, prompt)):
-        requested = opened.record.requested
-        asked = Selection.parse(
-            layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
-        )
+    opened = open_run(run)
+    asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance:
         found = diagnose(opened, asked, Options(accum=(), model=model), advance, lift=_meanings(lift))
     if as_json:

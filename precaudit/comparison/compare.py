@@ -1,7 +1,7 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import msgspec
 
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.cache_state import state_errors
-from precaudit.comparison.forward import Truth, establish, forward_errors
+from precaudit.comparison.forward import Tell, Truth, establish, forward_errors
 from precaudit.comparison.local import Emulations, local_errors
 from precaudit.comparison.looks import Found, keep, resolve, reuse, visible, written
 from precaudit.comparison.notes import notes_on
@@ -41,7 +41,6 @@ from precaudit.selection import Selection
 from precaudit.store import Run, file_hash, open_run
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
-Tell = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

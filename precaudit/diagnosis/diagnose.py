@@ -9,6 +9,7 @@ import msgspec
 
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
+from precaudit.comparison.forward import Tell
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
@@ -29,7 +30,6 @@ from precaudit.records import ErrorRecord, number, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run
 
-Tell = Callable[[int, int, str], None]
 LAST = 1 << 30
 ATTENTION = ("scores", "probs", "attn_out")
 

@@ -2,11 +2,12 @@
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from precaudit.comparison.forward import Tell
 from precaudit.comparison.pairs import pair_errors
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
@@ -17,8 +18,6 @@ from precaudit.records import ErrorRecord, value
 from precaudit.selection import Selection
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.trace import Options, trace
-
-Tell = Callable[[int, int, str], None]
 
 
 class Way(NamedTuple):

@@ -1,12 +1,12 @@
 """What needs the program itself: shares in logits and remedies, computed at the first whole look and kept."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from precaudit.comparison.forward import Tell
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.formula import program_of
 from precaudit.diagnosis.records import Remedy, Shares
@@ -17,7 +17,6 @@ from precaudit.store import file_hash
 
 LONGEST = 512  # tokens of the prompts looked at: a gradient in FP64 takes 6 GB there on a model of 135 M parameters
 SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other policies are tried on
-Tell = Callable[[int, int, str], None]
 R = TypeVar("R", Remedy, Shares)
 
 

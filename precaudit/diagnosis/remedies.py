@@ -1,13 +1,14 @@
 """What to change, and what it buys: the program run again with one part of its policy raised to float32 (JAX)."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from precaudit.comparison.forward import Tell
 from precaudit.diagnosis.records import Remedy
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array
@@ -58,9 +59,7 @@ def candidates(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
         yield "all", {**dict.fromkeys(narrow, "float32"), "matmul": "highest"}
 
 
-def remedies(
-    subject: Subject, model: Model, run: str, prompts: Sequence[Array], tell: Callable[[int, int, str], None]
-) -> list[Remedy]:
+def remedies(subject: Subject, model: Model, run: str, prompts: Sequence[Array], tell: Tell) -> list[Remedy]:
     """Return what raising each part of the policy gains in logits and costs, best gain for its price first.
 
     ``prompts``: token ids; ``run``: what the records are marked with. The price is that of prefill on this device.

@@ -107,13 +107,16 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
         sha256="", chain=chain,
     )  # fmt: skip
     record = msgspec.structs.replace(record, sha256=seal(record, body))
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_bytes(encode(record) + body)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(encode(record) + body)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
     return record
 
 
