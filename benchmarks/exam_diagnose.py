@@ -40,11 +40,12 @@ class Cell:
     explained: float | None
     second: str
     findings: int
+    at: int | None
 
     @property
     def right(self) -> bool:
         """Whether place, class and cause are right."""
-        first = {"middle": {MIDDLE}, "all": {0, 1}, "own": {None, 1}}[self.layers]
+        first = {"middle": {MIDDLE}, "all": {0, 1}, "own": {self.at}}[self.layers]
         return self.found == self.wanted and self.layer in first
 
 
@@ -62,11 +63,13 @@ def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
     found = traced(folder, mistake.subject(MIDDLE if layers == "middle" else None)).findings
     wanted = (mistake.point, mistake.kind, mistake.cause or "none reproduces it")
     if not found:
-        return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0)
+        return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0, mistake.at)
     f: Finding = found[0]
     explained = None if f.explained is None else float(f.explained)
     second = "" if f.second is None else f"{f.second[0]} {float(f.second[1]):.3f}"
-    return Cell(mistake.name, layers, wanted, (f.point, f.kind, f.cause), f.layer, explained, second, len(found))
+    return Cell(
+        mistake.name, layers, wanted, (f.point, f.kind, f.cause), f.layer, explained, second, len(found), mistake.at
+    )
 
 
 def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:

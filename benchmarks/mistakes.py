@@ -1,14 +1,21 @@
 """Decoders with one mistake in them, in one layer or all, in prefill, decode or both; and what diagnosis has to say."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from safetensors.numpy import load_file, save_file
 
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
@@ -34,7 +41,8 @@ class Mistake:
     """``part`` of Parts made ``wrong``; ``call``: which of the calls of that part in a layer, None all.
 
     ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
-    is announced. ``phases``: where it is made.
+    is announced. ``phases``: where it is made. ``sharper``: factor on the query weights of the faulty layers.
+    ``at``: the first faulty layer of a ``whole`` one.
     """
 
     name: str
@@ -48,12 +56,15 @@ class Mistake:
     call: int | None = None
     calls: int = 1
     whole: bool = False
+    sharper: float = 1.0
+    at: int | None = None
 
     def subject(self, layer: int | None) -> Subject:
         """Return tiny with the mistake in one layer or in all (None); ``whole`` ones change the subject itself."""
-        if not self.whole:
-            return load("tiny", self.policy, None, "cpu", self.parts(layer))
-        return self.wrong(load("tiny", self.policy, None, "cpu"))
+        if self.whole:
+            return self.wrong(load("tiny", self.policy, None, "cpu"))
+        model = "tiny" if self.sharper == 1 else sharpened(layer, self.sharper)
+        return load(model, self.policy, None, "cpu", self.parts(layer))
 
     def parts(self, layer: int | None) -> Parts:
         """Return the decoder's parts with the mistake in one layer, or in all (None)."""
@@ -82,7 +93,10 @@ def placed() -> Iterator[None]:
     def layer(self: Any, x: Any, cache: Any, w: Any, index: Any, step: Any) -> Any:
         _WHERE.append((index, step.slots is not None))
         try:
-            return original(self, x, cache, w, index, step)
+            if not isinstance(self, TwiceRounded):
+                return original(self, x, cache, w, index, step)
+            with mock.patch("precaudit.jax_decoder.decoder.tap", twice_rounded):
+                return original(self, x, cache, w, index, step)
         finally:
             _WHERE.pop()
 
@@ -98,6 +112,34 @@ def placed() -> Iterator[None]:
 
 class NarrowLogits(Decoder):
     """A decoder whose logits are rounded to bfloat16 before they are stored."""
+
+
+class TwiceRounded(Decoder):
+    """A decoder whose residual is rounded to bfloat16 before it is stored."""
+
+
+def twice_rounded(x: Any, name: str) -> Any:
+    return checkpoint_name(narrow(x, "bfloat16") if name in ("resid_mid", "resid_out") else x, name)
+
+
+def residual_twice(subject: Subject) -> Subject:
+    subject.__dict__["decoder"] = TwiceRounded(subject.config, Arithmetic.of(subject.policy), subject.parts)
+    return subject
+
+
+@cache
+def sharpened(layer: int | None, factor: float) -> str:
+    """Write tiny with the query weights of one layer, or all, times ``factor``; return the folder."""
+    source = Path(load("tiny", device="cpu").checkpoint.path)
+    folder = Path(tempfile.mkdtemp(prefix="precaudit-sharp-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    tensors = load_file(source / "model.safetensors")
+    for name, x in tensors.items():
+        if name.endswith("q_proj.weight") and (layer is None or f".{layer}." in name):
+            tensors[name] = (x.astype("float32") * factor).astype(x.dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
 
 
 def narrow_logits(subject: Subject) -> Subject:
@@ -202,6 +244,22 @@ def noisy(x: Any, w: Any, bias: Any, a: Any) -> Any:
     return (y.astype(f32) * (1 + 0.03 * jnp.sin(jnp.arange(y.shape[-1], dtype=f32) * 1.7))).astype(y.dtype)
 
 
+def no_maximum(s: Any, mask: Any, a: Any) -> Any:
+    e = jnp.exp(jnp.where(mask, s.astype(a.softmax), -jnp.inf))
+    return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
+
+
+def mask_short(s: Any, mask: Any, a: Any) -> Any:
+    less = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], axis=-1)
+    return masked_softmax(s, mask & less, a)
+
+
+def cache_in_int8(cache: Any, layer: Any) -> Any:
+    x = cache_read(cache, layer).astype(f32)
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+    return (jnp.round(x / jnp.where(scale > 0, scale, 1)) * scale).astype(cache.dtype)
+
+
 def first_token_dropped(p: Any, v: Any, a: Any) -> Any:
     return attend(p, v.at[:, 0].multiply(0), a)
 
@@ -220,6 +278,7 @@ def mean_square(y: Any) -> Any:
 
 
 D, F32, FIRST = ("decode",), "fp32-highest", {"call": 0, "calls": 2}
+mean = norm_with(lambda y, e: lax.rsqrt(jnp.mean(y, axis=-1, keepdims=True) + e))
 outside = norm_with(lambda y, e: 1 / (jnp.sqrt(mean_square(y)) + e))
 sizes = norm_with(lambda y, e: 1 / (jnp.abs(y).mean(-1, keepdims=True) + e))
 longer = scaled(lambda k: (k / (k + 1)) ** 0.5)
@@ -233,6 +292,17 @@ MISTAKES = (
     M("RoPE tables in bf16", "rope", rope_tables_in_bf16, "q", "format", "RoPE tables in bfloat16", **FIRST),
     M("epsilon outside", "norm", outside, "attn_norm", "semantics", "epsilon outside the root", F32, **FIRST),
     M("mean of sizes", "norm", sizes, "attn_norm", "semantics", "mean of sizes", **FIRST),
+    M("mean for mean square", "norm", mean, "attn_norm", "semantics", "mean for mean square", **FIRST),
+    M(
+        "no maximum at large scores", "softmax", no_maximum, "probs", "semantics", "maximum not subtracted",
+        phases=("prefill",), sharper=8.0,
+    ),
+    M(
+        "residual rounded twice", "residual", residual_twice, "resid_mid", "format", "residual in bfloat16", F32,
+        whole=True, at=0,
+    ),
+    M("mask one short", "softmax", mask_short, "probs", "semantics", "mask one short", phases=("prefill",)),
+    M("KV cache in int8", "cache_read", cache_in_int8, "k_cache", "format", "cache in int8", phases=D),
     M("mask one ahead", "softmax", mask_ahead, "probs", "semantics", "mask one ahead", phases=("prefill",)),
     M("heads interleaved", "scores", heads_interleaved, "scores", "semantics", "heads interleaved"),
     M("stale KV entry", "cache_read", stale_entry, "k_cache", "state", "stale row", phases=D, **FIRST),
@@ -243,7 +313,7 @@ MISTAKES = (
         calls=7,
     ),
     M("logits in bf16", "logits", narrow_logits, "logits", "format", "stored in bfloat16", whole=True),
-    M("weights swapped", "weights", swapped_weights, "v", "semantics", "weights of layer 3", whole=True),
+    M("weights swapped", "weights", swapped_weights, "v", "semantics", "weights of layer 3", whole=True, at=1),
     # outside the variants: none reproduces it
     M("columns scaled", "project", noisy, "v", "semantics", None, call=2, calls=7),
     M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", None),

@@ -85,6 +85,21 @@ def norm_by_dot(x: Any, w: Any, eps: Any, a: Any) -> Any:
     return (y.astype(a.activations).astype(w.dtype) * w).astype(a.activations)
 
 
+def by_einsum(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    """A projection by einsum in place of dot_general."""
+    y = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=jnp.float32, precision=a.matmul)
+    y = y.astype(a.activations)
+    return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
+
+
+def heads_first(q: Any, k: Any, scale: Any, a: Any) -> Any:
+    """Scores with heads before positions, [B, H, T, K] · [B, H, K, S], as many kernels lay them out."""
+    repeated = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    left, right = jnp.transpose(q, (0, 2, 1, 3)), jnp.transpose(repeated, (0, 2, 3, 1))
+    products = jnp.matmul(left, right, preferred_element_type=jnp.float32, precision=a.matmul).astype(a.scores)
+    return (products.astype(jnp.float32) * jnp.float32(scale)).astype(a.scores)
+
+
 REWRITES = {
     "sums backwards": replace(Parts(), project=backwards),
     "sums in halves": replace(Parts(), project=in_halves),
@@ -94,6 +109,8 @@ REWRITES = {
     "log softmax": replace(Parts(), softmax=by_logarithm),
     "norm by dot": replace(Parts(), norm=norm_by_dot),
     "softmax remat": replace(Parts(), softmax=jax.checkpoint(masked_softmax, static_argnums=(2,))),
+    "einsum for dot_general": replace(Parts(), project=by_einsum),
+    "heads first": replace(Parts(), scores=heads_first),
     "loop for scan": Parts(),
 }
 

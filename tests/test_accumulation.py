@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.accumulation import accumulating, parse_accumulation
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise, parse_accumulation
 
 SCALARS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
@@ -54,3 +54,12 @@ def test_blocks_round_once_a_block():
 def test_unknown_accumulation_is_refused(text):
     with pytest.raises(UserError):
         parse_accumulation(text)
+
+
+def test_pairwise_sums_go_further_than_sequential_ones():
+    """Ones in float16: one after another they stall at 2048, where ulp is 2; a tree of adders does not."""
+    a, b = np.ones((2, 3000)), np.ones((3000, 1))
+    assert (accumulating("float16")(a, b) == 2048).all()
+    assert (pairwise("float16")(a, b) == 3000).all()
+    x = np.array([[1.0, 2.0**-11, 2.0**-11, 2.0**-11]])
+    assert pairwise("float16")(x, np.ones((4, 1)))[0, 0] == 1.0 + 2.0**-10

@@ -15,6 +15,7 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.diagnosis.forms import Attention, Flash, Inputs, quantised
 from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
@@ -25,6 +26,7 @@ from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
 from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import spans, text
 from precaudit.selection import Selection
@@ -230,7 +232,25 @@ def test_caches_are_explained():
     assert said(shifted) == ("rows shifted", "state")
     assert said(foreign) == ("foreign rows", "state")
     assert said(narrow) == ("cache in float8_e4m3fn", "format")
+    assert said(quantised(8)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int8", "format")
+    assert said(quantised(4)(widen(CACHE)).astype(CACHE.dtype)) == ("cache in int4", "format")
     assert explain(stale, CACHE).says == "row 3 holds row 1; 1 rows differ"
+
+
+def test_integers_are_within_half_a_step():
+    x = np.random.default_rng(2).normal(size=(5, 3, 8))
+    step = np.abs(x).max(axis=-1, keepdims=True) / 127
+    assert (np.abs(quantised(8)(x) - x) <= step / 2 * (1 + 1e-12)).all()
+    assert len(np.unique(np.round(quantised(4)(x)[0, 0] / (np.abs(x[0, 0]).max() / 7)))) <= 8
+    assert not quantised(8)(np.zeros((1, 1, 4))).any()
+
+
+@pytest.mark.parametrize("block", [2, 7, 64])
+def test_flash_attention_is_attention(block):
+    rng = np.random.default_rng(3)
+    q, k, v = rng.normal(size=(9, 4, 8)), rng.normal(size=(9, 2, 8)), rng.normal(size=(9, 2, 8))
+    o = Inputs(Model(load("tiny", device="cpu").config, None), 0, "attn_out", np.arange(9), (q, k, v))
+    np.testing.assert_allclose(Flash(block=block)(o, FP64), Attention()(o, FP64), rtol=1e-13, atol=1e-14)
 
 
 def test_layers_are_told_in_runs():

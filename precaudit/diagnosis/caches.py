@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.diagnosis.forms import quantised
 from precaudit.diagnosis.variants import Class
 from precaudit.formats import FORMATS, Array, widen
+
+ENOUGH = 0.9  # share of elements an integer grid must give bit for bit: a scale in another format moves some
 
 
 class State(NamedTuple):
@@ -32,6 +35,12 @@ def explain(found: Array, expected: Array) -> State:
             narrow = expected.astype(np.float32).astype(FORMATS[name].dtype).astype(np.float32)
         if np.array_equal(f[bad], narrow[bad].astype(np.float64)):
             return State(f"cache in {name}", "format", f"the cached rows are rounded to {name}", 1.0, rows)
+    for bits in (8, 4):
+        made = widen(quantised(bits)(e[bad]).astype(expected.dtype))
+        share = float(np.mean(f[bad] == made)) if bad.size else 0.0
+        if share >= ENOUGH:
+            says = f"the cached rows are quantised to {bits} bits, one scale a head and row"
+            return State(f"cache in int{bits}", "format", says, share, rows)
     holds = {s: _holds(f[s], e) for s in rows}
     zero = [s for s in rows if holds[s] == "zeros"]
     moved = {s: h for s, h in holds.items() if isinstance(h, int)}

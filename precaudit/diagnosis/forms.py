@@ -43,7 +43,7 @@ class Attention:
 
     ``scale``: factor on 1/√K by head dimension; ``ahead``: keys seen past the row's own (−1: its own not);
     ``interleaved``: query head h reads key head h mod G instead of h // (H/G); ``maximum``: subtracted before exp;
-    ``key``: what is done to the keys and values first.
+    ``key``: what is done to the keys and values first; ``before``: q is scaled and rounded before the product.
     """
 
     scale: Callable[[int], float] = lambda k: 1.0
@@ -51,6 +51,7 @@ class Attention:
     interleaved: bool = False
     maximum: bool = True
     key: Callable[[Array], Array] = identity
+    before: bool = False
 
     def __call__(self, o: Inputs, r: Rounding) -> Array:
         """Return scores [H, T, S], probs [H, T, S] or attn_out [T, H, K] of recorded inputs."""
@@ -62,12 +63,16 @@ class Attention:
         for h in range(q.shape[1]):
             g = h % groups if self.interleaved else h // (q.shape[1] // groups)
             scale = self.scale(q.shape[2]) / np.sqrt(q.shape[2])
-            s = r.scores(r.score_dot(r.dot(q[:, h], k[:, g].T)) * scale)
-            if o.point == "attn_out":
-                p = r.probs(self.weights(s, o.positions, r))
-                s = r.attn_out(r.dot(p, self.key(o.values[2])[:, g]))
-            found.append(s)
+            if self.before:
+                s = r.scores(r.dot(r.rows(q[:, h] * scale), k[:, g].T))
+            else:
+                s = r.scores(r.score_dot(r.dot(q[:, h], k[:, g].T)) * scale)
+            found.append(self.attend(s, self.key(o.values[2])[:, g], o.positions, r) if o.point == "attn_out" else s)
         return np.stack(found, axis=1) if o.point == "attn_out" else np.stack(found)
+
+    def attend(self, s: Array, v: Array, positions: Array, r: Rounding) -> Array:
+        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
+        return r.attn_out(r.dot(r.probs(self.weights(s, positions, r)), v))
 
     def weights(self, s: Array, positions: Array, r: Rounding) -> Array:
         """Return softmax over the keys a row sees, its sum not yet rounded."""
@@ -75,9 +80,61 @@ class Attention:
         hidden = np.arange(s.shape[1])[None, :] > last
         s = np.where(hidden, -np.inf, s)
         with np.errstate(all="ignore"):
-            shifted = r.shifted(s - s.max(axis=1, keepdims=True) if self.maximum else s)
-            e = r.exponential(np.exp(shifted))
+            if not self.maximum:
+                return _unshifted(s.astype(np.float32))
+            e = r.exponential(np.exp(r.shifted(s - s.max(axis=1, keepdims=True))))
             return e / e.sum(axis=1, keepdims=True)
+
+
+def _unshifted(s: Array) -> Array:
+    """Return softmax of float32 scores without their maximum: exp overflows above 88.7, where FP64 would not.
+
+    XLA multiplies by the sum's reciprocal and flushes it to zero below the smallest normal number.
+    """
+    e = np.exp(s)
+    inverse = np.float32(1) / e.sum(axis=1, keepdims=True)
+    inverse = np.where(np.abs(inverse) < np.finfo(np.float32).tiny, np.float32(0), inverse)
+    return np.asarray(e * inverse, np.float64)
+
+
+@dataclass(frozen=True)
+class Flash(Attention):
+    """Attention a block of keys at a time with a running maximum (Dao et al. 2022, algorithm 1).
+
+    Exponentials are rounded as probabilities before they are normalised; ``total`` rounds the running output and sum.
+    """
+
+    block: int = 128
+    total: Callable[[Array], Array] = identity
+
+    def attend(self, s: Array, v: Array, positions: Array, r: Rounding) -> Array:
+        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
+        hidden = np.arange(s.shape[1])[None, :] > np.asarray(positions)[:, None] + self.ahead
+        s = np.where(hidden, -np.inf, s)
+        top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
+        out = np.zeros((len(s), v.shape[1]))
+        for i in range(0, s.shape[1], self.block):
+            part = s[:, i : i + self.block]
+            new = np.maximum(top, part.max(axis=1, keepdims=True))
+            with np.errstate(invalid="ignore"):
+                shrink = np.where(np.isfinite(top), np.exp(top - new), 0.0)
+                e = np.where(np.isfinite(part), np.exp(part - new), 0.0)
+            mass = self.total(mass * shrink + e.sum(axis=1, keepdims=True))
+            out = self.total(out * shrink + r.dot(r.probs(e), v[i : i + self.block]))
+            top = new
+        with np.errstate(invalid="ignore"):
+            return r.attn_out(out / mass)
+
+
+def quantised(bits: int) -> Callable[[Array], Array]:
+    """Return symmetric integer quantisation of rows [..., K] with one scale each, max|x| / (2^(bits−1) − 1)."""
+    most = 2 ** (bits - 1) - 1
+
+    def change(x: Array) -> Array:
+        scale = np.abs(x).max(axis=-1, keepdims=True) / most
+        return np.asarray(np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)) * scale)
+
+    return change
 
 
 def rotated(shift: int = 0, interleaved: bool = False, off: bool = False) -> Form:

@@ -90,6 +90,6 @@ def _answer(variant: Variant, candidate: Array, truth: Array, y: Array) -> Tried
     error = float(np.sum((c - truth)[fit] ** 2))
     left = float(np.sum((c - y)[fit] ** 2))
     if not fit.all() and error == 0:
-        return Tried(variant, 1.0 if left == 0 else 0.0, float(np.mean(c[fit] == y[fit])))
+        return Tried(variant, 1.0 if left == 0 else 0.0, float(np.mean(c[fit] == y[fit])) if fit.any() else 1.0)
     share = 1.0 - left / error if error else 1.0 if left == 0 else 0.0
     return Tried(variant, share, float(np.mean((c == y)[fit])) if fit.any() else 1.0)

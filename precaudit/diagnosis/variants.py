@@ -11,16 +11,18 @@ from precaudit.diagnosis.forms import (
     NORMS,
     PROJECTIONS,
     Attention,
+    Flash,
     Form,
     activated,
     normed,
     plain,
     projected,
+    quantised,
     rotated,
     summed,
 )
 from precaudit.formats import FORMATS, Array, rounder
-from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import Policy
 
@@ -80,18 +82,29 @@ def variants(point: str, policy: Policy, layers: int, layer: int | None) -> Iter
     if point == "logits":
         yield from _stored(("logits",), policy.logits)
     if point in ("scores", "attn_out", "q", "k", "v", "attn_proj", "mlp_act", "mlp_out", "logits"):
-        for name in NARROW:
-            yield Variant(
-                f"sums in {name}",
-                "format",
-                f"sums are rounded to {name} at every step",
-                plain,
-                _at(dot=accumulating(name)),
-            )
-            yield Variant(
-                f"sums in {name}, blocks of 128", "format", f"sums are rounded to {name} every 128 terms", plain,
-                _at(dot=accumulating(f"{name}/128")),
-            )  # fmt: skip
+        yield from _sums(point)
+
+
+def _sums(point: str) -> Iterator[Variant]:
+    """Yield sums in other formats and orders; in float32 every order is honest."""
+    for name in (*NARROW, "float32"):
+        kind: Class = "rounding" if name == "float32" else "format"
+        orders = {
+            f"sums in {name}": (f"sums are rounded to {name} term by term", accumulating(name)),
+            f"sums in {name}, pairwise": (f"sums are rounded to {name}, pair by pair", pairwise(name)),
+            f"sums in {name}, blocks of 128": (
+                f"sums are rounded to {name} every 128 terms", accumulating(f"{name}/128"),
+            ),
+        }  # fmt: skip
+        for order, (says, dot) in orders.items():
+            yield Variant(order, kind, says, plain, _at(dot=dot))
+        if point == "attn_out":
+            for block in (64, 128):
+                yield Variant(
+                    f"flash, blocks of {block}, in {name}", kind,
+                    f"blocks of {block} keys under a running maximum, their sums kept in {name}",
+                    Flash(block=block, total=rounder(name)),
+                )  # fmt: skip
 
 
 def _first(place: str, name: str) -> Callable[[Rounding], Rounding]:
@@ -149,7 +162,15 @@ def _attention(point: str, policy: Policy) -> Iterator[Variant]:
                     f"keys and values are rounded to {name}",
                     Attention(key=rounder(name)),
                 )
+        for bits in (8, 4):
+            yield Variant(
+                f"keys and values in int{bits}", "format", f"keys and values are quantised to {bits} bits",
+                Attention(key=quantised(bits)),
+            )  # fmt: skip
     if point != "probs":
+        yield Variant(
+            "scale before the product", "format", "q is scaled and rounded before q·k", Attention(before=True)
+        )
         yield form(
             "scale 1/√(K+1)",
             says="scores are scaled by 1/√(K+1)",

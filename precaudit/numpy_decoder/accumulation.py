@@ -47,6 +47,28 @@ def accumulating(text: str) -> Callable[[Array, Array], Array]:
     return dot
 
 
+@cache
+def pairwise(name: str) -> Callable[[Array, Array], Array]:
+    """Return a matrix product [M, K] · [K, N] whose products, and sums of neighbours level by level, are rounded.
+
+    The order of a tree of adders (Higham 2002, §4.1); one row of the result at a time.
+    """
+    round_to = rounder(name)
+
+    def dot(a: Array, b: Array) -> Array:
+        out = np.empty((a.shape[0], b.shape[1]))
+        for i, row in enumerate(a):
+            terms = round_to(row[:, None] * b)
+            while len(terms) > 1:
+                if len(terms) % 2:
+                    terms = np.concatenate([terms, np.zeros((1, terms.shape[1]))])
+                terms = round_to(terms[::2] + terms[1::2])
+            out[i] = terms[0]
+        return out
+
+    return dot
+
+
 _KEPT: dict[Any, tuple[Array, Array]] = {}
 KEEP = 16  # converted operands remembered: a layer's matrices
 
