@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from precaudit.judging.gate import Judgement, gate
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
+    from precaudit.tracing.repeat import repeat
     from precaudit.tracing.subject import Subject, load
     from precaudit.tracing.trace import trace
 
@@ -23,6 +24,7 @@ _LAZY = {
     "load": "precaudit.tracing.subject",
     "Subject": "precaudit.tracing.subject",
     "trace": "precaudit.tracing.trace",
+    "repeat": "precaudit.tracing.repeat",
     "compare": "precaudit.comparison.compare",
     "Comparison": "precaudit.comparison.compare",
     "Selection": "precaudit.selection",
@@ -49,6 +51,7 @@ __all__ = [
     "gate",
     "load",
     "open_run",
+    "repeat",
     "trace",
 ]
 

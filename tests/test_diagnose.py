@@ -14,9 +14,12 @@ from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.closure import closure
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.diagnosis.flips import Flip, Rows, exchanged, sentence
 from precaudit.diagnosis.forms import Attention, Flash, Inputs, quantised
 from precaudit.diagnosis.invariance import invariance
+from precaudit.diagnosis.positions import shape
 from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shadowed import exact_tables
@@ -30,6 +33,7 @@ from precaudit.numpy_decoder.rounding import FP64
 from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import spans, text
 from precaudit.selection import Selection
+from precaudit.tracing.repeat import repeat
 from precaudit.tracing.subject import load
 from precaudit.transforms import plant
 from tests.programs import record
@@ -169,13 +173,82 @@ def test_what_raising_the_policy_buys(whole):
     recorded, subject = whole
     model = Model(subject.config, subject.checkpoint.tensors.read)
     tokens = np.asarray(recorded.run.prompts["p0"].tokens, np.int32)
-    found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *a: None)}
-    assert set(found) == {"scores", "probs", "attn_out", "residual", "activations", "mlp", "all"}
+    found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *a: None, layer=3)}
+    assert set(found) == {"scores", "probs", "attn_out", "residual", "activations", "mlp", "layer 3", "all"}
     assert float(found["all"].gain) > 0.99
     assert found["all"].command == "--policy fp32-highest"
     assert found["scores"].command == "--set scores=float32"
     assert len({r.kl[0] for r in found.values()}) == 1
     assert float(found["all"].kl[1]) < 1e-9
+    assert float(found["all"].margin[1]) < 1e-4 < float(found["all"].margin[0])
+    assert float(found["residual"].local[1]) < 1e-6 < 1e-4 < float(found["residual"].local[0])
+    assert 0 < float(found["layer 3"].kl[1]) != float(found["layer 3"].kl[0])
+
+
+def test_a_layer_raised_alone_computes_as_a_wider_policy_does(whole):
+    """All layers of a model of one layer in float32 are that layer: the two ways to raise it give the same bits."""
+    _, subject = whole
+    wide = load("tiny", "fp32-highest", None, "cpu")
+    tokens = np.arange(9, dtype=np.int32)[None]
+    args = (np.zeros(1, np.int32), np.asarray([[8]], np.int32), None)
+
+    def logits(s):
+        return np.asarray(s.decoder.prefill(s.parameters, s.tables(9), tokens, *args)[0], np.float64)
+
+    usual = logits(subject)
+    none = logits(replace(subject, raised=(9, wide.policy)))
+    one = logits(replace(subject, raised=(2, wide.policy)))
+    np.testing.assert_array_equal(none, usual)
+    assert np.abs(one - usual).max() > 0
+    exact = logits(wide)
+    assert np.linalg.norm(one - exact) < 1.5 * np.linalg.norm(usual - exact)
+
+
+def test_what_flips_is_told_with_its_distance():
+    exact = np.array([5.0, 4.0, 3.9, 1.0, 0.5, 0.4, -3.0])
+    close = np.array([5.0, 4.0, 3.9, 1.0, 0.3, 0.6, -3.0])
+    wrong = np.array([5.0, 4.0, 3.9, 1.0, 0.5, 0.4, 9.0])
+    assert [(k, came, fell) for k, came, fell, _ in exchanged(close, exact)] == [(5, (5,), (4,))]
+    assert next(exchanged(close, exact))[3] == pytest.approx(0.1)
+    assert [(k, came, fell, apart) for k, came, fell, apart in exchanged(wrong, exact)] == [
+        (1, (6,), (0,), 8.0), (5, (6,), (4,), 3.5),
+    ]  # fmt: skip
+    near = Flip("a", "decode", 2, 7, 1, (1,), (0,), 0.1, True)
+    assert "a at step 2 (near tie, 0.1 apart)" in sentence(Rows(4, (near,)), 3)
+    assert "top-1 is not FP64's in 1 of 4 rows, 1 of them near ties" in sentence(Rows(4, (near,)), 3)
+    assert "stay FP64's for 3 steps" in sentence(Rows(4, ()), 3)
+    assert sentence(Rows(0, ()), 3) is None
+
+
+def test_how_errors_depend_on_position():
+    at = np.arange(64)
+    assert shape(np.where(at == 17, 1.0, 1e-9), at) == "only at position 17"
+    assert shape(np.where(at < 20, 1e-9, 1.0), at) == "from position 20 on, and nowhere before"
+    assert shape(1.0 + at, at).startswith("grows with position")
+    assert shape(np.ones(64), at) == "at every position alike"
+    assert shape(np.where(at == 5, np.nan, 1.0), at) == "not finite at 1 of 64 positions, first 5"
+
+
+def test_closure_tells_what_excess_precision_keeps(whole):
+    recorded, subject = whole
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    found = {c.format: c for c in closure(recorded, Model(subject.config, subject.checkpoint.tensors.read), kept)}
+    bf16 = found["bfloat16"]
+    assert bf16.kept > 0
+    assert bf16.off[0] > bf16.on[1]
+    assert found["float32"].off is None
+
+
+def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
+    record(tmp_path / "run", select=Selection.parse(points="v,logits"), batch=1)
+    assert run(["trace", "--repeat", str(tmp_path / "run"), "-o", str(tmp_path / "again")]) == 0
+    assert "tensors are bit-identical" in capsys.readouterr().out
+    wrong = next(m for m in MISTAKES if m.name == "columns scaled").parts(2)
+    with placed():
+        found = repeat(tmp_path / "run", tmp_path / "other", load("tiny", "bf16", None, "cpu", wrong))
+    assert (found.first.layer, found.first.point, found.first.phase) == (2, "v", "prefill")
+    assert run(["trace", "tiny", "--repeat", str(tmp_path / "run")]) == 2
+    assert run(["trace"]) == 2
 
 
 def opaque_softmax(s, mask, a):

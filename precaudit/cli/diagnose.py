@@ -15,6 +15,8 @@ from precaudit.cli._options import console, narrowed, progress_bar, selection_op
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
+@click.option("--objective", type=click.Choice(["margin", "logprob", "kl"]), default="margin", show_default=True,
+              help="What shares in logits are of: top-1 margin, log-probability of FP64's top-1, or KL.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
 def command(
@@ -26,6 +28,7 @@ def command(
     model: str | None,
     lift: tuple[str, ...],
     invariance: bool,
+    objective: str,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -42,7 +45,9 @@ def command(
     opened = open_run(run)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance:
-        found = diagnose(opened, asked, Options(accum=(), model=model), advance, lift=_meanings(lift))
+        found = diagnose(
+            opened, asked, Options(accum=(), model=model), advance, lift=_meanings(lift), objective=objective
+        )
     if as_json:
         for finding in found.findings:
             click.echo(encode(finding), nl=False)
@@ -73,13 +78,18 @@ def _invariant(found: Any) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
     from precaudit.comparison.recorded import Recorded
     from precaudit.diagnosis.formula import program_of
-    from precaudit.records import ErrorRecord, read_lines
+    from precaudit.errors import UserError
+    from precaudit.records import ErrorRecord, device_kind, read_lines
     from precaudit.reports.diagnosis import invariances
 
     recorded = Recorded.of(found.compared.run)
-    subject = program_of(recorded)
+    device = device_kind(recorded.run.record.device)
+    try:
+        subject, lacks = program_of(recorded, device), "the program is not the shipped decoder"
+    except UserError:
+        subject, lacks = None, f"needs {device}"
     if subject is None:
-        click.echo("Invariance: unknown: the program is not the shipped decoder")
+        click.echo(f"Invariance: unknown: {lacks}")
         return 3
     from precaudit.diagnosis.invariance import invariance
 

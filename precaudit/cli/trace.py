@@ -9,7 +9,7 @@ from precaudit.cli._options import progress_bar, selection_options
 
 
 @click.command()
-@click.argument("subject")
+@click.argument("subject", required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder of the run [traces/runs/SUBJECT-POLICY].")
 @selection_options
 @click.option("--positions", metavar="ROWS", help="Positions of prefill and rescore: last:16,::64.")
@@ -22,9 +22,12 @@ from precaudit.cli._options import progress_bar, selection_options
 @click.option("--batch", type=int, default=1, show_default=True, help="Prompts run together.")
 @click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|gpu|tpu", help="What runs the model.")
+@click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
+@click.pass_context
 def command(
-    subject: str,
+    context: click.Context,
+    subject: str | None,
     output: Path | None,
     layers: str | None,
     points: str | None,
@@ -40,17 +43,23 @@ def command(
     batch: int,
     pad: str,
     device: str,
+    repeat: Path | None,
     force: bool,
-) -> None:
+) -> int:
     """Run SUBJECT and record it.
 
-    SUBJECT is tiny, smollm2, a Hugging Face folder, or a .gguf file.
+    SUBJECT is tiny, smollm2, a Hugging Face folder, or a .gguf file. With --repeat: record RUN once more and say
+    whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     """
+    if repeat is not None:
+        return _again(context, repeat, output, force)
     from precaudit.errors import UserError
     from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.prompts import Prompt
     from precaudit.selection import Selection
 
+    if subject is None:
+        raise UserError("SUBJECT is missing: tiny, smollm2, a Hugging Face folder, or a .gguf file")
     select = Selection.parse(layers, points, phases, positions, prompt)
     chosen = apply_settings(load_policy(policy), parse_settings(settings))
     if text is not None and prompts is not None:
@@ -72,3 +81,32 @@ def command(
     click.echo(
         f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
     )
+    return 0
+
+
+def _again(context: click.Context, run: Path, output: Path | None, force: bool) -> int:
+    """Repeat a run and print whether it came out the same."""
+    from click.core import ParameterSource
+
+    from precaudit.errors import UserError
+
+    taken = {"repeat", "output", "force"}
+    given = [n for n in context.params if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
+    if other := [n for n in given if n not in taken and context.params[n] is not None]:
+        raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
+    from precaudit.tracing.repeat import repeat
+    from precaudit.tracing.trace import Progress
+
+    folder = output or run.with_name(f"{run.resolve().name}-repeat")
+    with progress_bar() as advance:
+        found = repeat(run, folder, None, force, Progress(lambda line: click.echo(line, err=True), advance))
+    if found.first is None:
+        click.echo(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")
+        return 0
+    p = found.first
+    where = p.point if p.layer is None else f"{p.point} of layer {p.layer}"
+    click.echo(
+        f"{folder}: {found.differing} of {found.tensors} tensors differ from {run}, first {where} ({p.prompt}, "
+        f"{p.phase} step {p.step}). Next: precaudit compare {folder} --against {run}"
+    )
+    return 1

@@ -10,12 +10,16 @@ import msgspec
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
 from precaudit.comparison.forward import Tell
+from precaudit.comparison.looks import written
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.closure import Closure, closure
+from precaudit.diagnosis.flips import flips, sentence
 from precaudit.diagnosis.formula import establish, program_of
+from precaudit.diagnosis.positions import by_position
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
 from precaudit.diagnosis.replay import Replay, replay
@@ -24,9 +28,10 @@ from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, number, write_lines
+from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run
 
@@ -46,6 +51,8 @@ class Diagnosis:
     shares: tuple[Shares, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     views: str | None = None
+    flips: str | None = None
+    closures: tuple[Closure, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -60,11 +67,13 @@ def diagnose(
     tell: Tell = lambda done, total, what: None,
     subject: Any = None,
     lift: Mapping[str, Callable[..., Any]] | None = None,
+    objective: str = "margin",
 ) -> Diagnosis:
     """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
 
     ``subject``: the program that was recorded, where it is not the shipped decoder. ``lift``: FP64 meanings, by name,
-    of primitives and Pallas kernels in it. Raises UserError as ``compare`` does.
+    of primitives and Pallas kernels in it; ``objective``: margin, logprob or kl, what the shares are of. Raises
+    UserError as ``compare`` does.
     """
     options = options or Options(accum=())
     compared = compare(run, None, select, options, tell)
@@ -96,13 +105,30 @@ def diagnose(
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
-    views = summary(
-        recorded, any("decode" in f.phases for f in findings), any(f.kind == "state" for f in findings)
-    ) if select is None else None  # fmt: skip
-    program = Program(recorded, model, subject, select is None)
+    whole = select is None
+    program = Program(recorded, model, subject, whole, objective)
+    shared = program.shares(tell)
+    remedies = program.remedies(tell, shared)
     return Diagnosis(
-        compared, tuple(findings), tuple(unknown), judged, formula, program.shares(tell), program.remedies(tell), views
+        compared, tuple(findings), tuple(unknown), judged, formula, shared, remedies,
+        _views(recorded, findings) if whole else None, _flips(recorded, model, options) if whole else None,
+        tuple(closure(recorded, model, compared.errors)) if whole else (),
     )  # fmt: skip
+
+
+def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:
+    decode = any("decode" in f.phases for f in findings)
+    return summary(recorded, decode, any(f.kind == "state" for f in findings))
+
+
+def _flips(recorded: Recorded, model: Model, options: Options) -> str | None:
+    """Return what flipped among top tokens, from the references compare left."""
+    record, before = recorded.run.record, written(recorded.run)
+    weights = f"{record.model.sha256}:{record.policy['weights']}"
+    sigma = value(None if before is None else before.sigma)
+    rows = flips(recorded, model.config, weights, options.cache, sigma)
+    steps = recorded.requested.decode_steps + 1 if "decode" in recorded.requested.phases else 0
+    return sentence(rows, steps)
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:
@@ -137,12 +163,13 @@ def _finding(
     }  # fmt: skip
     if worst.kind == "state":
         return _state(recorded, worst, shared)
-    found = _replay(recorded, model, worst)
-    if found is None:
+    replayed = _replay(recorded, model, worst)
+    if replayed is None:
         return Finding(
             kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
             equal=None, second=None, **shared,
         )  # fmt: skip
+    found, shared["positions"] = replayed
     second = found.second
     rest: dict[str, Any] = {
         "explained": number(found.best.explained), "equal": number(found.best.equal),
@@ -176,13 +203,17 @@ def _badness(v: Verdict) -> float:
     return size if size == size else float("inf")
 
 
-def _replay(recorded: Recorded, model: Model, v: Verdict) -> Replay | None:
+def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str] | None:
+    """Replay the operation behind a verdict; also say how its error depends on position."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
     policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
     for part in parts(recorded, place):
         if v.step in [step for step, _ in part.steps]:
             operation = prepare(recorded, model, place, part)
-            return None if operation is None else replay(operation, model, policy)
+            if operation is None:
+                return None
+            announced = of_policy(policy, v.phase == "decode")
+            return replay(operation, model, policy), by_position(operation, announced)
     return None
 
 

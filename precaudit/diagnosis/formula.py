@@ -52,13 +52,16 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
     return made
 
 
-def program_of(recorded: Recorded) -> Any:
-    """Return the program a run was made with, on the CPU: the shipped decoder; None where it was another."""
+def program_of(recorded: Recorded, device: str = "cpu") -> Any:
+    """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
+
+    Raises UserError where the device is not there.
+    """
     from precaudit.tracing.subject import load
 
     record = recorded.run.record
     policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-    return load(record.model.reference, policy, None, "cpu") if record.program == "shipped" else None
+    return load(record.model.reference, policy, None, device) if record.program == "shipped" else None
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ class Way(NamedTuple):
     pad: str = "right"
     longer: int = 0
     unrolled: bool = False
+    remat: bool = False
 
 
 class Invariance(NamedTuple):
@@ -50,6 +51,7 @@ WAYS = (
     Way("batch 3, padded left", 3, "left"),
     Way("a longer neighbour: another bucket and cache", 2, "right", 300),
     Way("layers unrolled", unrolled=True),
+    Way("layers rematerialised", remat=True),
 )
 
 
@@ -83,7 +85,8 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     layers = ",".join(map(str, asked.layers))
     select = Selection.parse(layers, ",".join(asked.points), ",".join(asked.phases))
     options = Options(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
-    run = trace(replace(subject, unroll=True) if way.unrolled else subject, folder, prompts, select, options)
+    rewritten = replace(subject, unroll=way.unrolled or subject.unroll, remat=way.remat)
+    run = trace(rewritten, folder, prompts, select, options)
     again = Recorded.of(run)
     worst = Invariance(way.name, "bit-identical", "", None, 0.0, 0.0)
     for e in _distances(again, recorded):

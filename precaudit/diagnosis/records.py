@@ -40,8 +40,10 @@ class Shares(Record, frozen=True, omit_defaults=False):
 class Remedy(Record, frozen=True, omit_defaults=False):
     """A line of remedies.jsonl: one part of the policy raised; pairs are (before, after).
 
-    ``kl``: mean KL from FP64 in nats; ``rms``: of the logit error; ``flips``: of top-1 in ``positions``; ``gain``: the
-    share of KL that is gone; ``time``, ``memory``: of prefill, after over before. ``run``: hash of run.json.
+    ``kl``: mean KL from FP64 in nats; ``rms``: of the logit error; ``margin``: mean size of the error of the top-1
+    margin at prompts' ends; ``local``: relative own error of ``point`` over all layers (None: not told); ``flips``: of
+    top-1 in ``positions``; ``gain``: the share of KL that is gone; ``time``, ``memory``: of prefill, ``decode_time``:
+    of a decode step, after over before. ``run``: hash of run.json.
     """
 
     run: str
@@ -51,10 +53,14 @@ class Remedy(Record, frozen=True, omit_defaults=False):
     code: str
     kl: tuple[Number, Number]
     rms: tuple[Number, Number]
+    margin: tuple[Number, Number]
+    point: str
+    local: tuple[Number, Number] | None
     flips: tuple[int, int]
     positions: int
     gain: Number
     time: Number
+    decode_time: Number
     memory: Number
 
 
@@ -88,7 +94,7 @@ class Finding(Record, frozen=True, omit_defaults=False):
     ``kind``: rounding, format, quantisation, semantics, state or unknown. ``explained`` and ``equal``: the share of the
     error the named cause reproduces, and of the elements bit for bit; ``second``: the next best and its share.
     ``shadow``: relative distance of the program's FP64 shadow from the reference where it first differs, None where it
-    was not computed.
+    was not computed. ``positions``: how the error depends on the token's position, where it can be told.
     """
 
     kind: Literal["rounding", "format", "quantisation", "semantics", "state", "unknown"]
@@ -107,3 +113,4 @@ class Finding(Record, frozen=True, omit_defaults=False):
     worst: Worst | None
     shadow: Number | None = None
     fix: str = ""
+    positions: str = ""

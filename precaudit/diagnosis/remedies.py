@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import jax
 import numpy as np
 
 from precaudit.comparison.forward import Tell
 from precaudit.diagnosis.records import Remedy
+from precaudit.diagnosis.shares import own_errors
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array
-from precaudit.metrics.logits import kl
+from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import Policy, apply_settings
 from precaudit.records import number
-from precaudit.tracing.programs import bucket, prefill_program
+from precaudit.tracing.programs import bucket, decode_program, prefill_program
 from precaudit.tracing.subject import Subject
+from precaudit.transforms import CannotLift
 
 RUNS = 5  # paired timed calls; the median counts
 ROWS = 64  # positions of each prompt whose logits are compared: the last ones
@@ -40,14 +43,26 @@ CODE = {
 }
 
 
+# The point whose own error a part decides.
+POINT = {
+    "scores": "attn_out", "probs": "attn_out", "softmax": "attn_out", "attn_out": "attn_out", "residual": "resid_out",
+    "activations": "mlp_out", "mlp": "mlp_act", "norm": "attn_norm", "rope": "q", "logits": "final_norm",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Measured:
-    """Logits of one policy against FP64: mean KL in nats, rms logit error, top-1 flips; temporary bytes of a call."""
+    """Logits of one policy against FP64: mean KL in nats, rms logit error, margin error, top-1 flips.
+
+    ``memory``: temporary bytes of a call; ``local``: own error by point, empty where it cannot be told.
+    """
 
     kl: float
     rms: float
+    margin: float
     flips: int
     memory: int
+    local: dict[str, float]
 
 
 def candidates(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
@@ -59,10 +74,13 @@ def candidates(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
         yield "all", {**dict.fromkeys(narrow, "float32"), "matmul": "highest"}
 
 
-def remedies(subject: Subject, model: Model, run: str, prompts: Sequence[Array], tell: Tell) -> list[Remedy]:
+def remedies(
+    subject: Subject, model: Model, run: str, prompts: Sequence[Array], tell: Tell, layer: int | None = None
+) -> list[Remedy]:
     """Return what raising each part of the policy gains in logits and costs, best gain for its price first.
 
-    ``prompts``: token ids; ``run``: what the records are marked with. The price is that of prefill on this device.
+    ``prompts``: token ids; ``run``: what the records are marked with; ``layer``: one to raise alone. The price is that
+    of prefill and of a decode step on this device.
     """
     truth: dict[int, Array] = {}
     rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
@@ -71,27 +89,50 @@ def remedies(subject: Subject, model: Model, run: str, prompts: Sequence[Array],
     before = _measure(subject, prompts, rows, truth)
     found: list[tuple[float, Remedy]] = []
     options = list(candidates(subject.policy))
+    if layer is not None and len(options) > 1:
+        options.insert(len(options) - 1, (f"layer {layer}", options[-1][1]))
     for i, (name, settings) in enumerate(options):
         tell(i, len(options), "trying other policies")
         try:
-            raised = Subject(
-                subject.reference, subject.checkpoint, apply_settings(subject.policy, settings), subject.parts,
-                subject.device,
-            )  # fmt: skip
+            raised = _raised(subject, name, settings, layer)
             after = _measure(raised, prompts, rows, truth)
         except UserError:
             continue
         gain = 1.0 - after.kl / before.kl if before.kl > 0 else 0.0
-        price = _price(subject, raised, prompts[-1], rows[-1])
-        words = "--policy fp32-highest" if name == "all" else f"--set {name}=float32"
+        prefill, step = _price(subject, raised, prompts[-1], rows[-1])
+        point = POINT.get(name, "mlp_out")
+        known = point in before.local and point in after.local
         remedy = Remedy(
-            run=run, part=name, settings=settings, command=words, code=CODE[name],
+            run=run, part=name, settings=settings, command=_words(name), code=_code(name),
             kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)),
-            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=number(gain), time=number(price),
-            memory=number(after.memory / before.memory if before.memory else 1.0),
+            margin=(number(before.margin), number(after.margin)), point=point,
+            local=(number(before.local[point]), number(after.local[point])) if known else None,
+            flips=(before.flips, after.flips), positions=sum(map(len, rows)), gain=number(gain), time=number(prefill),
+            decode_time=number(step), memory=number(after.memory / before.memory if before.memory else 1.0),
         )  # fmt: skip
-        found.append((gain / max(price - 1.0, FLOOR), remedy))
+        found.append((gain / max(prefill - 1.0, step - 1.0, FLOOR), remedy))
     return [r for _, r in sorted(found, key=lambda x: -x[0])]
+
+
+def _raised(subject: Subject, name: str, settings: dict[str, str], layer: int | None) -> Subject:
+    """Return the program with a part of its policy, or one layer, in float32."""
+    wide = apply_settings(subject.policy, settings)
+    same = {"unroll": subject.unroll, "remat": subject.remat, "lift": subject.lift}
+    alone = name.startswith("layer") and layer is not None
+    policy, raised = (subject.policy, (layer, wide)) if alone else (wide, None)
+    given = (subject.reference, subject.checkpoint, policy, subject.parts, subject.device)
+    return Subject(*given, raised=raised, **same)  # type: ignore[arg-type]
+
+
+def _words(name: str) -> str:
+    """Return what to give precaudit to try it; one layer alone has no setting."""
+    if name.startswith("layer"):
+        return f"{name} alone in float32"
+    return "--policy fp32-highest" if name == "all" else f"--set {name}=float32"
+
+
+def _code(name: str) -> str:
+    return CODE[name] if name in CODE else f"lax.cond(i == {name.split()[1]}, block_in_float32, block, x)"
 
 
 def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any, ...]]:
@@ -106,8 +147,19 @@ def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any,
     )  # fmt: skip
 
 
+def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
+    """Return decode's program and its arguments for the step after a prompt; the cache is used up by the call."""
+    size = bucket(len(tokens) + 1)
+    cache = jax.device_put(subject.decoder.init_cache(1, size), subject.device)
+    at = np.asarray([len(tokens)], np.int32)
+    return decode_program(subject, None), (
+        subject.parameters, subject.tables(size), tokens[-1:], np.zeros(1, np.int32), at, cache, None,
+    )  # fmt: skip
+
+
 def _measure(subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], truth: dict[int, Array]) -> Measured:
     kls: list[float] = []
+    margins: list[float] = []
     squares, count, flips, memory = 0.0, 0, 0, 0
     for i, tokens in enumerate(prompts):
         program, args = _call(subject, tokens, rows[i])
@@ -117,18 +169,28 @@ def _measure(subject: Subject, prompts: Sequence[Array], rows: Sequence[Array], 
         squares += float(((logits - truth[i]) ** 2).sum())
         count += logits.size
         flips += int((logits.argmax(axis=1) != truth[i].argmax(axis=1)).sum())
-    return Measured(float(np.mean(kls)), float(np.sqrt(squares / count)), flips, memory)
+        best, second = top_ids(truth[i][-1], 2)
+        error = logits[-1] - truth[i][-1]
+        margins.append(abs(float(error[best] - error[second])))
+    try:
+        local = {} if subject.raised is not None else own_errors(subject, min(prompts, key=len))
+    except CannotLift:
+        local = {}
+    rms = float(np.sqrt(squares / count))
+    return Measured(float(np.mean(kls)), rms, float(np.mean(margins)), flips, memory, local)
 
 
-def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> float:
-    """Return the time of prefill under the raised policy over that under the base: the median of paired calls."""
-    ratios = []
-    for _ in range(RUNS):
-        seconds = []
-        for subject in (base, raised):
-            program, args = _call(subject, tokens, rows)
-            start = time.perf_counter()
-            program(*args)[0].block_until_ready()
-            seconds.append(time.perf_counter() - start)
-        ratios.append(seconds[1] / seconds[0])
-    return median(ratios)
+def _price(base: Subject, raised: Subject, tokens: Array, rows: Array) -> tuple[float, float]:
+    """Return the time of prefill and of a decode step, raised over base: the medians of paired calls."""
+    found: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for attempt in range(RUNS + 1):  # the first call compiles
+        for kind, ratios in found.items():
+            seconds = []
+            for subject in (base, raised):
+                program, args = _call(subject, tokens, rows) if kind == "prefill" else _step(subject, tokens)
+                start = time.perf_counter()
+                program(*args)[0].block_until_ready()
+                seconds.append(time.perf_counter() - start)
+            if attempt:
+                ratios.append(seconds[1] / seconds[0])
+    return median(found["prefill"]), median(found["decode"])

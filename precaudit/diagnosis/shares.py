@@ -10,8 +10,10 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Share, Shares
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.formats import Array, widen
+from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS
 from precaudit.records import number
+from precaudit.tracing.programs import Capture, bucket, prefill_program
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
 
@@ -27,21 +29,13 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     candidate (Gauss-Legendre: exact to fourth order). Raises CannotLift for a program without FP64 meaning.
     """
     tokens = np.asarray(recorded.run.prompts[prompt].tokens, np.int32)
-    n, layers = len(tokens), subject.config.layers
+    layers, n = subject.config.layers, len(tokens)
     values = {p: v for p in PLANTED if (v := _stacked(recorded, prompt, p, layers, n)) is not None}
     candidate = recorded.tensor(prompt, "prefill", 0, None, "logits")
     if candidate is None or not values:
         return unknown_shares(prompt, "prefill was not recorded whole", objective)
     with jax.enable_x64(True):
-        args = (
-            subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32),
-            np.asarray([[n - 1]], np.int32),
-        )  # fmt: skip
-
-        def program(*a: Any) -> Any:
-            params, tables, *rest = a
-            return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0]
-
+        program, args = _prefill(subject, tokens)
         _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)
         del values
         add = plant(program, "add", subject.lift)
@@ -73,6 +67,36 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         absolute=number(sum(abs(float(s.share)) for s in parts)),
         shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
     )  # fmt: skip
+
+
+def _prefill(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
+    """Return prefill of one prompt without padding as a function of its last row's logits [1, 1, V], and arguments."""
+    n = len(tokens)
+
+    def program(*a: Any) -> Any:
+        params, tables, *rest = a
+        return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0]
+
+    rows = np.asarray([[n - 1]], np.int32)
+    return program, (subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32), rows)
+
+
+def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
+    """Return every point's relative own error in prefill of one prompt, over all layers, in the program as it runs."""
+    n = len(tokens)
+    capture = Capture(frozenset(PLANTED), tuple(range(subject.config.layers)))
+    padded = np.zeros((1, bucket(n)), np.int32)
+    padded[0, :n] = tokens
+    taps = prefill_program(subject, capture)(
+        subject.parameters, subject.tables(bucket(n)), padded, np.zeros(1, np.int32), np.asarray([[n - 1]], np.int32),
+        None, None,
+    )[2]  # fmt: skip
+    values = {p: np.asarray(x, np.float64)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
+              for p, x in taps.items()}  # fmt: skip
+    with jax.enable_x64(True):
+        program, args = _prefill(subject, tokens)
+        _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)
+    return {p: ratio(norm(np.asarray(e)), norm(values[p] - np.asarray(e))) for p, e in errors.items()}
 
 
 def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:

@@ -1,6 +1,6 @@
 """A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/design.md §4."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -30,13 +30,16 @@ class Step:
 class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
-    ``unroll``: write the scan over layers out as that many copies at a time (True: all).
+    ``unroll``: write the scan over layers out as that many copies at a time (True: all). ``remat``: rematerialise
+    layers under a gradient. ``raised``: a layer that computes in another arithmetic.
     """
 
     config: DecoderConfig
     arithmetic: Arithmetic
     parts: Parts
     unroll: int | bool = 1
+    remat: bool = False
+    raised: tuple[int, Arithmetic] | None = None
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
         """Return an empty cache: k and v [L, B, S, G, K] in the cache's format."""
@@ -89,8 +92,11 @@ class Decoder:
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
             (x, cache), (weights, layer) = carry, xs
-            return self._layer(x, cache, weights, layer, step), None
+            if self.raised is None:
+                return self._layer(x, cache, weights, layer, step), None
+            return self._raised_layer(x, cache, weights, layer, step), None
 
+        body = jax.checkpoint(body) if self.remat else body
         indices = jnp.arange(self.config.layers, dtype=jnp.int32)
         (x, cache), _ = lax.scan(body, (x, cache), (params["layers"], indices), unroll=self.unroll)
         return x, cache
@@ -107,6 +113,19 @@ class Decoder:
         act = tap(parts.activate(gate, up, a), "mlp_act")
         mlp = tap(parts.project(act, w["down"], w.get("bdown"), a), "mlp_out")
         return tap(x + mlp.astype(a.residual), "resid_out"), cache
+
+    def _raised_layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
+        """Run a layer, in the other arithmetic where it is the raised one; what it hands on has the usual formats."""
+        assert self.raised is not None
+        at, arithmetic = self.raised
+        wide = replace(self, arithmetic=arithmetic, raised=None)
+
+        def raised() -> tuple[jax.Array, Any]:
+            weights = {name: t.astype(arithmetic.activations) for name, t in w.items()}
+            y, filled = wide._layer(x.astype(arithmetic.residual), cache, weights, layer, step)
+            return y.astype(x.dtype), filled
+
+        return lax.cond(layer == at, raised, lambda: self._layer(x, cache, w, layer, step))
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config

@@ -1,14 +1,17 @@
 """A diagnosis in the terminal: the verdict first, then each finding, then error growth over layers."""
 
 from collections import defaultdict
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
-from precaudit.records import ErrorRecord, value
+from precaudit.records import ErrorRecord, device_kind, value
 from precaudit.reports.tables import short
 
+JUMP = 3.0  # growth from a layer to the next that is pointed out
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
 
@@ -34,8 +37,13 @@ def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     lines.append(f"Sound: {sound(found)}")
     lines.append(f"Formula: {formula(found)}")
     lines += [f"Views: {found.views}"] if found.views else []
+    lines += [f"Tokens: {found.flips}."] if found.flips else []
+    lines += [f"Growth: {grown}."] if (grown := jumps(found.compared.errors)) else []
     lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
     lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
+    device = device_kind(found.compared.run.record.device)
+    if not found.remedies and device != "cpu":
+        lines.append(f"To change: unknown: needs {device}")
     return lines
 
 
@@ -49,19 +57,27 @@ def sound(found: Diagnosis) -> str:
     else:
         worst = max(value(n.max_diff) for n in checks)
         capture = f"capturing changed the logits by up to {short(worst)}: smaller findings are not sure"
-    left: dict[str, list[float]] = defaultdict(list)
-    for e in found.compared.errors:
-        if e.kind == "local" and e.unexplained is not None and e.dtype is not None:
-            left[e.dtype].append(value(e.unexplained.u))
-    told = [f"{name} {short(median(x))} u, at most {short(max(x))} u" for name, x in sorted(left.items())]
-    return f"{capture}; recorded inputs reproduce recorded outputs to (median) {'; '.join(told) or 'nothing recorded'}"
+    told = [_closed(c) for c in found.closures]
+    return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
+
+
+def _closed(c: Closure) -> str:
+    """Return what is left of one format, with excess precision and without."""
+    on = f"{c.format}: {short(c.on[0])} u (median), at most {short(c.on[1])} u"
+    if c.off is None:
+        return on
+    return (
+        f"{on}, where {c.kept} of {c.operations} operations kept intermediate values unrounded "
+        f"(taken as rounded, {short(c.off[0])} u and up to {short(c.off[1])} u are left)"
+    )
 
 
 def shared(s: Shares) -> str:
     """Return what makes the change of a prompt's margin, or that its parts do not add up."""
     if s.unknown is not None:
         return f"unknown: {s.unknown}"
-    head = f"the top-1 margin of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
+    what = {"margin": "top-1 margin", "logprob": "log-probability of FP64's top-1", "kl": "KL from FP64"}[s.objective]
+    head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
     if s.remainder > ADDITIVE:
         return f"{head}not additive: single errors leave {100 * s.remainder:.0f} % of it unexplained"
     parts = ", ".join(f"{_named(x)} {short(x.share)}" for x in s.shares[:4])
@@ -80,9 +96,11 @@ def worth(found: Diagnosis) -> list[Remedy]:
 
 def remedy(r: Remedy) -> str:
     """Return what a change buys and costs."""
+    local = "" if r.local is None else f", own error of {r.point} {short(r.local[0])} to {short(r.local[1])}"
     return (
-        f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), top-1 flips "
-        f"{r.flips[0]} to {r.flips[1]} of {r.positions}; prefill takes {value(r.time):.2f} × the time, "
+        f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), margin error "
+        f"{short(r.margin[0])} to {short(r.margin[1])}{local}, top-1 flips {r.flips[0]} to {r.flips[1]} of "
+        f"{r.positions}; prefill takes {value(r.time):.2f} × the time, a decode step {value(r.decode_time):.2f} ×, "
         f"{value(r.memory):.2f} × the memory; in JAX: {r.code}"
     )
 
@@ -125,6 +143,8 @@ def details(f: Finding) -> list[str]:
         lines.append(
             f"worst element {list(f.worst.index)}: {short(f.worst.candidate)}, FP64 {short(f.worst.reference)}"
         )
+    if f.positions:
+        lines.append(f"by position: {f.positions}")
     if f.fix:
         lines.append(f"to change: {f.fix}")
     return lines
@@ -159,21 +179,48 @@ def invariances(ways: Any) -> list[str]:
 
 
 def growth(errors: list[ErrorRecord]) -> list[str]:
-    """Return the median forward and local error of the residual stream and attention over layers, jumps marked."""
+    """Return the median errors of the residual stream, attention and MLP over layers, jumps marked.
+
+    Inherited: √(forward² − local²), what the inputs brought along if it is not correlated with the operation's own.
+    """
+    lines = []
+    for point, rows in _by_layer(errors).items():
+        lines.append(f"{point}: layer, forward, inherited, local (medians of relative error)")
+        before = 0.0
+        for layer, forward, local in rows:
+            inherited = max(forward**2 - local**2, 0.0) ** 0.5
+            jump = "  ← jumps" if before and forward > JUMP * before else ""
+            lines.append(f"  {layer:4}  {forward:9.2e}  {inherited:9.2e}  {local:9.2e}{jump}")
+            before = forward
+    return lines
+
+
+def jumps(errors: list[ErrorRecord]) -> str:
+    """Return how the residual stream's error grows and where it jumps, in one sentence; nothing of one layer."""
+    rows = [r for r in _by_layer(errors).get("resid_out", []) if r[1] == r[1]]
+    if len(rows) < 2:
+        return ""
+    at = [f"{b[0]} (× {b[1] / a[1]:.1f})" for a, b in pairwise(rows) if a[1] and b[1] > JUMP * a[1]]
+    told = f", with a jump at layer {', '.join(at)}" if at else ", without a jump"
+    first, last = rows[0], rows[-1]
+    return (
+        f"the residual stream is off by {short(first[1])} after layer {first[0]} and {short(last[1])} after layer "
+        f"{last[0]} (relative, median), of which the sums' own rounding is {short(last[2])}{told}"
+    )
+
+
+def _by_layer(errors: list[ErrorRecord]) -> dict[str, list[tuple[int, float, float]]]:
+    """Return {point: [(layer, forward, local)]}, medians over prompts, phases and steps."""
     sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for e in errors:
         if e.kind in ("forward", "local") and e.layer is not None and e.rel_l2 is not None:
             sizes[e.kind, e.point, e.layer].append(value(e.rel_l2))
-    points = [p for p in ("resid_out", "attn_out", "mlp_out") if any(k[1] == p for k in sizes)]
-    lines = []
-    for point in points:
-        layers = sorted({k[2] for k in sizes if k[1] == point})
-        lines.append(f"{point}: layer, forward, local (medians of relative error)")
-        before = 0.0
-        for layer in layers:
-            forward = median(sizes.get(("forward", point, layer), [float("nan")]))
-            local = median(sizes.get(("local", point, layer), [float("nan")]))
-            jump = "  ← jumps" if before and forward > 3 * before else ""
-            lines.append(f"  {layer:4}  {forward:9.2e}  {local:9.2e}{jump}")
-            before = forward
-    return lines
+    nothing = [float("nan")]
+    return {
+        point: [
+            (i, median(sizes.get(("forward", point, i), nothing)), median(sizes.get(("local", point, i), nothing)))
+            for i in sorted({k[2] for k in sizes if k[1] == point})
+        ]
+        for point in ("resid_out", "attn_out", "mlp_out")
+        if any(k[1] == point for k in sizes)
+    }

@@ -20,7 +20,8 @@ from precaudit.tracing.devices import choose_device, platform_of
 class Subject:
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
-    ``unroll``: the decoder's. ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own.
+    ``unroll``, ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
+    ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own.
     """
 
     reference: str
@@ -29,6 +30,8 @@ class Subject:
     parts: Parts
     device: Any
     unroll: int | bool = 1
+    remat: bool = False
+    raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     _tables: dict[int, Any] = field(default_factory=dict)
 
@@ -45,7 +48,8 @@ class Subject:
     @cached_property
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
-        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, self.unroll)
+        raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
+        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, self.unroll, self.remat, raised)
 
     @cached_property
     def parameters(self) -> Any:
