@@ -28,6 +28,7 @@ from precaudit.errors import UserError
 from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import BLOCK, Model, attention
+from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
 from precaudit.points import POINTS
@@ -231,13 +232,14 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
 
     kept: dict[tuple[int | None, str], Array] = {}
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
+    rule = Rule.of(config, None)
     model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
     forward(model, [ids], [FP64], wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
     def emulate(name: str) -> None:
         with one_blas_thread():
             for i in range(config.layers):
-                attention(kept[i, "q"], kept[i, "k"], kept[i, "v"], rows, Rounding(dot=accumulating(name)))
+                attention(kept[i, "q"], kept[i, "k"], kept[i, "v"], rows, rule, Rounding(dot=accumulating(name)))
 
     found = alternated({name: partial(emulate, name) for name in FORMATS}, rounds)
     for name, bound in zip(FORMATS, (5.0, None, None), strict=True):

@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from precaudit.configs import expected_tensors, from_config_json
 from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.jax_decoder.decoder import Decoder
-from precaudit.jax_decoder.families import family
+from precaudit.jax_decoder.families import layer_tensors, parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import load_policy
 
@@ -109,7 +109,7 @@ def initial_tensors(config, rng: np.random.Generator) -> dict[str, np.ndarray]:
 def checkpoint_tensors(config, params) -> dict[str, np.ndarray]:
     """Undo ``parameters``: stacked layers back to one tensor a layer, in bfloat16."""
     out = {"model.embed_tokens.weight": params["embed"], "model.norm.weight": params["final_norm"]}
-    for ours, theirs in family(config.family).layer_tensors.items():
+    for ours, theirs in layer_tensors(config).items():
         if ours in params["layers"]:
             for i in range(config.layers):
                 out[f"model.layers.{i}.{theirs}"] = params["layers"][ours][i]
@@ -123,8 +123,8 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(SEED)
     config, policy = from_config_json(CONFIG, "tiny"), load_policy("fp32")
-    decoder = Decoder(config, Arithmetic.of(policy), family("llama").parts)
-    tables = tuple(map(jnp.asarray, rope_tables(config, WINDOW, policy)))
+    decoder = Decoder(config, Arithmetic.of(policy), parts("llama"))
+    tables = jax.tree.map(jnp.asarray, rope_tables(config, WINDOW, policy))
     tensors = initial_tensors(config, rng)
     params = parameters(config, tensors.__getitem__, np.float32, jax.devices()[0])
     rows = jnp.broadcast_to(jnp.arange(WINDOW), (BATCH, WINDOW))
@@ -163,7 +163,7 @@ def main() -> None:
 def generate(decoder, params, tokenizer, policy, prompt: str, count: int) -> str:
     """Continue ``prompt`` greedily."""
     ids = tokenizer.encode(prompt).ids
-    tables = tuple(map(jnp.asarray, rope_tables(decoder.config, WINDOW, policy)))
+    tables = jax.tree.map(jnp.asarray, rope_tables(decoder.config, WINDOW, policy))
     zero, cache = jnp.zeros(1, jnp.int32), decoder.init_cache(1, WINDOW)
     logits, cache = jax.jit(decoder.prefill)(
         params, tables, jnp.asarray([ids]), zero, zero[:, None] + len(ids) - 1, cache

@@ -105,7 +105,7 @@ def test_the_decoder_s_shadow_is_the_reference(policy):
     with jax.enable_x64(True):
         call = shadow(lambda p, t, x, b, r: reap(s.decoder.prefill)(p, t, x, b, r, None))
         (logits, _), taps = call(
-            s.parameters, (np.cos(angle), np.sin(angle)), tokens[None], np.zeros(1, np.int32), rows
+            s.parameters, ([np.cos(angle)], [np.sin(angle)]), tokens[None], np.zeros(1, np.int32), rows
         )
     found = {}
     wanted = Wanted({*taps, "logits"}, None, [np.arange(n)])

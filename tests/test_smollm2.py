@@ -43,9 +43,10 @@ def test_one_element_of_attn_out_by_mpmath(audited):
     weights = [mp.exp(s - max(scores)) for s in scores]
     exact = sum(w * mpf(v[s, g, d]) for s, w in enumerate(weights)) / sum(weights)
     from precaudit.numpy_decoder.model import attention
+    from precaudit.numpy_decoder.operators import Rule
     from precaudit.numpy_decoder.rounding import FP64
 
-    ours = attention(q, k, v, np.arange(len(q)), FP64)
+    ours = attention(q, k, v, np.arange(len(q)), Rule(q.shape[2] ** -0.5), FP64)
     assert abs(ours[t, h, d] - float(exact)) <= 1e-14 * np.abs(ours[t, h]).max()
     error = abs(out[t, h, d] - float(exact))
     row = next(e for e in audited.errors if e.kind == "local" and e.point == "attn_out")

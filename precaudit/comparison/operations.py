@@ -10,6 +10,7 @@ from precaudit.comparison.rows import Place
 from precaudit.formats import Array, widen
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
+from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding, sharing_products
 from precaudit.points import CACHES, POINTS
 
@@ -74,7 +75,7 @@ Evaluation = tuple[Array, tuple[Array, ...], Evaluate, Callable[[], Array]]
 def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> Evaluation | None:
     """Return Operation's positions, inputs, evaluate and magnitude; None where inputs were not recorded."""
     if place.point in ("scores", "probs", "attn_out"):
-        return _attention(recorded, place, part)
+        return _attention(recorded, Rule.of(model.config, place.layer), place, part)
     layer = place.layer
     if place.point == "final_norm":
         inputs = [recorded.rows(place.prompt, place.phase, model.config.layers - 1, "resid_out")]
@@ -115,11 +116,11 @@ def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: A
     ]
 
 
-def _attention(recorded: Recorded, place: Place, part: Rows) -> Evaluation | None:
+def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Evaluation | None:
     prompt, phase, layer = place.prompt, place.phase, place.layer
     assert layer is not None
     if place.point == "probs":
-        return _softmax(recorded, place, part)
+        return _softmax(recorded, rule.window, place, part)
     q = recorded.rows(prompt, phase, layer, "q")
     keys = _keys(recorded, place, "k")
     values = _keys(recorded, place, "v") if place.point == "attn_out" else keys
@@ -135,19 +136,19 @@ def _attention(recorded: Recorded, place: Place, part: Rows) -> Evaluation | Non
         width = part.values.shape[2]
         source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
         return (
-            positions, (queries, source), lambda roundings: [all_scores(queries, source, r) for r in roundings],
-            lambda: scored(queries, source),
+            positions, (queries, source), lambda roundings: [all_scores(queries, source, rule, r) for r in roundings],
+            lambda: scored(queries, source, rule),
         )  # fmt: skip
 
     def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
-        out = attention_variants(queries, k[0], v[0], positions, roundings)
+        out = attention_variants(queries, k[0], v[0], positions, rule, roundings)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
-            last = attention_variants(queries[-1:], k[1], v[1], positions[-1:], roundings)
+            last = attention_variants(queries[-1:], k[1], v[1], positions[-1:], rule, roundings)
             for whole, row in zip(out, last, strict=True):
                 whole[-1:] = row
         return out
 
-    return positions, (queries, k[0], v[0]), evaluate, lambda: attended(queries, k[0], v[0], positions)
+    return positions, (queries, k[0], v[0]), evaluate, lambda: attended(queries, k[0], v[0], positions, rule)
 
 
 def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
@@ -160,11 +161,14 @@ def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
     return None if rows is None or len(rows.positions) <= rows.positions[-1] else [rows.values]
 
 
-def _softmax(recorded: Recorded, place: Place, part: Rows) -> Evaluation | None:
+def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -> Evaluation | None:
     record = part.steps[0][0] if place.phase == "decode" else 0
     s = recorded.tensor(place.prompt, place.phase, record, place.layer, "scores")
     if s is None or s.shape != part.values.shape:
         return None
     wide = widen(s)
     at = part.positions
-    return at, (wide,), lambda roundings: [all_probs(wide, at, r) for r in roundings], lambda: normalised(wide, at)
+    return (
+        at, (wide,), lambda roundings: [all_probs(wide, at, window, r) for r in roundings],
+        lambda: normalised(wide, at, window),
+    )  # fmt: skip

@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from precaudit.formats import Array, identity
 from precaudit.numpy_decoder.families import Context
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.operators import rope, silu
+from precaudit.numpy_decoder.operators import (
+    ACTIVATIONS,
+    Rule,
+    capped,
+    gelu_tanh,
+    rope,
+    rope_frequencies,
+    scaled,
+    silu,
+)
 from precaudit.numpy_decoder.rounding import Rounding
 
-QUERY = {"q": "self_attn.q_proj", "k": "self_attn.k_proj"}
-NORMS = {
-    "attn_norm": "input_layernorm.weight", "mlp_norm": "post_attention_layernorm.weight",
-    "final_norm": "model.norm.weight",
-}  # fmt: skip
+NORMS = ("attn_norm", "mlp_norm", "final_norm")
 PROJECTIONS = {"v": "self_attn.v_proj", "attn_proj": "self_attn.o_proj", "mlp_out": "mlp.down_proj"}
 
 
@@ -41,13 +47,16 @@ Form = Callable[[Inputs, Rounding], Array]
 class Attention:
     """Attention with one thing changed.
 
-    ``scale``: factor on 1/√K by head dimension; ``ahead``: keys seen past the row's own (−1: its own not);
+    ``scale``: factor on the scale by head dimension; ``ahead``: keys seen past the row's own (−1: its own not);
+    ``window``: keys more in the window, ``unlimited``: no window;
     ``interleaved``: query head h reads key head h mod G instead of h // (H/G); ``maximum``: subtracted before exp;
     ``key``: what is done to the keys and values first; ``before``: q is scaled and rounded before the product.
     """
 
     scale: Callable[[int], float] = lambda k: 1.0
     ahead: int = 0
+    window: int = 0
+    unlimited: bool = False
     interleaved: bool = False
     maximum: bool = True
     key: Callable[[Array], Array] = identity
@@ -55,29 +64,39 @@ class Attention:
 
     def __call__(self, o: Inputs, r: Rounding) -> Array:
         """Return scores [H, T, S], probs [H, T, S] or attn_out [T, H, K] of recorded inputs."""
+        rule = Rule.of(o.model.config, o.layer)
+        hide = partial(self.hidden, rule, o.positions)
         if o.point == "probs":
-            return np.stack([r.probs(self.weights(s.copy(), o.positions, r)) for s in o.values[0]])
+            return np.stack([r.probs(self.weights(s.copy(), hide(s.shape[1]), r)) for s in o.values[0]])
         q, k = o.values[0], self.key(o.values[1])
         groups = k.shape[1]
         found = []
         for h in range(q.shape[1]):
             g = h % groups if self.interleaved else h // (q.shape[1] // groups)
-            scale = self.scale(q.shape[2]) / np.sqrt(q.shape[2])
+            other = replace(rule, scale=rule.scale * self.scale(q.shape[2]))
             if self.before:
-                s = r.scores(r.dot(r.rows(q[:, h] * scale), k[:, g].T))
+                s = r.scores(capped(r.dot(r.rows(q[:, h] * other.scale), k[:, g].T), rule.cap))
             else:
-                s = r.scores(r.score_dot(r.dot(q[:, h], k[:, g].T)) * scale)
-            found.append(self.attend(s, self.key(o.values[2])[:, g], o.positions, r) if o.point == "attn_out" else s)
+                s = scaled(r.dot(q[:, h], k[:, g].T), other, r)
+            if o.point == "attn_out":
+                s = self.attend(s, self.key(o.values[2])[:, g], hide(s.shape[1]), r)
+            found.append(s)
         return np.stack(found, axis=1) if o.point == "attn_out" else np.stack(found)
 
-    def attend(self, s: Array, v: Array, positions: Array, r: Rounding) -> Array:
-        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
-        return r.attn_out(r.dot(r.probs(self.weights(s, positions, r)), v))
+    def hidden(self, rule: Rule, positions: Array, keys: int) -> Array:
+        """Return where [T, S] a row does not see a key."""
+        at, s = np.asarray(positions)[:, None], np.arange(keys)[None, :]
+        behind = s > at + self.ahead
+        if rule.window is None or self.unlimited:
+            return np.asarray(behind)
+        return np.asarray(behind | (s <= at - rule.window - self.window))
 
-    def weights(self, s: Array, positions: Array, r: Rounding) -> Array:
+    def attend(self, s: Array, v: Array, hidden: Array, r: Rounding) -> Array:
+        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
+        return r.attn_out(r.dot(r.probs(self.weights(s, hidden, r)), v))
+
+    def weights(self, s: Array, hidden: Array, r: Rounding) -> Array:
         """Return softmax over the keys a row sees, its sum not yet rounded."""
-        last = np.asarray(positions)[:, None] + self.ahead
-        hidden = np.arange(s.shape[1])[None, :] > last
         s = np.where(hidden, -np.inf, s)
         with np.errstate(all="ignore"):
             if not self.maximum:
@@ -107,9 +126,8 @@ class Flash(Attention):
     block: int = 128
     total: Callable[[Array], Array] = identity
 
-    def attend(self, s: Array, v: Array, positions: Array, r: Rounding) -> Array:
+    def attend(self, s: Array, v: Array, hidden: Array, r: Rounding) -> Array:
         """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
-        hidden = np.arange(s.shape[1])[None, :] > np.asarray(positions)[:, None] + self.ahead
         s = np.where(hidden, -np.inf, s)
         top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
         out = np.zeros((len(s), v.shape[1]))
@@ -142,19 +160,19 @@ def rotated(shift: int = 0, interleaved: bool = False, off: bool = False) -> For
 
     def form(o: Inputs, r: Rounding) -> Array:
         c = o.context(r)
-        y = r.dot(o.values[0], c.tensor(f"{QUERY[o.point]}.weight").T)
-        bias = c.weight(f"{QUERY[o.point]}.bias")
-        x = r.linear(y if bias is None else r.linear(y) + bias).reshape(len(y), -1, c.config.head_dim)
+        if not off and not interleaved:
+            moved = np.maximum(o.positions + shift, 0)
+            return o.model.apply(o.point, replace(c, positions=moved), o.values)
+        bare = o.model.apply(o.point, replace(c, positions=np.zeros_like(o.positions)), o.values)
         if off:
-            return r.rows(x)
-        if interleaved:
-            half = x.shape[-1] // 2
-            order = np.stack([np.arange(half) * 2, np.arange(half) * 2 + 1]).reshape(-1)
-            turned = rope(x[..., order], o.positions, c.config.rope_theta, r)
-            out = np.empty_like(turned)
-            out[..., order] = turned
-            return r.rows(out)
-        return r.rows(rope(x, np.maximum(o.positions + shift, 0), c.config.rope_theta, r))
+            return bare
+        speed, factor = rope_frequencies(c.config, c.layer)
+        order = np.stack([np.arange(len(speed)) * 2, np.arange(len(speed)) * 2 + 1]).reshape(-1)
+        order = np.concatenate([order, np.arange(2 * len(speed), bare.shape[-1])])
+        turned = rope(bare[..., order], o.positions, (speed, factor), r)
+        out = np.empty_like(turned)
+        out[..., order] = turned
+        return r.rows(out)
 
     return form
 
@@ -165,10 +183,15 @@ def normed(scale: Callable[[Array, float], Array], offset: float = 0.0, center: 
     def form(o: Inputs, r: Rounding) -> Array:
         c = o.context(r)
         x = o.values[0]
+        names = {"attn_norm": c.config.norm_names.attn, "mlp_norm": c.config.norm_names.mlp, "final_norm": "model.norm"}
+        name = names[o.point]
+        if name is None:
+            return plain(o, r)
         with np.errstate(all="ignore"):
             factor = r.norm_scale(scale(x, c.config.norm_eps))
         x = x - x.mean(axis=1, keepdims=True) if center else x
-        return r.norm(r.norm_inner(x * factor[:, None]) * (c.tensor(NORMS[o.point]) + offset))
+        weight = c.tensor(f"{name}.weight") + c.config.norm_offset + offset
+        return r.norm(r.norm_inner(x * factor[:, None]) * weight)
 
     return form
 
@@ -184,17 +207,17 @@ def projected(layer: int) -> Form:
 
 
 def activated(form: str) -> Form:
-    """Return the MLP's activation with gelu for silu, or gate and up exchanged."""
-
-    def gelu(x: Array) -> Array:
-        return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
+    """Return the MLP's activation with gelu for silu or the other way round, or gate and up exchanged."""
 
     def change(o: Inputs, r: Rounding) -> Array:
         c = o.context(r)
         gate, up = (r.gate_up(r.dot(o.values[0], c.tensor(f"mlp.{n}_proj.weight").T)) for n in ("gate", "up"))
+        act = ACTIVATIONS[c.config.activation]
         if form == "exchanged":
             gate, up = up, gate
-        return r.mlp_act(r.silu((gelu if form == "gelu" else silu)(gate)) * up)
+        else:
+            act = silu if act is gelu_tanh else gelu_tanh
+        return r.mlp_act(r.silu(act(gate)) * up)
 
     return change
 

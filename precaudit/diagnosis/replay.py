@@ -58,7 +58,7 @@ def replay(o: Operation, model: Model, policy: Policy) -> Replay:
     base = of_policy(policy, o.place.phase == "decode")
     roundings = [base.eliding(places) for places in elisions(o.place.point, model.config, policy)]
     found: list[Tried] = []
-    for variant in variants(o.place.point, policy, model.config.layers, o.place.layer):
+    for variant in variants(o.place.point, policy, model.config, o.place.layer):
         if variant.name.startswith("weights of") and max(t.explained for t in found) >= ENOUGH:
             continue
         outs = (canonical(variant.form(inputs, variant.change(r)), axes) for r in roundings)

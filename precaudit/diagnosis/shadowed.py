@@ -14,7 +14,7 @@ from precaudit.diagnosis.records import Differs
 from precaudit.formats import Array
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.operators import rope_angles
+from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.points import CACHES, POINTS
 from precaudit.records import number
@@ -76,11 +76,17 @@ def _prefill(subject: Subject, points: list[str], tokens: Array, cache: Any) -> 
     return filled, taps
 
 
-def exact_tables(subject: Subject, positions: int) -> tuple[Array, Array]:
-    """Return RoPE's cos and sin in FP64."""
+def exact_tables(subject: Subject, positions: int) -> tuple[list[Array], list[Array]]:
+    """Return RoPE's cos and sin in FP64, of full layers and of windowed ones where they have their own."""
     c = subject.config
-    angle = rope_angles(np.arange(positions), c.rope_theta, c.head_dim)
-    return np.cos(angle), np.sin(angle)
+    layers = [c.full_layers[0] if c.full_layers else None]
+    if c.local_rope_theta is not None:
+        layers.append(next(i for i in range(c.layers) if i not in c.full_layers))
+    found = [rope_frequencies(c, layer) for layer in layers]
+    angles = [np.arange(positions)[:, None] * speed for speed, _ in found]
+    factors = [factor for _, factor in found]
+    cos = [np.cos(a) * f for a, f in zip(angles, factors, strict=True)]
+    return cos, [np.sin(a) * f for a, f in zip(angles, factors, strict=True)]
 
 
 def _compared(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.forms import (
     NORMS,
     PROJECTIONS,
@@ -46,11 +47,12 @@ def _at(**places: Any) -> Callable[[Rounding], Rounding]:
     return lambda r: replace(r, **places)
 
 
-def variants(point: str, policy: Policy, layers: int, layer: int | None) -> Iterator[Variant]:
+def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield what may have been done instead of a point's operation under a policy; of equals the first is named."""
+    layers, windowed = config.layers, config.window_of(layer) is not None
     yield Variant("as announced", "rounding", "the announced policy")
     if point in ("scores", "probs", "attn_out"):
-        yield from _attention(point, policy)
+        yield from _attention(point, policy, windowed)
     if point in ("q", "k"):
         yield from _rotation()
     if point in NORMS:
@@ -64,7 +66,7 @@ def variants(point: str, policy: Policy, layers: int, layer: int | None) -> Iter
                     f"weights of layer {other}", "semantics", f"layer {other}'s weights are used", projected(other)
                 )
     if point == "mlp_act":
-        yield Variant("gelu", "semantics", "gelu in place of silu", activated("gelu"))
+        yield Variant("other activation", "semantics", "gelu in place of silu, or silu of gelu", activated("other"))
         yield Variant("gate and up exchanged", "semantics", "gate and up are exchanged", activated("exchanged"))
         yield from _stored(("mlp_act",), policy.activations)
     if point in ("resid_mid", "resid_out"):
@@ -132,7 +134,7 @@ def _stored(places: tuple[str, ...], announced: str) -> Iterator[Variant]:
             yield Variant(f"stored in {name}", "format", f"results are rounded to {name}", plain, change)
 
 
-def _attention(point: str, policy: Policy) -> Iterator[Variant]:
+def _attention(point: str, policy: Policy, windowed: bool) -> Iterator[Variant]:
     form = partial(Variant, kind="semantics")
     for name in (*NARROW, "float32"):
         narrow = rounder(name)
@@ -185,6 +187,10 @@ def _attention(point: str, policy: Policy) -> Iterator[Variant]:
             says="query head h reads key head h mod G, not h // (H/G)",
             form=Attention(interleaved=True),
         )
+    if point != "scores" and windowed:
+        yield form("window one short", says="a row sees one key too few of its window", form=Attention(window=-1))
+        yield form("window one long", says="a row sees one key more than its window", form=Attention(window=1))
+        yield form("no window", says="a row sees every key before it", form=Attention(unlimited=True))
     if point != "scores":
         yield form("mask one ahead", says="every row sees one key past its own", form=Attention(ahead=1))
         yield form("mask one short", says="no row sees its own key", form=Attention(ahead=-1))
@@ -197,8 +203,7 @@ def _softmax(name: str) -> Form:
 
     @dataclass(frozen=True)
     class Narrow(Attention):
-        def weights(self, s: Array, positions: Array, r: Rounding) -> Array:
-            hidden = np.arange(s.shape[1])[None, :] > np.asarray(positions)[:, None]
+        def weights(self, s: Array, hidden: Array, r: Rounding) -> Array:
             s = np.where(hidden, -np.inf, narrow(s))
             with np.errstate(all="ignore"):
                 e = narrow(np.exp(narrow(s - s.max(axis=1, keepdims=True))))

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
-from precaudit.jax_decoder.parts import Parts
+from precaudit.jax_decoder.parts import Parts, capped, near
 
 Cache = dict[str, jax.Array]
 Layer = dict[str, jax.Array]
@@ -18,11 +18,15 @@ Layer = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Step:
-    """What all layers of one call share. rows [B, T]: cache slots of the new positions; slots: None in prefill."""
+    """What all layers of one call share.
 
-    cos: jax.Array
-    sin: jax.Array
-    mask: jax.Array
+    ``cos``, ``sin``: RoPE's tables [B, T, R/2] of full layers and, where they have their own, of windowed ones;
+    ``masks``: of full and windowed layers; ``slots``: cache slots of the new positions, None in prefill.
+    """
+
+    cos: list[jax.Array]
+    sin: list[jax.Array]
+    masks: list[jax.Array]
     slots: jax.Array | None
 
 
@@ -85,10 +89,23 @@ class Decoder:
         self, tables: tuple[jax.Array, jax.Array], rows: jax.Array, starts: jax.Array, keys: int, slots: Any
     ) -> Step:
         positions = jnp.maximum(rows - starts[:, None], 0)
-        return Step(tables[0][positions], tables[1][positions], self.parts.mask(rows, keys, starts), slots)
+        cos, sin = ([kind[positions] for kind in table] for table in tables)
+        mask = self.parts.mask(rows, keys, starts)
+        masks = [mask] if self.config.window is None else [mask, mask & near(rows, keys, self.config.window)]
+        return Step(cos, sin, masks, slots)
+
+    def _of(self, layer: jax.Array, kinds: list[jax.Array]) -> jax.Array:
+        """Choose a layer's mask or table: that of full layers, or of windowed ones."""
+        full = self.config.full_layers
+        if len(kinds) == 1 or not full:
+            return kinds[-1]
+        return jnp.where(jnp.isin(layer, jnp.asarray(full, jnp.int32)), kinds[0], kinds[1])
 
     def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
-        x = params["embed"][tokens].astype(self.arithmetic.residual)
+        x = params["embed"][tokens]
+        if self.config.embed_scale != 1.0:
+            x = x.astype(jnp.float32) * jnp.float32(self.config.embed_scale)
+        x = x.astype(self.arithmetic.residual)
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
             (x, cache), (weights, layer) = carry, xs
@@ -102,17 +119,33 @@ class Decoder:
         return x, cache
 
     def _layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
-        parts, a, eps = self.parts, self.arithmetic, self.config.norm_eps
+        parts, a = self.parts, self.arithmetic
         x = tap(x, "resid_in")
-        h = tap(parts.norm(x, w["attn_norm"], eps, a), "attn_norm")
+        h = tap(self._norm(x, w, "attn_norm"), "attn_norm")
         out, cache = self._attention(h, cache, w, layer, step)
-        proj = tap(parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a), "attn_proj")
+        proj = parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a)
+        proj = tap(self._added(proj, w, "attn_post"), "attn_proj")
         x = tap(x + proj.astype(a.residual), "resid_mid")
-        h = tap(parts.norm(x, w["mlp_norm"], eps, a), "mlp_norm")
+        h = tap(self._norm(x, w, "mlp_norm"), "mlp_norm")
         gate, up = parts.project(h, w["gate"], w.get("bgate"), a), parts.project(h, w["up"], w.get("bup"), a)
         act = tap(parts.activate(gate, up, a), "mlp_act")
-        mlp = tap(parts.project(act, w["down"], w.get("bdown"), a), "mlp_out")
+        mlp = tap(self._added(parts.project(act, w["down"], w.get("bdown"), a), w, "mlp_post"), "mlp_out")
         return tap(x + mlp.astype(a.residual), "resid_out"), cache
+
+    def _norm(self, x: jax.Array, w: Layer, name: str) -> jax.Array:
+        """Normalise x; where the family has no such norm, only round it."""
+        if name not in w:
+            return x.astype(self.arithmetic.activations)
+        weight, offset = w[name], self.config.norm_offset
+        weight = weight.astype(self.arithmetic.norm) + offset if offset else weight
+        return self.parts.norm(x, weight, self.config.norm_eps, self.arithmetic)
+
+    def _added(self, y: jax.Array, w: Layer, post: str) -> jax.Array:
+        """Return a projection as it is added to the residual: after a norm, times a factor."""
+        if post in w:
+            y = self._norm(y, w, post)
+        scale = self.config.residual_scale
+        return y if scale == 1.0 else (y.astype(jnp.float32) * jnp.float32(scale)).astype(y.dtype)
 
     def _raised_layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         """Run a layer, in the other arithmetic where it is the raised one; what it hands on has the usual formats."""
@@ -129,12 +162,18 @@ class Decoder:
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config
-        batch, length, _ = h.shape
-        q = parts.project(h, w["wq"], w.get("bq"), a).reshape(batch, length, c.heads, c.head_dim)
-        k = parts.project(h, w["wk"], w.get("bk"), a).reshape(batch, length, c.kv_heads, c.head_dim)
-        v = parts.project(h, w["wv"], w.get("bv"), a).reshape(batch, length, c.kv_heads, c.head_dim)
-        q = tap(parts.rope(q, step.cos, step.sin, a), "q")
-        k = tap(parts.rope(k, step.cos, step.sin, a), "k")
+        heads = (*h.shape[:2], -1, c.head_dim)
+        q = parts.project(h, w["wq"], w.get("bq"), a)
+        k = parts.project(h, w["wk"], w.get("bk"), a)
+        v = parts.project(h, w["wv"], w.get("bv"), a).reshape(heads)
+        if c.qk_norm == "row":
+            q, k = self._norm(q, w, "q_norm"), self._norm(k, w, "k_norm")
+        q, k = q.reshape(heads), k.reshape(heads)
+        if c.qk_norm == "head":
+            q, k = self._norm(q, w, "q_norm"), self._norm(k, w, "k_norm")
+        cos, sin = self._of(layer, step.cos), self._of(layer, step.sin)
+        q = tap(parts.rope(q, cos, sin, a), "q")
+        k = tap(parts.rope(k, cos, sin, a), "k")
         v = tap(v, "v")
         if cache is not None:
             cache = {
@@ -146,12 +185,18 @@ class Decoder:
             q = q.astype(a.activations)
             k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
             v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
-        scores = tap(parts.scores(q, k, c.head_dim**-0.5, a), "scores")
-        probs = tap(parts.softmax(scores, step.mask, a), "probs")
+        scores = parts.scores(q, k, c.score_scale, a)
+        if c.score_cap is not None:
+            scores = capped(scores, c.score_cap)
+        scores = tap(scores, "scores")
+        probs = tap(parts.softmax(scores, self._of(layer, step.masks), a), "probs")
         return tap(parts.attend(probs, v, a), "attn_out"), cache
 
     def _logits(self, params: Any, x: jax.Array, logit_rows: jax.Array) -> jax.Array:
-        h = tap(self.parts.norm(x, params["final_norm"], self.config.norm_eps, self.arithmetic), "final_norm")
+        h = tap(self._norm(x, params, "final_norm"), "final_norm")
         h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
-        a, head = self.arithmetic, params.get("lm_head", params["embed"])
-        return tap(dot(h, head, (2, 1), a.logits, a), "logits")
+        a, c, head = self.arithmetic, self.config, params.get("lm_head", params["embed"])
+        y = dot(h, head, (2, 1), a.logits, a)
+        if c.logit_scale != 1.0:
+            y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
+        return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")

@@ -1,14 +1,15 @@
 """Checkpoint tensors as the decoder's parameters: layers stacked on a leading axis, in the format they are used in."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.configs import DecoderConfig, RopeScaling, expected_tensors
 from precaudit.formats import Array, as_format, wider
-from precaudit.jax_decoder.families import family
+from precaudit.jax_decoder.families import layer_tensors
 from precaudit.policies import Policy
 
 Parameters = dict[str, Any]
@@ -26,7 +27,7 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
 
     expected = expected_tensors(config)
     layers = {}
-    for ours, theirs in family(config.family).layer_tensors.items():
+    for ours, theirs in layer_tensors(config).items():
         if f"model.layers.0.{theirs}" in expected:
             layers[ours] = load(np.stack([read(f"model.layers.{i}.{theirs}") for i in range(config.layers)]))
     params: Parameters = {
@@ -39,8 +40,47 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     return params
 
 
-def rope_tables(config: DecoderConfig, positions: int, policy: Policy) -> tuple[Array, Array]:
-    """Return cos and sin [positions, K/2]: angles p · theta^(−2i/K) in FP64, rounded once to the policy's format."""
-    half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    angles = np.arange(positions, dtype=np.float64)[:, None] * config.rope_theta**-half
-    return as_format(np.cos(angles), policy.rope), as_format(np.sin(angles), policy.rope)
+def rope_tables(config: DecoderConfig, positions: int, policy: Policy) -> tuple[list[Array], list[Array]]:
+    """Return cos and sin [positions, R/2] of full layers, and of windowed ones where they have a RoPE of their own.
+
+    Angles in FP64, rounded once to the policy's format.
+    """
+    bases = [(config.rope_theta, config.rope_scaling)]
+    if config.local_rope_theta is not None:
+        bases.append((config.local_rope_theta, None))
+    cos, sin = [], []
+    for theta, scaling in bases:
+        speed, factor = frequencies(theta, config.turned, scaling)
+        angles = np.arange(positions, dtype=np.float64)[:, None] * speed
+        cos.append(as_format(np.cos(angles) * factor, policy.rope))
+        sin.append(as_format(np.sin(angles) * factor, policy.rope))
+    return cos, sin
+
+
+def frequencies(theta: float, turned: int, scaling: RopeScaling | None) -> tuple[Array, float]:
+    """Return RoPE's angle per position [turned/2] and the factor on cos and sin, stretched as ``scaling`` says."""
+    speed = theta ** -(np.arange(0, turned, 2, dtype=np.float64) / turned)
+    if scaling is None:
+        return speed, 1.0
+    if scaling.kind == "linear":
+        return speed / scaling.factor, 1.0
+    if scaling.kind == "longrope":
+        return speed / np.asarray(scaling.divisors, np.float64), scaling.attention
+    slow = speed / scaling.factor
+    if scaling.kind == "llama3":
+        length = 2 * np.pi / speed
+        smooth = (scaling.original / length - scaling.low) / (scaling.high - scaling.low)
+        mixed = (1 - smooth) * slow + smooth * speed
+        mixed = np.where(length > scaling.original / scaling.low, slow, mixed)
+        return np.where(length < scaling.original / scaling.high, speed, mixed), 1.0
+
+    def dimension(rotations: float) -> float:
+        return turned * math.log(scaling.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(scaling.fast), dimension(scaling.slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, turned - 1)
+    last = last + 0.001 if first == last else last
+    stretched = np.clip((np.arange(turned // 2) - first) / (last - first), 0, 1)
+    return slow * stretched + speed * (1 - stretched), scaling.attention

@@ -20,6 +20,13 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.
     return (y.astype(a.activations).astype(weight.dtype) * weight).astype(a.activations)
 
 
+def rms_norm_once(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
+    """RMS norm that is rounded once, after the weight."""
+    y = x.astype(a.norm)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.asarray(eps, a.norm))
+    return (y * weight.astype(a.norm)).astype(a.activations)
+
+
 def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
     """X · weightᵀ (+ bias); weight [out, in]."""
     y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
@@ -27,10 +34,14 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmet
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, a: Arithmetic) -> jax.Array:
-    """Rotate pairs (i, i + K/2) of x [B, T, H, K] by tables [B, T, K/2] (Su et al. 2021, in the half-split layout)."""
-    first, second = jnp.split(x.astype(a.rope), 2, axis=-1)
+    """Rotate pairs (i, i + R/2) of x [B, T, H, K] by tables [B, T, R/2] (Su et al. 2021); dimensions after R stay."""
+    turned = 2 * cos.shape[-1]
+    first, second = jnp.split(x[..., :turned].astype(a.rope), 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(a.activations)
+    out = [first * cos - second * sin, second * cos + first * sin]
+    if turned < x.shape[-1]:
+        out.append(x[..., turned:].astype(a.rope))
+    return jnp.concatenate(out, axis=-1).astype(a.activations)
 
 
 def attention_scores(q: jax.Array, k: jax.Array, scale: float, a: Arithmetic) -> jax.Array:
@@ -40,6 +51,11 @@ def attention_scores(q: jax.Array, k: jax.Array, scale: float, a: Arithmetic) ->
     products = batched("btgrk,bsgk->bgrts", grouped, k, a.scores, a)
     scaled = products.astype(jnp.float32) * jnp.float32(scale)
     return scaled.astype(a.scores).reshape(b, h, t, k.shape[1])
+
+
+def capped(x: jax.Array, cap: float) -> jax.Array:
+    """Cap · tanh(x / cap) in float32, rounded to x's format."""
+    return (jnp.float32(cap) * jnp.tanh(x.astype(jnp.float32) / jnp.float32(cap))).astype(x.dtype)
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array, a: Arithmetic) -> jax.Array:
@@ -56,6 +72,12 @@ def attend(probs: jax.Array, v: jax.Array, a: Arithmetic) -> jax.Array:
     return batched("bgrts,bsgk->btgrk", grouped, v, a.attn_out, a).reshape(b, t, h, v.shape[3])
 
 
+def geglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
+    """gelu(gate) · up [B, T, F] with tanh's approximation, as ``swiglu``."""
+    g = gate.astype(jnp.float32)
+    return (jax.nn.gelu(g, approximate=True).astype(a.mlp) * up.astype(a.mlp)).astype(a.activations)
+
+
 def swiglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
     """silu(gate) · up [B, T, F]; silu in float32, rounded to the MLP's format, then the product."""
     g = gate.astype(jnp.float32)
@@ -68,6 +90,11 @@ def causal_mask(rows: jax.Array, keys: int, starts: jax.Array) -> jax.Array:
     r = rows[:, :, None]
     seen = ((s <= r) & (s >= starts[:, None, None])) | (s == r)
     return seen[:, None]
+
+
+def near(rows: jax.Array, keys: int, window: int) -> jax.Array:
+    """Return [B, 1, T, S]: whether key s is among the last ``window`` keys of row r, itself included."""
+    return (jnp.arange(keys)[None, None, :] > rows[:, :, None] - window)[:, None]
 
 
 def cache_write(cache: jax.Array, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> jax.Array:

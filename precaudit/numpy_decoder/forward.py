@@ -17,6 +17,7 @@ from precaudit.numpy_decoder.model import (
     all_scores,
     attention,
 )
+from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import each, one_blas_thread, row_ranges
 from precaudit.points import POINTS
@@ -75,15 +76,16 @@ def _layer(
     values = {"resid_in": x}
     _chain(context, values, BEFORE_ATTENTION, {"q", "k", "v", *points})
     values["attn_out"] = np.empty(values["q"].shape)
+    rule = Rule.of(context.config, context.layer)
     for i, span in enumerate(spans):
         q, k, v, at = values["q"][span], values["k"][span], values["v"][span], context.positions[span]
-        values["attn_out"][span] = attention(q, k, v, at, context.rounding)
+        values["attn_out"][span] = attention(q, k, v, at, rule, context.rounding)
         if points & {"scores", "probs"}:
-            s = all_scores(q, k, context.rounding)
+            s = all_scores(q, k, rule, context.rounding)
             if "scores" in points:
                 emit(i, "scores", s)
             if "probs" in points:
-                emit(i, "probs", all_probs(s, at, context.rounding))
+                emit(i, "probs", all_probs(s, at, rule.window, context.rounding))
     _chain(context, values, AFTER_ATTENTION, {"resid_out", *points})
     found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
     each(emit, found)

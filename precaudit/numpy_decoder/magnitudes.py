@@ -10,9 +10,12 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
+from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS, Array
+from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
-from precaudit.numpy_decoder.rounding import Rounding, single_precision_dot
+from precaudit.numpy_decoder.operators import Rule
+from precaudit.numpy_decoder.rounding import FP64, Rounding, single_precision_dot
 from precaudit.policies import Policy
 
 SINGLE = Rounding(dot=single_precision_dot)
@@ -45,34 +48,54 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
         found = weight(name)
         return None if found is None else np.abs(found)
 
-    out = model.apply(point, replace(context, weight=magnitude), absolute)
+    if normalises_inside(point, model.config):
+        # What is summed is divided by its true size, not by that of the sum of sizes.
+        operation = operations(model.config.family)[point]
+        scales: list[Array] = []
+        operation(replace(context, rounding=replace(FP64, norm_scale=lambda s: _note(scales, s))), *inputs)
+        given = replace(SINGLE, norm_scale=lambda s: scales.pop(0))
+        out = operation(replace(context, weight=magnitude, rounding=given), *absolute)
+    else:
+        out = model.apply(point, replace(context, weight=magnitude), absolute)
     if point in ("q", "k"):
-        half = out.shape[-1] // 2
-        both = out[..., :half] + out[..., half:]
-        return np.concatenate([both, both], axis=-1)
+        half = model.config.turned // 2
+        both = out[..., :half] + out[..., half : 2 * half]
+        return np.concatenate([both, both, out[..., 2 * half :]], axis=-1)
     return out
 
 
-def attended(q: Array, k: Array, v: Array, positions: Array) -> Array:
+def normalises_inside(point: str, config: DecoderConfig) -> bool:
+    """Whether an operation normalises a sum it made itself: QK norm, norms after attention and MLP."""
+    names = config.norm_names
+    after = {"attn_proj": names.attn_post, "mlp_out": names.mlp_post, "q": config.qk_norm, "k": config.qk_norm}
+    return bool(after.get(point))
+
+
+def _note(scales: list[Array], s: Array) -> Array:
+    scales.append(s)
+    return s
+
+
+def attended(q: Array, k: Array, v: Array, positions: Array, rule: Rule) -> Array:
     """Return P|V| · (1 + 2 max|s|) [T, H, K]: a relative error δ of the scores moves the output by 2 max|s| δ at most.
 
-    |s| ≤ ‖q‖ ‖k‖ / √K.
+    |s| ≤ ‖q‖ ‖k‖ · scale.
     """
-    out = attention(q, k, np.abs(v), positions, SINGLE)
+    out = attention(q, k, np.abs(v), positions, rule, SINGLE)
     longest = np.sqrt(np.einsum("sgk,sgk->sg", k, k).max(axis=0))
     sizes = np.sqrt(np.einsum("thk,thk->th", q, q)) * np.repeat(longest, q.shape[1] // k.shape[1])
-    return out * (1.0 + 2.0 / np.sqrt(q.shape[2]) * sizes)[:, :, None]
+    return out * (1.0 + 2.0 * rule.scale * sizes)[:, :, None]
 
 
-def scored(q: Array, k: Array) -> Array:
-    """Return |Q|·|K|ᵀ / √K [H, T, S]."""
-    return all_scores(np.abs(q), np.abs(k), SINGLE)
+def scored(q: Array, k: Array, rule: Rule) -> Array:
+    """Return |Q|·|K|ᵀ · scale [H, T, S]; a cap only shrinks errors."""
+    return all_scores(np.abs(q), np.abs(k), replace(rule, cap=None), SINGLE)
 
 
-def normalised(s: Array, positions: Array) -> Array:
+def normalised(s: Array, positions: Array, window: int | None) -> Array:
     """Return p · (1 + |s − max s|) [H, T, S]: the exponential's error is relative to its argument."""
     with np.errstate(invalid="ignore"):
-        return all_probs(s, positions, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
+        return all_probs(s, positions, window, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
 
 
 def half_ulp(y: Array, name: str) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.formats import Array, identity, widen
 from precaudit.numpy_decoder.families import Context, operations
-from precaudit.numpy_decoder.operators import attend, scores, softmax
+from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import SMALL, each, row_ranges, widened
 
@@ -44,7 +44,7 @@ class Model:
                 self._held[full] = widened(self.read(full))
             return self._held[full]
 
-        return Context(self.config, weight, positions, rounding)
+        return Context(self.config, weight, positions, rounding, layer)
 
     def warm(self, layer: int) -> None:
         """Widen a layer's tensors before threads ask for them."""
@@ -55,25 +55,31 @@ class Model:
                 context.weight(name.removeprefix(prefix))
 
     def embed(self, tokens: Array) -> Array:
-        """Return the embedding rows of token ids [T] in FP64 [T, D]."""
-        return widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
+        """Return the embedding rows of token ids [T] in FP64 [T, D], times the family's factor."""
+        rows = widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
+        return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
 
     def logits(
         self, final_norm: Array, roundings: Sequence[Rounding], of: Callable[[Array], Array] = identity
     ) -> list[Array]:
         """Return final_norm [T, D] · of(output matrix)ᵀ [T, V] under each rounding, those with one ``dot`` sharing it.
 
+        Scaled and capped as the family does, unless ``of`` makes it a sum of sizes.
         The matrix is widened a block of rows at a time, and kept as it is stored until a layer is asked for.
         """
         head = self._output_matrix()
         outs = [np.empty((len(final_norm), self.config.vocab)) for _ in roundings]
+        scale, cap = self.config.logit_scale, self.config.logit_cap if of is identity else None
 
         def block(i: int) -> None:
             w, products = of(widen(np.ascontiguousarray(head[i : i + VOCAB_BLOCK]))), {}
             for out, r in zip(outs, roundings, strict=True):
                 if r.dot not in products:
                     products[r.dot] = r.dot(final_norm, w.T)
-                out[:, i : i + VOCAB_BLOCK] = r.logits(products[r.dot])
+                y = products[r.dot]
+                if scale != 1.0 or cap is not None:
+                    y = capped(r.logits(y) * scale, cap)
+                out[:, i : i + VOCAB_BLOCK] = r.logits(y)
 
         each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
         return outs
@@ -106,26 +112,29 @@ class Model:
         operations(self.config.family)[point](one, *(x[:1] for x in inputs))
 
 
-def attention(q: Array, k: Array, v: Array, positions: Array, rounding: Rounding) -> Array:
+def attention(q: Array, k: Array, v: Array, positions: Array, rule: Rule, rounding: Rounding) -> Array:
     """Return attention's output [T, H, K] for q [T, H, K] at ascending ``positions`` [T] over k, v [S, G, K].
 
-    Key s stands at position s; a row sees the keys up to its own position.
+    Key s stands at position s; a row sees the keys up to its own position, the last ``rule.window`` of them.
     """
-    return attention_variants(q, k, v, positions, (rounding,))[0]
+    return attention_variants(q, k, v, positions, rule, (rounding,))[0]
 
 
-def attention_variants(q: Array, k: Array, v: Array, positions: Array, roundings: Sequence[Rounding]) -> list[Array]:
+def attention_variants(
+    q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundings: Sequence[Rounding]
+) -> list[Array]:
     """Return ``attention`` under several roundings; those with the same ``dot`` share the product q · kᵀ."""
     outs = [np.empty(q.shape) for _ in roundings]
-    group, scale = q.shape[1] // k.shape[1], 1.0 / np.sqrt(q.shape[2])
+    group = q.shape[1] // k.shape[1]
 
     def block(a: int, b: int, head: int) -> None:
+        first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
         keys, g, products = int(positions[b - 1]) + 1, head // group, {}
         for out, r in zip(outs, roundings, strict=True):
             if r.dot not in products:
-                products[r.dot] = r.dot(q[a:b, head], k[:keys, g].T)
-            s = r.scores(r.score_dot(products[r.dot]) * scale)
-            out[a:b, head] = attend(s, v[:keys, g], positions[a:b], r)
+                products[r.dot] = r.dot(q[a:b, head], k[first:keys, g].T)
+            s = scaled(products[r.dot], rule, r)
+            out[a:b, head] = attend(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
 
     jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
     if len(q) < SMALL:
@@ -136,24 +145,24 @@ def attention_variants(q: Array, k: Array, v: Array, positions: Array, roundings
     return outs
 
 
-def all_scores(q: Array, k: Array, rounding: Rounding) -> Array:
+def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:
     """Return scores [H, T, S] of every query with every key, masked or not."""
     group = q.shape[1] // k.shape[1]
     out = np.empty((q.shape[1], q.shape[0], k.shape[0]))
 
     def head(h: int) -> None:
-        out[h] = scores(q[:, h], k[:, h // group], rounding)
+        out[h] = scores(q[:, h], k[:, h // group], rule, rounding)
 
     each(head, [(h,) for h in range(q.shape[1])])
     return out
 
 
-def all_probs(s: Array, positions: Array, rounding: Rounding) -> Array:
+def all_probs(s: Array, positions: Array, window: int | None, rounding: Rounding) -> Array:
     """Return probabilities [H, T, S] from scores [H, T, S]."""
     out = np.empty(s.shape)
 
     def head(h: int) -> None:
-        out[h] = softmax(s[h], positions, rounding)
+        out[h] = softmax(s[h], positions, window, rounding)
 
     each(head, [(h,) for h in range(len(s))])
     return out

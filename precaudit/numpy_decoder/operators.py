@@ -3,16 +3,39 @@
 Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S keys.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from precaudit.configs import DecoderConfig
 from precaudit.formats import Array
 from precaudit.numpy_decoder.rounding import Rounding
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How a layer attends: the factor on q · k, the cap of scores (c · tanh(s / c)), and the keys a row sees."""
+
+    scale: float
+    cap: float | None = None
+    window: int | None = None
+
+    @classmethod
+    def of(cls, config: DecoderConfig, layer: int | None) -> "Rule":
+        """Return a layer's rule."""
+        return cls(config.score_scale, config.score_cap, config.window_of(layer))
+
+
 def rms_norm(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
-    """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4); x [T, D]."""
-    scale = r.norm_scale(1.0 / np.sqrt(np.einsum("td,td->t", x, x) / x.shape[1] + eps))
-    return r.norm(r.norm_inner(x * scale[:, None]) * weight)
+    """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4) over the last axis of x [..., D]."""
+    scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
+    return r.norm(r.norm_inner(x * scale[..., None]) * weight)
+
+
+def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
+    """RMS norm that is rounded once, after the weight."""
+    scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
+    return r.norm(x * scale[..., None] * weight)
 
 
 def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
@@ -21,40 +44,79 @@ def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
     return y if bias is None else r.linear(y) + bias
 
 
-def rope_angles(positions: Array, theta: float, head_dim: int) -> Array:
-    """Return position · theta^(−2i/K) [T, K/2] (Su et al. 2021)."""
-    half = head_dim // 2
-    return np.asarray(positions, np.float64)[:, None] * theta ** (-np.arange(half) / half)
+def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, float]:
+    """Return a layer's radians per position [R/2], R the dimensions turned, and the factor on cos and sin.
+
+    θ^(−2i/R) (Su et al. 2021); linear: Chen et al. 2023; YaRN: Peng et al. 2023, §3.2; llama3: by wavelength, as in
+    Llama 3.1's published code.
+    """
+    half, scaling, theta = config.turned // 2, config.rope_scaling, config.rope_theta
+    if config.local_rope_theta is not None and config.window_of(layer) is not None:
+        theta, scaling = config.local_rope_theta, None
+    plain = theta ** (-np.arange(half) / half)
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.kind == "longrope":
+        return plain / np.asarray(scaling.divisors), scaling.attention
+    turns = scaling.original * plain / (2 * np.pi)  # within the original context
+    if scaling.kind == "llama3":
+        kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+        return plain * (kept + (1 - kept) / scaling.factor), 1.0
+    low, high = (
+        half * np.log(scaling.original / (b * 2 * np.pi)) / np.log(theta) for b in (scaling.fast, scaling.slow)
+    )
+    if scaling.truncate:
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    ramp = np.clip((np.arange(half) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
+    return plain * ((1 - ramp) + ramp / scaling.factor), scaling.attention
 
 
-def rope(x: Array, positions: Array, theta: float, r: Rounding) -> Array:
-    """Rotate pairs (i, i + K/2) of x [T, H, K] by the angle position · theta^(−2i/K) (Su et al. 2021)."""
-    half = x.shape[-1] // 2
-    angle = rope_angles(positions, theta, x.shape[-1])
-    cos, sin = r.rope_table(np.cos(angle))[:, None], r.rope_table(np.sin(angle))[:, None]
-    a, b = x[..., :half], x[..., half:]
-    out = np.empty_like(x)
+def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding) -> Array:
+    """Rotate pairs (i, i + R/2) of the first R dimensions of x [T, H, K] by position · frequency (Su et al. 2021)."""
+    each, factor = frequencies
+    half = len(each)
+    angle = np.asarray(positions, np.float64)[:, None] * each
+    cos, sin = (r.rope_table(f(angle) * factor)[:, None] for f in (np.cos, np.sin))
+    a, b = x[..., :half], x[..., half : 2 * half]
+    out = x.copy()
     out[..., :half] = a * cos - b * sin
-    out[..., half:] = b * cos + a * sin
+    out[..., half : 2 * half] = b * cos + a * sin
     return out
 
 
-def scores(q: Array, k: Array, r: Rounding) -> Array:
-    """Q · kᵀ / √K for one head: q [T, K], k [S, K] → [T, S]."""
-    return r.scores(r.score_dot(r.dot(q, k.T)) * (1.0 / np.sqrt(q.shape[1])))
+def capped(x: Array, cap: float | None) -> Array:
+    """Cap · tanh(x / cap); x itself without a cap."""
+    return x if cap is None else cap * np.tanh(x / cap)
 
 
-def softmax(s: Array, positions: Array, r: Rounding) -> Array:
-    """Softmax over the keys s ≤ position of each row; s [T, S], positions [T]."""
-    weights, total = _exponentials(s.copy(), positions, r)
+def scores(q: Array, k: Array, rule: Rule, r: Rounding) -> Array:
+    """Q · kᵀ · scale, capped, for one head: q [T, K], k [S, K] → [T, S]."""
+    return scaled(r.dot(q, k.T), rule, r)
+
+
+def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
+    """Return scores from products q · k."""
+    s = r.score_dot(product) * rule.scale
+    return r.scores(s if rule.cap is None else capped(r.score_scaled(s), rule.cap))
+
+
+def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    """Softmax over the keys s ≤ position of each row, the last ``window`` of them; s [T, S], positions [T]."""
+    weights, total = _exponentials(s.copy(), positions, window, r)
     return r.probs(weights / total)
 
 
-def _exponentials(s: Array, positions: Array, r: Rounding) -> tuple[Array, Array]:
+def _exponentials(s: Array, positions: Array, window: int | None, r: Rounding) -> tuple[Array, Array]:
     """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
+    at = np.asarray(positions)[:, None]
     first = int(positions[0]) + 1  # every row sees the keys before
     tail = s[:, first:]
-    tail[np.arange(first, s.shape[1]) > np.asarray(positions)[:, None]] = -np.inf
+    tail[np.arange(first, s.shape[1]) > at] = -np.inf
+    if window is not None:
+        s[np.arange(s.shape[1]) <= at - window] = -np.inf
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=1, keepdims=True)
     s = r.shifted(s)
@@ -63,12 +125,12 @@ def _exponentials(s: Array, positions: Array, r: Rounding) -> tuple[Array, Array
     return s, s.sum(axis=1, keepdims=True)
 
 
-def attend(s: Array, v: Array, positions: Array, r: Rounding) -> Array:
+def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """softmax(s) · v for one head: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions.
 
     Divides after the product where nothing is rounded.
     """
-    weights, total = _exponentials(s, positions, r)
+    weights, total = _exponentials(s, positions, window, r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(r.dot(r.probs(weights / total), v))
@@ -83,8 +145,16 @@ def silu(x: Array) -> Array:
     return np.divide(x, y, out=y)
 
 
-def swiglu(gate: Array, up: Array, r: Rounding) -> Array:
-    """silu(gate) · up (Shazeer 2020); [T, F]."""
-    s = r.silu(silu(r.gate_up(gate)))
+def gelu_tanh(x: Array) -> Array:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016)."""
+    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+
+
+def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
+    """act(gate) · up (Shazeer 2020); [T, F]."""
+    s = r.silu(ACTIVATIONS[activation](r.gate_up(gate)))
     s *= r.gate_up(up)
     return r.mlp_act(s)

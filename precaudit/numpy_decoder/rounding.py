@@ -19,8 +19,9 @@ class Rounding:
     """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
-    projection before bias or RoPE), score_dot (before the scale), scores, probs, gate_up, silu. norm_scale (1/rms),
-    shifted (scores minus their maximum) and exponential are those of float32 arithmetic inside norm and softmax.
+    projection before bias, norm or RoPE), score_dot (before the scale), score_scaled (before a cap), scores, probs,
+    gate_up, silu. norm_scale (1/rms), shifted (scores minus their maximum) and exponential are those of float32
+    arithmetic inside norm and softmax.
     """
 
     rope_table: Place = identity
@@ -31,6 +32,7 @@ class Rounding:
     rows: Place = identity
     cache: Place = identity
     score_dot: Place = identity
+    score_scaled: Place = identity
     scores: Place = identity
     shifted: Place = identity
     exponential: Place = identity
@@ -77,17 +79,38 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
     Excess precision drops rounding to formats narrower than float32 between fused operations; a policy that switches
     it off has the empty set only.
     """
-    groups = ELIDABLE.get(point, ())
-    if point in ELIDABLE_WITH_BIAS and getattr(config, ELIDABLE_WITH_BIAS[point]):
-        groups = (("linear",),)
-    if point == "attn_out" and np.log2(config.head_dim) % 2 == 0:
-        groups = (("score_dot", "scores"), ("probs",))  # a scale of 2^-n rounds nothing
-    formats = {"score_dot": policy.scores, "scores": policy.scores, "probs": policy.probs, "silu": policy.mlp}
+    groups = _groups(point, config)
+    formats = {
+        "score_scaled": policy.scores,
+        "score_dot": policy.scores,
+        "scores": policy.scores,
+        "probs": policy.probs,
+        "silu": policy.mlp,
+    }
     groups = tuple(g for g in groups if any(formats.get(p, policy.activations) != "float32" for p in g))
     if policy.excess_precision == "off":
         groups = ()
     chosen = [c for n in range(len(groups) + 1) for c in combinations(groups, n)]
     return [tuple(place for group in choice for place in group) for choice in chosen]
+
+
+def _groups(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ...]:
+    """Return the places inside a point's operation, those that are elided together in one tuple."""
+    post = {"attn_proj": config.norm_names.attn_post, "mlp_out": config.norm_names.mlp_post}.get(point)
+    if point in ("q", "k") and config.qk_norm:
+        return (("linear",), ("norm_inner",), ("norm",))
+    if post is not None:
+        return (("linear",), ("norm_inner",))
+    if point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0:
+        return (("linear",),)
+    if point in ELIDABLE_WITH_BIAS and getattr(config, ELIDABLE_WITH_BIAS[point]):
+        return (("linear",),)
+    groups = ELIDABLE.get(point, ())
+    if point in ("scores", "attn_out") and config.score_cap is not None:
+        return (("score_scaled",), *groups)
+    if point == "attn_out" and np.log2(config.score_scale) % 1 == 0:
+        return (("score_dot", "scores"), ("probs",))  # a scale of 2^-n rounds nothing
+    return groups
 
 
 def of_policy(policy: Policy, decode: bool = False) -> Rounding:
@@ -106,6 +129,7 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         rows=activations,
         cache=rounder(policy.kv_cache),
         score_dot=scores,
+        score_scaled=scores,
         scores=scores,
         probs=rounder("float32" if single else policy.probs),
         attn_out=rounder(policy.attn_out),

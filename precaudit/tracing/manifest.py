@@ -11,7 +11,7 @@ from importlib import metadata
 import msgspec
 
 import precaudit
-from precaudit.jax_decoder.families import family
+from precaudit.jax_decoder.families import parts as family_parts
 from precaudit.records import SCHEMA, ModelRecord, Requested, RunRecord
 from precaudit.tracing.subject import Subject
 
@@ -64,5 +64,5 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         commit=commit(),
         command=command,
         started=now(),
-        program="shipped" if subject.parts == family(subject.config.family).parts else "other",
+        program="shipped" if subject.parts == family_parts(subject.config.family) else "other",
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from precaudit.errors import UserError
-from precaudit.judging.verdicts import LAST, ORDER
+from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord, device_kind
@@ -67,8 +67,9 @@ def _compared(before: Run, again: Run) -> Repeat:
     return Repeat(again, len(both), len(differing), min(differing, key=_order, default=None))
 
 
-def _order(p: PointRecord) -> tuple[int, int, int, int]:
-    return (PHASES.index(p.phase), p.step, LAST if p.layer is None else p.layer, ORDER[p.point])
+def _order(p: PointRecord) -> tuple[int, int, bool, int, int]:
+    outside = p.layer is None
+    return (PHASES.index(p.phase), p.step, outside, p.layer or 0, list(POINTS).index(p.point))
 
 
 def _key(p: PointRecord) -> tuple[Any, ...]:

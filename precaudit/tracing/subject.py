@@ -10,7 +10,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
-from precaudit.jax_decoder.families import family
+from precaudit.jax_decoder.families import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import Policy, apply_settings, load_policy
 from precaudit.tracing.devices import choose_device, platform_of
@@ -63,12 +63,12 @@ class Subject:
         return self.checkpoint.make_tokenizer()
 
     def tables(self, positions: int) -> Any:
-        """RoPE's cos and sin for the first ``positions`` positions, on the device."""
+        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives."""
         import jax
 
         if positions not in self._tables:
             tables = rope_tables(self.config, positions, self.policy)
-            self._tables[positions] = tuple(jax.device_put(t, self.device) for t in tables)
+            self._tables[positions] = jax.device_put(tables, self.device)
         return self._tables[positions]
 
 
@@ -88,4 +88,4 @@ def load(
     checkpoint = open_checkpoint(subject).with_weights(chosen.weights)
     found = choose_device(device)
     check_device(chosen, platform_of(found))
-    return Subject(subject, checkpoint, chosen, parts or family(checkpoint.config.family).parts, found)
+    return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config.family), found)

@@ -1,20 +1,38 @@
-"""What differs between model families: parts and parameter names, one file each."""
+"""What differs between model families: their parts, one file each, and the names of their tensors."""
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
+from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.parts import Parts
 
+TENSORS = {
+    "wq": "self_attn.q_proj.weight",
+    "wk": "self_attn.k_proj.weight",
+    "wv": "self_attn.v_proj.weight",
+    "wo": "self_attn.o_proj.weight",
+    "bq": "self_attn.q_proj.bias",
+    "bk": "self_attn.k_proj.bias",
+    "bv": "self_attn.v_proj.bias",
+    "bo": "self_attn.o_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "bgate": "mlp.gate_proj.bias",
+    "bup": "mlp.up_proj.bias",
+    "bdown": "mlp.down_proj.bias",
+}
 
-@dataclass(frozen=True)
-class Family:
-    """``layer_tensors``: this decoder's names for a layer's tensors → checkpoint names without the layer prefix."""
 
-    parts: Parts
-    layer_tensors: dict[str, str]
+def parts(name: str) -> Parts:
+    """Return the operations in ``jax_decoder/families/<name>.py``."""
+    return cast(Parts, import_module(f"{__name__}.{name}").PARTS)
 
 
-def family(name: str) -> Family:
-    """Return the family in ``jax_decoder/families/<name>.py``."""
-    return cast(Family, import_module(f"{__name__}.{name}").FAMILY)
+def layer_tensors(config: DecoderConfig) -> dict[str, str]:
+    """Return this decoder's names of a layer's tensors → checkpoint names without the layer prefix."""
+    names = config.norm_names
+    norms = {"attn_norm": names.attn, "attn_post": names.attn_post, "mlp_norm": names.mlp, "mlp_post": names.mlp_post}
+    return {ours: f"{theirs}.weight" for ours, theirs in norms.items() if theirs is not None} | TENSORS

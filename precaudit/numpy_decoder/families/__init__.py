@@ -15,13 +15,14 @@ class Context:
     """What an operation needs besides its inputs.
 
     ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
-    ``positions`` [T] are the rows' positions in their sequences.
+    ``positions`` [T] are the rows' positions in their sequences; ``layer`` is None outside layers.
     """
 
     config: DecoderConfig
     weight: Callable[[str], Array | None]
     positions: Array
     rounding: Rounding
+    layer: int | None = None
 
     def tensor(self, name: str) -> Array:
         """Return a tensor every model of the family has."""

@@ -1,75 +1,98 @@
-"""Llama, one function per point; each takes the points listed as its inputs in docs/design.md §4."""
+"""The decoder's operations, one function per point; each takes the points listed as its inputs in docs/design.md §4.
+
+What the configuration says (norms after, QK norm, caps, factors, partial RoPE) is here; a family that computes its norm
+another way gives that to ``table``.
+"""
+
+from collections.abc import Callable
 
 from precaudit.formats import Array
 from precaudit.numpy_decoder.families import Context, Operation
-from precaudit.numpy_decoder.operators import linear, rms_norm, rope, swiglu
+from precaudit.numpy_decoder.operators import gated, linear, rms_norm, rope, rope_frequencies
+from precaudit.numpy_decoder.rounding import Rounding
+
+Norm = Callable[[Array, Array, float, Rounding], Array]
+
+
+def table(norm: Norm) -> dict[str, Operation]:
+    """Return {point: operation(context, *inputs)} with a family's norm."""
+
+    def normed(c: Context, x: Array, name: str) -> Array:
+        return norm(x, c.tensor(f"{name}.weight") + c.config.norm_offset, c.config.norm_eps, c.rounding)
+
+    def attn_norm(c: Context, resid_in: Array) -> Array:
+        """norm(resid_in) [T, D]; resid_in itself where the family's norms come after."""
+        name = c.config.norm_names.attn
+        return c.rounding.norm(resid_in) if name is None else normed(c, resid_in, name)
+
+    def rotated(c: Context, x: Array, name: str) -> Array:
+        y = c.rounding.linear(_project(c, x, f"self_attn.{name}_proj"))
+        heads = (len(x), -1, c.config.head_dim)
+        if c.config.qk_norm == "row":
+            y = normed(c, y, f"self_attn.{name}_norm").reshape(heads)
+        elif c.config.qk_norm == "head":
+            y = normed(c, y.reshape(heads), f"self_attn.{name}_norm")
+        return c.rounding.rows(rope(y.reshape(heads), c.positions, rope_frequencies(c.config, c.layer), c.rounding))
+
+    def q(c: Context, attn_norm: Array) -> Array:
+        """Queries after QK norm and RoPE [T, H, K]."""
+        return rotated(c, attn_norm, "q")
+
+    def k(c: Context, attn_norm: Array) -> Array:
+        """Keys after QK norm and RoPE [T, G, K]."""
+        return rotated(c, attn_norm, "k")
+
+    def v(c: Context, attn_norm: Array) -> Array:
+        """Values [T, G, K]."""
+        return c.rounding.rows(
+            _project(c, attn_norm, "self_attn.v_proj").reshape(len(attn_norm), -1, c.config.head_dim)
+        )
+
+    def added(c: Context, y: Array, post: str | None) -> Array:
+        """Return a projection as it is added to the residual: after a norm, times a factor."""
+        if post is not None:
+            y = normed(c, c.rounding.linear(y), post)
+        if c.config.residual_scale != 1.0:
+            y = c.rounding.linear(y) * c.config.residual_scale
+        return c.rounding.proj(y)
+
+    def attn_proj(c: Context, attn_out: Array) -> Array:
+        """What attention adds to the residual [T, D]."""
+        y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj")
+        return added(c, y, c.config.norm_names.attn_post)
+
+    def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
+        """Residual after attention [T, D]."""
+        return c.rounding.residual(resid_in + attn_proj)
+
+    def mlp_norm(c: Context, resid_mid: Array) -> Array:
+        """norm(resid_mid) [T, D]; resid_mid itself where the family's norms come after."""
+        name = c.config.norm_names.mlp
+        return c.rounding.norm(resid_mid) if name is None else normed(c, resid_mid, name)
+
+    def mlp_act(c: Context, mlp_norm: Array) -> Array:
+        """act(gate) · up [T, F]."""
+        gate, up = (_project(c, mlp_norm, f"mlp.{name}_proj") for name in ("gate", "up"))
+        return gated(gate, up, c.config.activation, c.rounding)
+
+    def mlp_out(c: Context, mlp_act: Array) -> Array:
+        """What the MLP adds to the residual [T, D]."""
+        return added(c, _project(c, mlp_act, "mlp.down_proj"), c.config.norm_names.mlp_post)
+
+    def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
+        """Residual leaving the layer [T, D]."""
+        return c.rounding.residual(resid_mid + mlp_out)
+
+    def final_norm(c: Context, resid_out: Array) -> Array:
+        """Norm before the output matrix [T, D]; its weight is outside the layers."""
+        return normed(c, resid_out, "model.norm")
+
+    found = (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, mlp_act, mlp_out, resid_out, final_norm)
+    return {f.__name__: f for f in found}
 
 
 def _project(c: Context, x: Array, name: str) -> Array:
     return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding)
 
 
-def _heads(c: Context, x: Array, name: str) -> Array:
-    return _project(c, x, name).reshape(len(x), -1, c.config.head_dim)
-
-
-def attn_norm(c: Context, resid_in: Array) -> Array:
-    """norm(resid_in) [T, D]."""
-    return rms_norm(resid_in, c.tensor("input_layernorm.weight"), c.config.norm_eps, c.rounding)
-
-
-def q(c: Context, attn_norm: Array) -> Array:
-    """Queries after RoPE [T, H, K]."""
-    x = c.rounding.linear(_heads(c, attn_norm, "self_attn.q_proj"))
-    return c.rounding.rows(rope(x, c.positions, c.config.rope_theta, c.rounding))
-
-
-def k(c: Context, attn_norm: Array) -> Array:
-    """Keys after RoPE [T, G, K]."""
-    x = c.rounding.linear(_heads(c, attn_norm, "self_attn.k_proj"))
-    return c.rounding.rows(rope(x, c.positions, c.config.rope_theta, c.rounding))
-
-
-def v(c: Context, attn_norm: Array) -> Array:
-    """Values [T, G, K]."""
-    return c.rounding.rows(_heads(c, attn_norm, "self_attn.v_proj"))
-
-
-def attn_proj(c: Context, attn_out: Array) -> Array:
-    """Output projection [T, D]."""
-    return c.rounding.proj(_project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj"))
-
-
-def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
-    """Residual after attention [T, D]."""
-    return c.rounding.residual(resid_in + attn_proj)
-
-
-def mlp_norm(c: Context, resid_mid: Array) -> Array:
-    """norm(resid_mid) [T, D]."""
-    return rms_norm(resid_mid, c.tensor("post_attention_layernorm.weight"), c.config.norm_eps, c.rounding)
-
-
-def mlp_act(c: Context, mlp_norm: Array) -> Array:
-    """silu(gate) · up [T, F]."""
-    return swiglu(_project(c, mlp_norm, "mlp.gate_proj"), _project(c, mlp_norm, "mlp.up_proj"), c.rounding)
-
-
-def mlp_out(c: Context, mlp_act: Array) -> Array:
-    """Down projection [T, D]."""
-    return c.rounding.proj(_project(c, mlp_act, "mlp.down_proj"))
-
-
-def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
-    """Residual leaving the layer [T, D]."""
-    return c.rounding.residual(resid_mid + mlp_out)
-
-
-def final_norm(c: Context, resid_out: Array) -> Array:
-    """Norm before the output matrix [T, D]; its weight is outside the layers."""
-    return rms_norm(resid_out, c.tensor("model.norm.weight"), c.config.norm_eps, c.rounding)
-
-
-OPERATIONS: dict[str, Operation] = {
-    f.__name__: f for f in (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, mlp_act, mlp_out, resid_out, final_norm)
-}
+OPERATIONS = table(rms_norm)
