@@ -14,16 +14,11 @@ from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
 from tests.programs import errors, everything, record
 
-SMALL = (
-    "llama-bias",
-    "llama-gqa",
-    "llama-headdim",
-    "llama-mha",
-    "llama-mqa",
-    "llama-sharded",
-    "qwen2-gqa",
-    "qwen2-tied-mqa",
-)
+SMALL = sorted(p.name for p in FIXTURES.iterdir() if (p / "config.json").is_file())
+FAMILIES_ONCE = (
+    "llama-gqa", "llama-yarn", "qwen2-gqa", "qwen3-window-yarn", "mistral-window", "gemma2-caps", "gemma3-gqa",
+    "phi3-partial", "olmo2-gqa", "granite-gqa",
+)  # fmt: skip
 TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
 
 
@@ -33,7 +28,7 @@ def fixture_run(folder, name, policy="fp32-highest", select=None, tokens=(TOKENS
     return trace(subject, folder, prompts, select or everything(), Options(decode_steps=3, force=True, **options))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAMILIES_ONCE else pytest.mark.slow) for n in SMALL])
 def test_every_point_is_fp64_to_single_precision(tmp_path, name):
     fixture_run(tmp_path / "run", name)
     found = errors(tmp_path / "run", accum=())
@@ -46,7 +41,7 @@ def test_every_point_is_fp64_to_single_precision(tmp_path, name):
             assert e.mismatched == 0, e
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "qwen2-gqa"])
+@pytest.mark.parametrize("name", FAMILIES_ONCE)
 def test_prefill_decode_and_rescore_agree_everywhere(tmp_path, name):
     fixture_run(tmp_path / "run", name)
     recorded = Recorded.of(compare(tmp_path / "run").run)
@@ -65,10 +60,11 @@ def by_place(folder):
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3-gqa"])
 @pytest.mark.parametrize("pad", ["left", "right"])
-def test_batch_and_padding_do_not_change_values(tmp_path, pad):
+def test_batch_and_padding_do_not_change_values(tmp_path, name, pad):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
-    fixture_run(tmp_path / "one", "llama-gqa", tokens=tokens)
+    fixture_run(tmp_path / "one", name, tokens=tokens)
     fixture_run(tmp_path / "all", "llama-gqa", tokens=tokens, batch=3, pad=pad)
     one, every = by_place(tmp_path / "one"), by_place(tmp_path / "all")
     assert one.keys() == every.keys()

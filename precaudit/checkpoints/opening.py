@@ -10,6 +10,7 @@ from typing import Any
 
 from precaudit import configs
 from precaudit.checkpoints import tokenizers
+from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, check_tensors
@@ -95,7 +96,7 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
     config = configs.from_config_json(raw, str(config_path))
     files = _weight_files(folder)
-    tensors = SafetensorsFiles.open(files)
+    tensors = Split.of(SafetensorsFiles.open(files), config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), lambda: tokenizers.from_folder(folder))
 

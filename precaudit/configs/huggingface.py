@@ -258,7 +258,7 @@ def _rope(raw: Raw, source: Source, context: int) -> tuple[float, RopeScaling | 
         return theta, None, share, context
     original = rope.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings") or context
     if kind == "dynamic":  # the default up to the context; beyond it every key would be turned by another angle
-        return theta, None, share, min(context, int(original))
+        return theta, None, share, context
     factor = float(rope["factor"]) if rope.get("factor") is not None else context / int(original)
     known: dict[str, Any] = {"factor": factor, "original": int(original)}
     if kind == "linear":
