@@ -1,6 +1,7 @@
 """Decoders with one mistake in them, in one layer or all, in prefill, decode or both; and what diagnosis has to say."""
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from precaudit.jax_decoder.parts import (
 from precaudit.tracing.subject import Subject, load
 
 f32 = jnp.float32
+WINDOW = 8
 _WHERE: list[tuple[Any, bool]] = []  # (layer, whether decoding) while a layer is traced
 
 
@@ -41,7 +43,7 @@ class Mistake:
     """``part`` of Parts made ``wrong``; ``call``: which of the calls of that part in a layer, None all.
 
     ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
-    is announced. ``phases``: where it is made. ``sharper``: factor on the query weights of the faulty layers.
+    is announced. ``phases``: where it is made. ``model``: what is loaded for a faulty layer.
     ``at``: the first faulty layer of a ``whole`` one.
     """
 
@@ -56,15 +58,14 @@ class Mistake:
     call: int | None = None
     calls: int = 1
     whole: bool = False
-    sharper: float = 1.0
+    model: Callable[[int | None], str] = lambda layer: "tiny"
     at: int | None = None
 
     def subject(self, layer: int | None) -> Subject:
         """Return tiny with the mistake in one layer or in all (None); ``whole`` ones change the subject itself."""
         if self.whole:
             return self.wrong(load("tiny", self.policy, None, "cpu"))
-        model = "tiny" if self.sharper == 1 else sharpened(layer, self.sharper)
-        return load(model, self.policy, None, "cpu", self.parts(layer))
+        return load(self.model(layer), self.policy, None, "cpu", self.parts(layer))
 
     def parts(self, layer: int | None) -> Parts:
         """Return the decoder's parts with the mistake in one layer, or in all (None)."""
@@ -127,19 +128,42 @@ def residual_twice(subject: Subject) -> Subject:
     return subject
 
 
-@cache
-def sharpened(layer: int | None, factor: float) -> str:
-    """Write tiny with the query weights of one layer, or all, times ``factor``; return the folder."""
+def altered() -> Path:
+    """Return a copy of tiny's folder, which is removed at exit."""
     source = Path(load("tiny", device="cpu").checkpoint.path)
-    folder = Path(tempfile.mkdtemp(prefix="precaudit-sharp-"))
+    folder = Path(tempfile.mkdtemp(prefix="precaudit-tiny-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    tensors = load_file(source / "model.safetensors")
+    return folder
+
+
+@cache
+def sharpened(layer: int | None) -> str:
+    """Return tiny with the query weights of one layer, or all, times 8: scores above 88."""
+    folder = altered()
+    tensors = load_file(folder / "model.safetensors")
     for name, x in tensors.items():
         if name.endswith("q_proj.weight") and (layer is None or f".{layer}." in name):
-            tensors[name] = (x.astype("float32") * factor).astype(x.dtype)
+            tensors[name] = (x.astype("float32") * 8).astype(x.dtype)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
+
+
+@cache
+def windowed(layer: int | None) -> str:
+    """Return tiny as a Mistral whose rows see WINDOW keys."""
+    folder = altered()
+    config = json.loads((folder / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k not in ("attention_bias", "mlp_bias")}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": WINDOW}))
+    return str(folder)
+
+
+def window_short(s: Any, mask: Any, a: Any) -> Any:
+    """Hide the oldest key of rows whose window is full."""
+    shifted = jnp.concatenate([jnp.zeros_like(mask[..., :1]), mask[..., :-1]], axis=-1)
+    full = mask.sum(axis=-1, keepdims=True) == WINDOW
+    return masked_softmax(s, jnp.where(full, mask & shifted, mask), a)
 
 
 def narrow_logits(subject: Subject) -> Subject:
@@ -295,13 +319,14 @@ MISTAKES = (
     M("mean for mean square", "norm", mean, "attn_norm", "semantics", "mean for mean square", **FIRST),
     M(
         "no maximum at large scores", "softmax", no_maximum, "probs", "semantics", "maximum not subtracted",
-        phases=("prefill",), sharper=8.0,
+        phases=("prefill",), model=sharpened,
     ),
     M(
         "residual rounded twice", "residual", residual_twice, "resid_mid", "format", "residual in bfloat16", F32,
         whole=True, at=0,
     ),
     M("mask one short", "softmax", mask_short, "probs", "semantics", "mask one short", phases=("prefill",)),
+    M("window one short", "softmax", window_short, "probs", "semantics", "window one short", model=windowed),
     M("KV cache in int8", "cache_read", cache_in_int8, "k_cache", "format", "cache in int8", phases=D),
     M("mask one ahead", "softmax", mask_ahead, "probs", "semantics", "mask one ahead", phases=("prefill",)),
     M("heads interleaved", "scores", heads_interleaved, "scores", "semantics", "heads interleaved"),

@@ -147,7 +147,7 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> M
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
     other = _noise(o, roundings, best, arrays)
-    bound = inner_roundoff(point, emulations.policy) * canonical(o.magnitude(), axes)
+    bound = inner_roundoff(point, emulations.policy, model.config) * canonical(o.magnitude(), axes)
     return Made(arrays["fp64"], named, other - arrays["fp64"], bound, label, tuple(best.split("|")[1:]))
 
 

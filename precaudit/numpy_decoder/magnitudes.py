@@ -15,7 +15,7 @@ from precaudit.formats import FORMATS, Array
 from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64, Rounding, single_precision_dot
+from precaudit.numpy_decoder.rounding import FP64, Rounding, inner_places, single_precision_dot
 from precaudit.policies import Policy
 
 SINGLE = Rounding(dot=single_precision_dot)
@@ -27,9 +27,12 @@ INNER = {
 }  # fmt: skip
 
 
-def inner_roundoff(point: str, policy: Policy) -> float:
+def inner_roundoff(point: str, policy: Policy, config: DecoderConfig) -> float:
     """Return the largest unit roundoff inside an operation: of what it rounds on the way, else of its float32 sums."""
-    formats = [getattr(policy, key) for key in INNER.get(point, ())]
+    keys = INNER.get(point, ())
+    if any({"linear", "biased"} & set(group) for group in inner_places(point, config)):
+        keys = (*keys, "activations")
+    formats = [getattr(policy, key) for key in keys]
     return max(FORMATS[name].unit_roundoff for name in ("float32", *formats))
 
 

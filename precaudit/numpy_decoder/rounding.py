@@ -19,9 +19,9 @@ class Rounding:
     """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
-    projection before bias, norm or RoPE), score_dot (before the scale), score_scaled (before a cap), scores, probs,
-    gate_up, silu. norm_scale (1/rms), shifted (scores minus their maximum) and exponential are those of float32
-    arithmetic inside norm and softmax.
+    projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
+    scale), score_scaled (before a cap), scores, probs, gate_up, silu. norm_scale (1/rms), shifted (scores minus their
+    maximum) and exponential are those of float32 arithmetic inside norm and softmax.
     """
 
     rope_table: Place = identity
@@ -29,6 +29,7 @@ class Rounding:
     norm_inner: Place = identity
     norm: Place = identity
     linear: Place = identity
+    biased: Place = identity
     rows: Place = identity
     cache: Place = identity
     score_dot: Place = identity
@@ -62,15 +63,13 @@ PLACES = tuple(f.name for f in fields(Rounding) if f.name != "dot")
 # Places inside the operation that makes a point; a group is elided together.
 ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "attn_norm": (("norm_inner",),),
-    "q": (("linear",),),
-    "k": (("linear",),),
     "scores": (("score_dot",),),
     "attn_out": (("score_dot",), ("scores",), ("probs",)),
     "mlp_norm": (("norm_inner",),),
     "mlp_act": (("gate_up",), ("silu",)),
     "final_norm": (("norm_inner",),),
 }
-ELIDABLE_WITH_BIAS = {"v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
+BIASES = {"q": "qkv_bias", "k": "qkv_bias", "v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
 
 
 def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[str, ...]]:
@@ -79,7 +78,7 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
     Excess precision drops rounding to formats narrower than float32 between fused operations; a policy that switches
     it off has the empty set only.
     """
-    groups = _groups(point, config)
+    groups = inner_places(point, config)
     formats = {
         "score_scaled": policy.scores,
         "score_dot": policy.scores,
@@ -94,17 +93,20 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
     return [tuple(place for group in choice for place in group) for choice in chosen]
 
 
-def _groups(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ...]:
+def inner_places(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ...]:
     """Return the places inside a point's operation, those that are elided together in one tuple."""
     post = {"attn_proj": config.norm_names.attn_post, "mlp_out": config.norm_names.mlp_post}.get(point)
-    if point in ("q", "k") and config.qk_norm:
-        return (("linear",), ("norm_inner",), ("norm",))
-    if post is not None:
-        return (("linear",), ("norm_inner",))
-    if point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0:
-        return (("linear",),)
-    if point in ELIDABLE_WITH_BIAS and getattr(config, ELIDABLE_WITH_BIAS[point]):
-        return (("linear",),)
+    bias = BIASES.get(point)
+    biased = bias is not None and getattr(config, bias)
+    found: list[str] = []
+    if point in ("q", "k"):
+        found = ["linear", *(["biased"] if biased else []), *(["norm_inner", "norm"] if config.qk_norm else [])]
+    elif post is not None or (point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0):
+        found = [*(["linear"] if biased else []), "biased", *(["norm_inner"] if post is not None else [])]
+    elif biased:
+        found = ["linear"]
+    if found:
+        return tuple((place,) for place in found)
     groups = ELIDABLE.get(point, ())
     if point in ("scores", "attn_out") and config.score_cap is not None:
         return (("score_scaled",), *groups)
@@ -126,6 +128,7 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         norm_inner=activations,
         norm=activations,
         linear=activations,
+        biased=activations,
         rows=activations,
         cache=rounder(policy.kv_cache),
         score_dot=scores,

@@ -26,7 +26,7 @@ def table(norm: Norm) -> dict[str, Operation]:
         return c.rounding.norm(resid_in) if name is None else normed(c, resid_in, name)
 
     def rotated(c: Context, x: Array, name: str) -> Array:
-        y = c.rounding.linear(_project(c, x, f"self_attn.{name}_proj"))
+        y = _rounded(c, _project(c, x, f"self_attn.{name}_proj"), f"self_attn.{name}_proj")
         heads = (len(x), -1, c.config.head_dim)
         if c.config.qk_norm == "row":
             y = normed(c, y, f"self_attn.{name}_norm").reshape(heads)
@@ -51,9 +51,9 @@ def table(norm: Norm) -> dict[str, Operation]:
     def added(c: Context, y: Array, post: str | None) -> Array:
         """Return a projection as it is added to the residual: after a norm, times a factor."""
         if post is not None:
-            y = normed(c, c.rounding.linear(y), post)
+            y = normed(c, c.rounding.biased(y), post)
         if c.config.residual_scale != 1.0:
-            y = c.rounding.linear(y) * c.config.residual_scale
+            y = c.rounding.biased(y) * c.config.residual_scale
         return c.rounding.proj(y)
 
     def attn_proj(c: Context, attn_out: Array) -> Array:
@@ -93,6 +93,11 @@ def table(norm: Norm) -> dict[str, Operation]:
 
 def _project(c: Context, x: Array, name: str) -> Array:
     return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding)
+
+
+def _rounded(c: Context, y: Array, name: str) -> Array:
+    """Round a projection before what follows it: after the bias, where it has one."""
+    return c.rounding.linear(y) if c.weight(f"{name}.bias") is None else c.rounding.biased(y)
 
 
 OPERATIONS = table(rms_norm)
