@@ -9,20 +9,26 @@ import numpy as np
 import pytest
 
 from precaudit.comparison.attribution import attribute, first_unexplained
-from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
 from precaudit.comparison.local import not_emulated
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
 from precaudit.policies import load_policy
+from precaudit.prompts import Prompt
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
 from precaudit.selection import Selection
-from tests.programs import everything, record
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
+from tests.conftest import FIXTURES
+from tests.programs import errors, everything, record
 
 PROMPTS = ["class Reader:\n    def __init__(self, path):\n", "import sys\n\nfor line in sys.stdin:\n    print(line"]
 
 
 def compared(tmp_path, **options):
-    return compare(tmp_path / "run", options=Options(cache=tmp_path / "refs", **options))
+    return compare(tmp_path / "run", options=CompareOptions(cache=tmp_path / "refs", **options))
 
 
 def names(found):
@@ -174,12 +180,12 @@ def test_nan_in_the_program_is_nonfinite_not_explained(tmp_path):
 def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     record(tmp_path / "run")
     look = Selection.parse(layers="1", points="attn_out")
-    first = compare(tmp_path / "run", select=look, options=Options(cache=tmp_path / "refs"))
+    first = compare(tmp_path / "run", select=look, options=CompareOptions(cache=tmp_path / "refs"))
     assert {e.layer for e in first.errors if e.kind != "weights"} == {1}
     every = compared(tmp_path)
     assert {e.layer for e in every.errors} == {0, 1, 2, 3, 4, None}
     monkeypatch.setattr("precaudit.comparison.compare._compute", lambda *a: pytest.fail("computed again"))
-    again = compare(tmp_path / "run", select=look, options=Options(cache=tmp_path / "refs"))
+    again = compare(tmp_path / "run", select=look, options=CompareOptions(cache=tmp_path / "refs"))
     assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
 
 
@@ -245,3 +251,16 @@ def test_short_and_long_prompts_with_a_position_filter_in_one_batch(tmp_path):
     select = Selection.parse(positions="0:4", points="q,attn_out")
     run = record(tmp_path / "run", prompts=["ab", "def f(x):\n    pass"], select=select, batch=2)
     assert {p.prompt for p in run.points if p.phase == "rescore" and p.point == "q"} == {"p0"}
+
+
+def test_scores_outside_a_window_are_excluded(tmp_path):
+    """A row at position p of a windowed layer reads min(p + 1, window) scores."""
+    n, window = 20, 8
+    subject = load(str(FIXTURES / "mistral-window"), "bf16", device="cpu")
+    prompts = [Prompt(id="p0", tokens=tuple(range(1, n + 1)))]
+    select = Selection.parse(points="scores", phases="prefill")
+    trace(subject, tmp_path / "run", prompts, select, TraceOptions(force=True))
+    found = [e for e in errors(tmp_path / "run", accum=()) if e.point == "scores"]
+    read = sum(min(p + 1, window) for p in range(n)) * subject.config.heads
+    assert {(e.kind, e.n) for e in found} == {("local", read), ("forward", read)}
+    assert {e.excluded for e in found} == {n * n * subject.config.heads - read}

@@ -111,7 +111,7 @@ def whole(tmp_path_factory):
     return Recorded.of(run), load("tiny", "bf16", None, "cpu")
 
 
-@pytest.mark.parametrize("objective", ["margin", "logprob", "kl"])
+@pytest.mark.parametrize("objective", ["margin", "logprob", "logprob:7", "kl"])
 def test_shares_add_up_to_the_change(whole, objective):
     found = shares(*whole, "p0", objective)
     assert found.unknown is None
@@ -119,6 +119,13 @@ def test_shares_add_up_to_the_change(whole, objective):
     assert found.remainder <= 0.005
     assert float(found.absolute) >= abs(float(found.explained))
     assert len(found.shares) == 5 * 11 + 2
+
+
+@pytest.mark.parametrize("objective", ["foo", "margin:1", "logprob:x", "logprob:256000"])
+def test_an_objective_that_is_none_is_refused(whole, objective, capsys):
+    recorded, _ = whole
+    assert run(["diagnose", str(recorded.run.folder), "--objective", objective]) == 2
+    assert f"objective {objective!r}" in capsys.readouterr().err
 
 
 def test_planted_errors_are_the_local_errors(whole):

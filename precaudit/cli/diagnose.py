@@ -15,8 +15,8 @@ from precaudit.cli._options import console, narrowed, progress_bar, selection_op
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
-@click.option("--objective", type=click.Choice(["margin", "logprob", "kl"]), default="margin", show_default=True,
-              help="What shares in logits are of: top-1 margin, log-probability of FP64's top-1, or KL.")  # fmt: skip
+@click.option("--objective", default="margin", show_default=True, metavar="margin|kl|logprob[:TOKEN]",
+              help="What shares in logits are of; logprob: of FP64's top-1, or of a token id.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help="Every finding with its numbers, and error growth over layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
 def command(

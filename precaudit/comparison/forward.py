@@ -10,7 +10,8 @@ import numpy as np
 
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References, prune
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import Place, measured, unseen
+from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, widen
 from precaudit.metrics.logits import distribution, kl
 from precaudit.metrics.sizes import norm, ratio
@@ -106,20 +107,20 @@ def establish(
     rounding = replace(of_policy(policy), dot=single_precision_dot)
     sequences = [np.asarray(tokens[p]) for p in prompts]
     draws = [redrawn(rounding, seed) for seed in range(RUNS)]
-    weigh = partial(_weigh, truth)
+    weigh = partial(_weigh, truth, model.config)
     forward(model, sequences, draws, want(prompts), weigh, lambda at: tell(at + 1, n, "emulated policy"))
     prune(root, {p.folder for p in places.values()})
     return truth
 
 
-def _weigh(truth: Truth, i: int, layer: int | None, point: str, values: Array) -> None:
+def _weigh(truth: Truth, config: DecoderConfig, i: int, layer: int | None, point: str, values: Array) -> None:
     """Add one draw's error at one point to the pooled noise."""
     prompt = truth.prompts[i]
     reference = truth.values(prompt, layer, point)
     assert reference is not None
     error = values - reference
     if POINTS[point].axes == "HTS":
-        keys = np.arange(error.shape[2])[None, :] <= np.arange(error.shape[1])[:, None]
+        keys = ~unseen(np.arange(error.shape[1]), error.shape[2], config.window_of(layer))
         rows = np.einsum("hts,hts,ts->t", error, error, keys)
     else:
         flat = error.reshape(len(error), int(np.prod(error.shape[1:])))
@@ -150,7 +151,7 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
             values = np.asarray(reference[:, rows, : stored.shape[2]])
         else:
             values = np.asarray(reference[index])
-        d, numbers = measured(stored, values, place.point, rows)
+        d, numbers = measured(stored, values, place.point, rows, recorded.config.window_of(place.layer))
         emulated = float(np.sqrt(truth.energy[place.prompt, place.layer, place.point][index].sum()))
         numbers |= {
             "ratio": number(ratio(norm(d.error), emulated)),

@@ -180,10 +180,10 @@ def _records(o: Operation, made: Made) -> Iterator[ErrorRecord]:
 def _step(o: Operation, stored: Array, made: Made, positions: Array, relative: float) -> Iterator[ErrorRecord]:
     place, axes, label = o.place, o.axes, made.label
     back = made.reference.transpose(1, 0, 2) if axes == "HTS" else made.reference.reshape(stored.shape)
-    d, numbers = measured(stored, back, place.point, positions)
+    d, numbers = measured(stored, back, place.point, positions, o.window)
     left = np.where(np.isfinite(d.candidate), d.candidate - made.emulated[label], 0.0)
     left = np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)
-    noise, hidden = made.noise, masked(place.point, positions, left.shape[2])
+    noise, hidden = made.noise, masked(place.point, positions, left.shape[2], o.window)
     if hidden is not None:
         left, noise = np.where(hidden, 0.0, left), np.where(hidden, 0.0, noise)
     error = norm(d.error)

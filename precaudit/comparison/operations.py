@@ -22,7 +22,8 @@ class Operation:
     """One point of one phase ready to be judged: its recorded rows, and how to make them again.
 
     ``inputs``: in FP64, in the order of the point's inputs. ``evaluate`` runs the operation under roundings;
-    ``fused`` the same on summands a compiler may not have rounded; ``magnitude`` returns |A|·|B| of every element.
+    ``fused`` the same on summands a compiler may not have rounded; ``magnitude`` returns |A|·|B| of every element;
+    ``window``: keys a row of the layer sees, None all.
     """
 
     run: str
@@ -33,6 +34,7 @@ class Operation:
     evaluate: Evaluate
     magnitude: Callable[[], Array]
     fused: Evaluate | None = None
+    window: int | None = None
 
     @property
     def axes(self) -> str:
@@ -52,7 +54,8 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
         return None
     positions, inputs, evaluate, magnitude = found
     fused = _fused_residual(recorded, model, place, positions)
-    return Operation(recorded.run.record.id, place, part, positions, inputs, evaluate, magnitude, fused)
+    window = model.config.window_of(place.layer)
+    return Operation(recorded.run.record.id, place, part, positions, inputs, evaluate, magnitude, fused, window)
 
 
 def parts(recorded: Recorded, place: Place) -> list[Rows]:

@@ -48,6 +48,7 @@ class Recorded:
     run: Run
     index: dict[Key, PointRecord]
     misfits: dict[Key, str]
+    config: DecoderConfig
 
     @classmethod
     def of(cls, run: Run) -> "Recorded":
@@ -65,7 +66,7 @@ class Recorded:
                     index[key] = p
                 else:
                     misfits[key] = problem.text
-        return cls(run, index, misfits)
+        return cls(run, index, misfits, config)
 
     @property
     def requested(self) -> Requested:

@@ -31,14 +31,15 @@ class Place:
 
 
 def measured(
-    stored: Array, reference: Array, point: str, positions: Sequence[int] | Array
+    stored: Array, reference: Array, point: str, positions: Sequence[int] | Array, window: int | None = None
 ) -> tuple[Difference, dict[str, Any]]:
     """Compare a recorded tensor with FP64 values of its shape; return the difference and the record's fields.
 
-    Scores of keys after a row's position are masked: they are in no number, and counted as ``excluded``.
+    Scores of keys after a row's position, or before its window, are masked: they are in no number, and counted as
+    ``excluded``.
     """
     axes = POINTS[point].axes
-    r, hidden = canonical(reference, axes), masked(point, positions, reference.shape[-1])
+    r, hidden = canonical(reference, axes), masked(point, positions, reference.shape[-1], window)
     if hidden is not None:
         r = np.where(hidden, 0.0, r)
         stored = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
@@ -51,12 +52,18 @@ def measured(
     return Difference.of(canonical(stored, axes), r), found
 
 
-def masked(point: str, positions: Sequence[int] | Array, keys: int) -> Array | None:
+def masked(point: str, positions: Sequence[int] | Array, keys: int, window: int | None = None) -> Array | None:
     """Return where [T, 1, S] a point's elements are masked and read by nothing; None where none are.
 
     Only scores: a probability after the mask is read, and has to be 0.
     """
     if point != "scores":
         return None
-    hidden = np.arange(keys)[None, None, :] > np.asarray(positions)[:, None, None]
+    hidden = unseen(np.asarray(positions), keys, window)[:, None, :]
     return hidden if hidden.any() else None
+
+
+def unseen(positions: Array, keys: int, window: int | None) -> Array:
+    """Return where [T, S] a row at one of ``positions`` does not see a key: after it, or before its window."""
+    at, s = positions[:, None], np.arange(keys)[None, :]
+    return np.asarray(s > at if window is None else (s > at) | (s <= at - window))

@@ -24,6 +24,7 @@ from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.diagnosis.views import summary
+from precaudit.errors import UserError
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
@@ -33,7 +34,7 @@ from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
-from precaudit.store import Run
+from precaudit.store import Run, open_run
 
 LAST = 1 << 30
 ATTENTION = ("scores", "probs", "attn_out")
@@ -72,11 +73,13 @@ def diagnose(
     """Find the causes of a run's errors; compares it first where that was not done. Writes findings.jsonl beside it.
 
     ``subject``: the program that was recorded, where it is not the shipped decoder. ``lift``: FP64 meanings, by name,
-    of primitives and Pallas kernels in it; ``objective``: margin, logprob or kl, what the shares are of. Raises
-    UserError as ``compare`` does.
+    of primitives and Pallas kernels in it; ``objective``: what the shares are of, margin, kl, logprob or logprob:TOKEN.
+    Raises UserError as ``compare`` does.
     """
     options = options or Options(accum=())
-    compared = compare(run, None, select, options, tell)
+    opened = run if isinstance(run, Run) else open_run(run, options.partial)
+    check_objective(objective, opened.record.model.config["vocab"])
+    compared = compare(opened, None, select, options, tell)
     recorded = Recorded.of(compared.run)
     layers = recorded.run.record.model.config["layers"]
     if lift:
@@ -114,6 +117,15 @@ def diagnose(
         _views(recorded, findings) if whole else None, _flips(recorded, model, options) if whole else None,
         tuple(closure(recorded, model, compared.errors)) if whole else (),
     )  # fmt: skip
+
+
+def check_objective(text: str, vocab: int) -> None:
+    """Raise UserError for an objective that is not one, or a token outside the vocabulary."""
+    name, colon, token = text.partition(":")
+    if name not in ("margin", "kl", "logprob") or (colon and not (name == "logprob" and token.isdigit())):
+        raise UserError(f"objective {text!r} is none of margin, kl, logprob or logprob:TOKEN, such as logprob:42")
+    if token and int(token) >= vocab:
+        raise UserError(f"objective {text!r}: token {token} is out of range: there are {vocab} (0 to {vocab - 1})")
 
 
 def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:

@@ -24,9 +24,10 @@ PLANTED = tuple(p for p in POINTS if "S" not in POINTS[p].axes and p not in ("re
 def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "margin") -> Shares:
     """Return the signed share of every recorded operation's own error in what an objective of the last row changed.
 
-    ``objective``: ``margin`` (top-1 minus top-2 logit of FP64), ``logprob`` (of the token FP64 prefers) or ``kl``
-    (FP64 ‖ candidate). A share is ⟨gradient, error⟩, the gradient averaged over two points between FP64 and the
-    candidate (Gauss-Legendre: exact to fourth order). Raises CannotLift for a program without FP64 meaning.
+    ``objective``: ``margin`` (top-1 minus top-2 logit of FP64), ``logprob`` (of the token FP64 prefers; ``logprob:7``
+    of token 7) or ``kl`` (FP64 ‖ candidate). A share is ⟨gradient, error⟩, the gradient averaged over two points
+    between FP64 and the candidate (Gauss-Legendre: exact to fourth order). Raises CannotLift for a program without
+    FP64 meaning.
     """
     tokens = np.asarray(recorded.run.prompts[prompt].tokens, np.int32)
     layers, n = subject.config.layers, len(tokens)
@@ -118,8 +119,9 @@ def _objective(name: str, exact: Any, logits: Any) -> Any:
     if name == "margin":
         return logits[int(order[0])] - logits[int(order[1])]
     log_q = jax.nn.log_softmax(jnp.asarray(logits))
-    if name == "logprob":
-        return log_q[int(order[0])]
+    if name.startswith("logprob"):
+        token = name.partition(":")[2]
+        return log_q[int(token) if token else int(order[0])]
     log_p = jax.nn.log_softmax(jnp.asarray(exact))
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q))
 

@@ -76,7 +76,9 @@ def shared(s: Shares) -> str:
     """Return what makes the change of a prompt's margin, or that its parts do not add up."""
     if s.unknown is not None:
         return f"unknown: {s.unknown}"
-    what = {"margin": "top-1 margin", "logprob": "log-probability of FP64's top-1", "kl": "KL from FP64"}[s.objective]
+    name, _, token = s.objective.partition(":")
+    of = f"token {token}" if token else "FP64's top-1"
+    what = {"margin": "top-1 margin", "logprob": f"log-probability of {of}", "kl": "KL from FP64"}[name]
     head = f"the {what} of {s.prompt} is {short(s.fp64)} in FP64 and changed by {short(s.change)}; "
     if s.remainder > ADDITIVE:
         return f"{head}not additive: single errors leave {100 * s.remainder:.0f} % of it unexplained"
