@@ -69,7 +69,7 @@ calibrate: .venv/test
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
-	$(BIN)/python -m pytest tests/test_oracle.py
+	$(BIN)/python -m pytest -n 2 -m "oracle or not oracle" tests/test_oracle.py tests/test_files.py
 
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py

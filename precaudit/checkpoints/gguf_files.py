@@ -20,20 +20,33 @@ LAYER_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 }  # fmt: skip
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+GEMMA_NAMES = LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+PLAIN = ("F32", "F16", "BF16")
+ROPE_FREQS = "rope_freqs.weight"
 MODEL_FORMAT = "bfloat16"
 KEEP = 1 << 29  # bytes of dequantised tensors held
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, arch: str) -> str:
     """Return the Hugging Face name of a GGUF tensor (itself when unknown, so that the check of names reports it)."""
     if name in NAMES:
         return NAMES[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
+    parts, known = name.split("."), GEMMA_NAMES if arch.startswith("gemma") else LAYER_NAMES
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in known:
+        return f"model.layers.{parts[1]}.{known[parts[2]]}.{parts[3]}"
     return name
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the tensor types that can be read: plain ones and all that the gguf library dequantises."""
+    from gguf.quants import _type_traits
+
+    return (*PLAIN, *(k.name for k in _type_traits if k.name not in PLAIN))
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,21 @@ class GgufFile:
         except Exception as error:  # the library raises whatever the broken bytes lead to
             raise UserError(f"{path}: truncated or not a GGUF file: {type(error).__name__}: {error}") from None
         file = cls(path, reader)
+        known = kinds()
         for tensor in reader.tensors:
-            if tensor.tensor_type.name not in KINDS:
-                kinds = ", ".join(KINDS)
-                raise UserError(f"{path}: tensor {tensor.name!r} is {tensor.tensor_type.name}; supported: {kinds}")
+            if tensor.tensor_type.name not in known:
+                told = ", ".join(known)
+                raise UserError(f"{path}: tensor {tensor.name!r} is {tensor.tensor_type.name}; supported: {told}")
         return file
+
+    @property
+    def arch(self) -> str:
+        """The architecture the file names."""
+        return str(self.metadata.get("general.architecture"))
+
+    def rope_freqs(self) -> Array | None:
+        """Return what RoPE's frequencies are divided by [K/2], where the file says."""
+        return self._dequantise(ROPE_FREQS) if ROPE_FREQS in self._tensors else None
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -82,7 +105,7 @@ class GgufFile:
 
     @cached_property
     def _tensors(self) -> Mapping[str, Any]:
-        return {hugging_face_name(t.name): t for t in self.reader.tensors}
+        return {hugging_face_name(t.name, self.arch): t for t in self.reader.tensors}
 
     def names(self) -> set[str]:
         """GGUF's own tensor names."""
@@ -98,11 +121,13 @@ class GgufFile:
         tensor = self._tensors[name]
         x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         x = x.reshape(self.shapes()[name])
+        if self.arch.startswith("gemma") and name.endswith("norm.weight"):
+            return x - np.float32(1)  # llama.cpp stores 1 + w
         return self._unpermute(name, x)
 
     def _unpermute(self, name: str, x: Array) -> Array:
         """Undo llama.cpp's interleaved RoPE layout of q and k rows (only family llama has it)."""
-        arch = self.metadata.get("general.architecture")
+        arch = self.arch
         heads = {"self_attn.q_proj.weight": "head_count", "self_attn.k_proj.weight": "head_count_kv"}
         suffix = ".".join(name.split(".")[-3:])
         if arch != "llama" or suffix not in heads:

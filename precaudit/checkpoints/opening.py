@@ -81,7 +81,9 @@ def _smollm2() -> Path:
 
 def _open_gguf(label: str, path: Path) -> Checkpoint:
     file = GgufFile.open(path)
-    config = configs.from_gguf(file.metadata, file.names(), str(path))
+    freqs = file.rope_freqs()
+    divisors = None if freqs is None else [float(x) for x in freqs]
+    config = configs.from_gguf(file.metadata, file.names(), str(path), divisors)
     check_tensors(config, file, str(path))
     make = _tokenizer_of_gguf(file)
     return Checkpoint(label, path, config, file, FileHashes((path,)), make)

@@ -11,7 +11,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.formats import FORMATS, Array, as_format, widen
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class Tensors(Protocol):

@@ -31,17 +31,13 @@ def from_folder(folder: Path) -> Any:
 
 
 def from_gguf(metadata: dict[str, Any], where: str) -> Any:
-    """Return a transformers tokenizer built from the byte-level BPE in GGUF metadata."""
+    """Return a transformers tokenizer of GGUF metadata: byte-level BPE here, other kinds by transformers' converter."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        raise UserError(
-            f"{where}: tokenizer {metadata.get('tokenizer.ggml.model')!r} is not supported; only gpt2 (BPE)"
-        )
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if kind not in GGUF_PRETOKENIZERS:
-        raise UserError(f"{where}: pre-tokenizer {kind!r} is not supported; known: {', '.join(GGUF_PRETOKENIZERS)}")
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or kind not in GGUF_PRETOKENIZERS:
+        return _converted(where)
     try:
         tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
         kinds = metadata.get("tokenizer.ggml.token_type", [])
@@ -62,3 +58,19 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.chat_template = metadata.get("tokenizer.chat_template")
     return fast
+
+
+def _converted(where: str) -> Any:
+    """Return the tokenizer transformers makes of a GGUF file (SentencePiece, other pre-tokenizers)."""
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    except ImportError:
+        raise UserError(f"{where}: this tokenizer needs a newer transformers: pip install -U transformers") from None
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        architecture, table, settings = get_gguf_tokenizer(where)
+        backend, _ = convert_gguf_tokenizer(architecture, table)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    except Exception as error:  # the library raises many kinds for broken metadata
+        raise UserError(f"{where}: the tokenizer cannot be read: {type(error).__name__}: {error}") from None
