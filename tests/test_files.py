@@ -1,14 +1,21 @@
 """Files that hold the same model hold the same numbers: GGUF against the folder it was made of."""
 
+import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile, kinds
+from precaudit.cli import run
 from precaudit.configs import RopeScaling
 from precaudit.formats import widen
 from tests.conftest import FIXTURES
@@ -143,6 +150,96 @@ QUANTISED = (
     "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S",
     "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M",
 )  # fmt: skip
+
+
+def float8_model(folder, scale_of, block=None):
+    """Copy a fixture, its projections as float8 with scales of shape ``scale_of(shape)``; return tensors and scales."""
+    shutil.copytree(FIXTURES / "llama-gqa", folder)
+    raw = json.loads((folder / "config.json").read_text())
+    how = {"quant_method": "fp8"} | ({} if block is None else {"weight_block_size": block})
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": how}))
+    tensors, scales = load_file(folder / "model.safetensors"), {}
+    for key in [k for k in tensors if k.endswith("proj.weight")]:
+        tensors[key] = tensors[key].astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+        shape = scale_of(tensors[key].shape)
+        scales[key] = np.random.default_rng(len(scales)).uniform(0.5, 2, shape).astype(np.float32)
+        tensors[f"{key}_scale_inv"] = scales[key]
+    save_file(tensors, folder / "model.safetensors")
+    return tensors, scales
+
+
+@pytest.mark.parametrize("block", [(16, 16), (32, 24), (1, 1000), (1000, 1000)])
+def test_float8_times_its_scales(tmp_path, block):
+    known = list(block) if block[0] in (16, 32) else None
+    shapes = {(1, 1000): lambda s: (s[0], 1), (1000, 1000): lambda s: ()}
+    by_block = lambda s: tuple(-(-n // b) for n, b in zip(s, block, strict=True))  # noqa: E731
+    tensors, scales = float8_model(tmp_path / "m", shapes.get(block, by_block), known)
+    opened = open_checkpoint(str(tmp_path / "m"))
+    assert not any("scale" in name for name in opened.tensors.shapes())
+    for key, scale in scales.items():
+        found, stored = opened.tensors.read(key), tensors[key].astype(np.float64)
+        scale = scale.reshape(1, 1) if scale.ndim == 0 else scale
+        for i, j in [(0, 0), (1, 5), (stored.shape[0] - 1, stored.shape[1] - 1), (15, 23)]:
+            exact = stored[i, j] * float(scale[i // block[0], j // block[1]])
+            assert float(found[i, j]) == float(np.float32(exact).astype(ml_dtypes.bfloat16))
+        assert opened.tensors.original(key)[1, 5] == stored[1, 5] * float(scale[1 // block[0], 5 // block[1]])
+
+
+def test_a_scale_that_does_not_fit_is_refused(tmp_path, capsys):
+    float8_model(tmp_path / "m", lambda s: (s[0] + 1, 1))
+    assert run(["models", str(tmp_path / "m")]) == 2
+    assert "is no scale of" in capsys.readouterr().err
+
+
+def cached(folder, name):
+    """Lay a fixture out as the hub's cache does."""
+    repository = folder / "hub" / f"models--{name.replace('/', '--')}"
+    shutil.copytree(FIXTURES / "llama-gqa", repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+
+
+def test_a_hub_id_is_read_from_the_cache_and_said_where_it_is_not(tmp_path):
+    cached(tmp_path, "someone/model")
+    env = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+
+    def models(name):
+        command = [sys.executable, "-m", "precaudit", "models", name]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    found = models("someone/model")
+    assert found.returncode == 0, found.stderr
+    assert "family      llama" in found.stdout
+    lost = models("someone/else")
+    assert lost.returncode == 2
+    assert "not in the hub's cache" in lost.stderr
+    assert "Traceback" not in lost.stderr
+
+
+def test_models_shows_what_there_is(capsys):
+    assert run(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "gemma3_text" in out
+    assert "tiny: installed" in out
+    assert run(["models", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["family"] == "llama"
+    assert run(["models", "--check"]) == 2
+
+
+def test_models_reads_every_tensor(tmp_path, capsys):
+    assert run(["models", "--check", str(FIXTURES / "phi3-partial")]) == 0
+    assert "all finite" in capsys.readouterr().out
+    shutil.copytree(FIXTURES / "llama-gqa", tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors["model.norm.weight"][3] = np.nan
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    assert run(["models", "--check", str(tmp_path / "m")]) == 1
+    assert "model.norm.weight [48] bfloat16: 1 values are NaN" in capsys.readouterr().out
+    assert run(["models", "--check", "--json", str(tmp_path / "m")]) == 1
+    lines = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+    bad = next(x for x in lines if x["nonfinite"])
+    want = hashlib.sha256(tensors["model.norm.weight"].tobytes()).hexdigest()
+    assert (bad["name"], bad["sha256"]) == ("model.norm.weight", want)
 
 
 @pytest.mark.oracle

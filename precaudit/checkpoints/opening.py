@@ -12,7 +12,9 @@ from precaudit import configs
 from precaudit.checkpoints import tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
+from precaudit.checkpoints.hub import is_hub_id, snapshot
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.checkpoints.scaled import Scaled
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, check_tensors
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
@@ -39,13 +41,22 @@ class Checkpoint:
 
 
 def open_checkpoint(name: str) -> Checkpoint:
-    """Open ``tiny``, ``smollm2``, a Hugging Face snapshot folder or a GGUF file.
+    """Open ``tiny``, ``smollm2``, a Hugging Face snapshot folder, a GGUF file or a hub id.
 
     Raises UserError when it is not there, is broken, or holds a model that is not supported.
     """
     path = _locate(name)
     label = name if name in NAMES else path.name
     return _open_gguf(label, path) if path.is_file() else _open_folder(label, path)
+
+
+def installed() -> dict[str, tuple[bool, str]]:
+    """Return {name: (whether it is there, how to install it)} of the models that have names."""
+    try:
+        there = _smollm2().is_file()
+    except UserError:
+        there = False
+    return {"tiny": (True, ""), "smollm2": (there, INSTALL_SMOLLM2)}
 
 
 def file_hashes(name: str) -> FileHashes:
@@ -60,8 +71,11 @@ def _locate(name: str) -> Path:
     if name == "smollm2":
         return _smollm2()
     path = Path(name).expanduser()
+    if not path.exists() and is_hub_id(name):
+        return snapshot(name)
     if not path.exists():
-        raise UserError(f"no model at {name!r}: give {' or '.join(NAMES)}, a Hugging Face folder or a .gguf file")
+        given = f"{' or '.join(NAMES)}, a Hugging Face folder, a .gguf file or a hub id (owner/model)"
+        raise UserError(f"no model at {name!r}: give {given}")
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"{path}: not a .gguf file; for safetensors give the folder that also holds config.json")
     return path
@@ -98,9 +112,17 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
     config = configs.from_config_json(raw, str(config_path))
     files = _weight_files(folder)
-    tensors = Split.of(SafetensorsFiles.open(files), config)
+    tensors = Split.of(Scaled.of(SafetensorsFiles.open(files), _block(raw, config_path), str(folder)), config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), lambda: tokenizers.from_folder(folder))
+
+
+def _block(raw: dict[str, Any], where: Path) -> tuple[int, ...] | None:
+    """Return the rows and columns that share a scale, of a float8 checkpoint in blocks."""
+    size = (raw.get("quantization_config") or {}).get("weight_block_size")
+    if size is not None and not (isinstance(size, list) and all(type(n) is int and n > 0 for n in size)):
+        raise UserError(f"{where}: quantization_config.weight_block_size = {size!r} is not a list of sizes")
+    return None if size is None else tuple(size)
 
 
 def _json_table(path: Path, missing: str) -> dict[str, Any]:

@@ -25,7 +25,6 @@ IGNORED = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "rope_interleaved": (False,),
-    "quantization_config": (None,),
     "use_bidirectional_attention": (False, None),
 }
 HANDLED = frozenset(
@@ -33,7 +32,7 @@ HANDLED = frozenset(
         "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
         "max_position_embeddings", "original_max_position_embeddings", "tie_word_embeddings", "partial_rotary_factor",
-        "hidden_act", "hidden_activation",
+        "hidden_act", "hidden_activation", "quantization_config",
     ]
 )  # fmt: skip
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -193,6 +192,7 @@ def _mapped(raw: Raw) -> DecoderConfig:
         raise UserError(f"unknown architecture model_type = {family!r}{nearest(str(family), FAMILIES)}")
     source = SOURCES[family]
     _refuse_unmapped(raw, source)
+    _check_quantisation(raw.get("quantization_config"))
     heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     head_dim = int(raw.get("head_dim") or source.head_dim or width // max(heads, 1))
     context = int(raw.get("max_position_embeddings", source.context))
@@ -235,6 +235,16 @@ def _refuse_unmapped(raw: Raw, source: Source) -> None:
             if key == "max_window_layers":
                 continue
             raise UserError(f"field {key!r} = {value!r} is not known to leave the mathematics unchanged")
+
+
+def _check_quantisation(given: Any) -> None:
+    """Raise UserError unless weights are stored as they are, or as float8 with scales (weights alone are quantised)."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise UserError("quantization_config is not a table")
+    if given.get("quant_method") != "fp8":
+        raise UserError(f"quantization_config.quant_method = {given.get('quant_method')!r} is not supported; only fp8")
 
 
 def _rope(raw: Raw, source: Source, context: int) -> tuple[float, RopeScaling | None, float, int]:

@@ -1,0 +1,43 @@
+"""``precaudit models``: what can be loaded, and what a path holds."""
+
+import click
+
+
+@click.command()
+@click.argument("subject", required=False)
+@click.option("--check", is_flag=True, help="Read every tensor of SUBJECT: finite, shape, hash. Runs nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with --check one line a tensor.")
+def command(subject: str | None, check: bool, as_json: bool) -> int:
+    """Show what is supported and installed; for SUBJECT what would be loaded, its points and the size of a run.
+
+    Exit code 1: --check found values that are not finite.
+    """
+    from precaudit.cli._options import console, progress_bar
+    from precaudit.errors import UserError
+    from precaudit.reports import models
+
+    if subject is None:
+        if check:
+            raise UserError("--check needs a SUBJECT: precaudit models --check tiny")
+        click.echo(models.as_json(models.supported()) if as_json else models.text(models.supported()))
+        return 0
+    from precaudit.checkpoints import open_checkpoint
+    from precaudit.checkpoints.inspection import checked
+
+    opened = open_checkpoint(subject)
+    if not check:
+        click.echo(models.as_json(models.described(opened)) if as_json else models.text(models.described(opened)))
+        return 0
+    found = []
+    with progress_bar() as advance:
+        total = len(opened.tensors.shapes())
+        for i, tensor in enumerate(checked(opened)):
+            found.append(tensor)
+            advance(i + 1, total, tensor.name)
+    bad = [t for t in found if t.nonfinite]
+    if as_json:
+        for t in found:
+            click.echo(models.as_json(t._asdict()))
+    else:
+        models.show_checked(opened, found, console())
+    return 1 if bad else 0
