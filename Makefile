@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check audit exam exam-diagnose calibrate oracle bench tiny schemas clean
+.PHONY: help demo test test-all check audit exam exam-diagnose families fuzz calibrate oracle bench tiny schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -14,6 +14,8 @@ help:
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
+	@echo 'make families  every family end to end on random models'
+	@echo 'make fuzz      read ten thousand broken model files'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
@@ -63,6 +65,12 @@ exam: .venv/test
 
 exam-diagnose: .venv/test
 	$(BIN)/python -m benchmarks.exam_diagnose
+
+families: .venv/test
+	$(BIN)/python -m benchmarks.families --all
+
+fuzz: .venv/test
+	$(BIN)/python -m benchmarks.fuzz
 
 calibrate: .venv/test
 	$(BIN)/python -m benchmarks.calibrate

@@ -140,7 +140,8 @@ class GgufFile:
         if name in self._kept:
             return self._kept[name]
         # FP32 to bfloat16 is one rounding, to nearest even, in ml_dtypes.
-        x = self._dequantise(name).astype(FORMATS[MODEL_FORMAT].dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            x = self._dequantise(name).astype(FORMATS[MODEL_FORMAT].dtype)
         if sum(y.nbytes for y in self._kept.values()) + x.nbytes <= KEEP:
             self._kept[name] = x
         return x

@@ -48,6 +48,8 @@ def _mapped(
     if int(field("rope.dimension_count", head_dim)) != head_dim:
         raise UserError(f"partial RoPE ({field('rope.dimension_count')} of {head_dim}) is not supported")
     layers, context = int(field("block_count")), int(field("context_length"))
+    if not 1 <= layers <= 10_000:  # before any list of that length is made
+        raise UserError(f"block_count = {layers} is not between 1 and 10000")
     more: dict[str, Any] = {}
     if arch in ("qwen3", "gemma3"):
         more["qk_norm"] = "head"
