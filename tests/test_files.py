@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import gguf
+import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -18,7 +20,11 @@ from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
 from precaudit.configs import RopeScaling
 from precaudit.formats import widen
+from precaudit.prompts import Prompt
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import trace
 from tests.conftest import FIXTURES
+from tests.test_oracle import expected, reference, relative
 
 GEMMA = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
 GEMMA |= {"post_feedforward_layernorm": "post_ffw_norm"}
@@ -255,3 +261,118 @@ def test_the_library_dequantises_as_transformers_does(kind):
     ours = gguf.quants.dequantize(data, kind)
     theirs = dequantize(torch.from_numpy(data), int(kind)).numpy().reshape(ours.shape)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=0)
+
+
+def as_maxtext(name, scanned=True):
+    """Return a fixture as MaxText's tree: queries over √K, interleaved heads, layers on axis 1, Gemma's factors in."""
+    raw = json.loads((FIXTURES / name / "config.json").read_text())
+    x = {k: v.astype(np.float32) for k, v in load_file(FIXTURES / name / "model.safetensors").items()}
+    gemma, layers = raw["model_type"].startswith("gemma"), raw["num_hidden_layers"]
+    heads = {"q": raw["num_attention_heads"], "k": raw["num_key_value_heads"], "v": raw["num_key_value_heads"]}
+    one = np.float32(1 if gemma else 0)
+
+    def layer(i):
+        def t(stem):
+            return x[f"model.layers.{i}.{stem}.weight"]
+
+        def head(n):
+            y = t(f"self_attn.{n}_proj").reshape(heads[n], -1, raw["hidden_size"])
+            if n != "v" and not gemma:
+                y = np.stack(np.split(y, 2, axis=1), axis=2).reshape(y.shape)  # halves to pairs
+            y = y / np.float32(np.sqrt(y.shape[1])) if n == "q" and not gemma else y
+            return {"kernel": y.transpose(2, 0, 1)}
+
+        out = t("self_attn.o_proj").reshape(raw["hidden_size"], heads["q"], -1).transpose(1, 2, 0)
+        attention = {"query": head("q"), "key": head("k"), "value": head("v"), "out": {"kernel": out}}
+        mlp = {f"wi_{j}": {"kernel": t(f"mlp.{n}_proj").T} for j, n in enumerate(("gate", "up"))}
+        tree = {"self_attention": attention, "mlp": mlp | {"wo": {"kernel": t("mlp.down_proj").T}}}
+        norms = {"pre_self_attention_layer_norm": "input_layernorm"}
+        norms |= {"post_self_attention_layer_norm": "post_attention_layernorm"}
+        if gemma:
+            norms = {"pre_self_attention_norm": "input_layernorm", "pre_ffw_norm": "pre_feedforward_layernorm"}
+            norms |= {"post_self_attention_norm": "post_attention_layernorm"}
+            norms |= {"post_ffw_norm": "post_feedforward_layernorm"}
+            attention |= {
+                f"{long}_norm": {"scale": t(f"self_attn.{n}_norm") + one} for long, n in (("query", "q"), ("key", "k"))
+            }
+        return tree | {ours: {"scale": t(theirs) + one} for ours, theirs in norms.items()}
+
+    every = [layer(i) for i in range(layers)]
+    if scanned:
+        stacked = {"layers": jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *every)}
+    else:
+        stacked = {f"layers_{i}": tree for i, tree in enumerate(every)}
+    embedding = x["model.embed_tokens.weight"] * np.float32(np.sqrt(raw["hidden_size"]) if gemma else 1)
+    decoder = stacked | {"decoder_norm": {"scale": x["model.norm.weight"] + one}}
+    if "lm_head.weight" in x:
+        decoder["logits_dense"] = {"kernel": x["lm_head.weight"].T}
+    return {"params": {"params": {"token_embedder": {"embedding": embedding}, "decoder": decoder}}}
+
+
+def orbax_model(folder, name, tree, names):
+    folder.mkdir()
+    shutil.copy(FIXTURES / name / "config.json", folder)
+    orbax.checkpoint.PyTreeCheckpointer().save((folder / "items").resolve(), tree)
+    (folder / "names.toml").write_text(names)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "limit"),
+    [("llama-yarn", "maxtext-llama", 1e-12), ("llama-gqa", "maxtext-llama", 1e-6),
+     ("llama-yarn", "maxtext-llama-unscanned", 1e-12), ("gemma3-gqa", "maxtext-gemma3", 1e-6)],
+)  # fmt: skip
+def test_a_maxtext_checkpoint_is_the_model_it_was_made_of(tmp_path, name, layout, limit):
+    """Exactly where √K is a power of two; else q / √K was rounded to float32 when it was stored."""
+    tree = as_maxtext(name, "unscanned" not in layout)
+    folder = orbax_model(tmp_path / "m", name, tree, f'checkpoint = "items"\nlayout = "{layout}"\n')
+    opened, want = open_checkpoint(str(folder)), expected(name)
+    hidden, logits = reference(opened, want["tokens"])
+    assert relative(logits, want["logits"]) <= limit
+    assert relative(hidden[-1], want["hidden"][-1]) <= limit
+    assert run(["models", "--check", str(folder)]) == 0
+    theirs = orbax.checkpoint.PyTreeCheckpointer().restore((folder / "items").resolve())
+    kernel = theirs["params"]["params"]["decoder"]["layers_1" if "unscanned" in layout else "layers"]["mlp"]["wo"][
+        "kernel"
+    ]
+    kernel = np.asarray(kernel if "unscanned" in layout else kernel[:, 1])
+    np.testing.assert_array_equal(opened.tensors.read("model.layers.1.mlp.down_proj.weight"), kernel.T)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_flat_and_nested_trees_need_no_map(tmp_path, nested):
+    tree: dict = {}
+    tensors = load_file(FIXTURES / "llama-gqa" / "model.safetensors")
+    for key, x in tensors.items():
+        node, parts = tree, key.split(".") if nested else [key]
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        node[parts[-1]] = x
+    opened = open_checkpoint(str(orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\n')))
+    for key, x in tensors.items():
+        np.testing.assert_array_equal(opened.tensors.read(key), x)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [('layout = "maxtext-lama"', ["maxtext-llama"]), ('checkpoint = "../.."', ["outside"]),
+     ('checkpoint = "nothing"', ["no Orbax checkpoint"]), ("x = 1", ["names.toml", "x"]),
+     ('checkpoint = "items"\nprefix = "other"', ["other/model/embed_tokens"]),
+     ('checkpoint = "items"\n[config]\nlayers = 3.0', ["layers", "cannot be set"]),
+     ('checkpoint = "items"\n[tensors]\n"model.norm.weight" = { path = "a" }', ["no entry for 'model.embed_tokens"])],
+)  # fmt: skip
+def test_a_map_that_does_not_fit_is_refused(tmp_path, capsys, names, words):
+    tree = load_file(FIXTURES / "llama-gqa" / "model.safetensors")
+    assert run(["models", str(orbax_model(tmp_path / "m", "llama-gqa", tree, names))]) == 2
+    error = capsys.readouterr().err
+    assert not [w for w in words if w not in error], error
+
+
+def test_an_orbax_model_is_traced_and_compared(tmp_path):
+    tree = as_maxtext("llama-yarn")
+    folder = orbax_model(tmp_path / "m", "llama-yarn", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
+    prompts = [Prompt(id="p", tokens=tuple(range(1, 30)))]
+    trace(load(str(folder), "fp32-highest", device="cpu"), tmp_path / "run", prompts)
+    assert run(["gate", str(tmp_path / "run")]) == 2
+    assert run(["compare", str(tmp_path / "run")]) == 0
+    assert run(["gate", str(tmp_path / "run")]) == 0

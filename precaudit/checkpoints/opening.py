@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from precaudit import configs
-from precaudit.checkpoints import tokenizers
+from precaudit.checkpoints import orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.hub import is_hub_id, snapshot
@@ -62,6 +62,8 @@ def installed() -> dict[str, tuple[bool, str]]:
 def file_hashes(name: str) -> FileHashes:
     """Return the hashes of a model's weight files without reading anything else of it; raises UserError."""
     path = _locate(name)
+    if path.is_dir() and (path / orbax_files.NAMES).is_file():
+        return _orbax_hashes(path)
     return FileHashes((path,) if path.is_file() else tuple(_weight_files(path)))
 
 
@@ -111,10 +113,27 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     config_path = folder / "config.json"
     raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
     config = configs.from_config_json(raw, str(config_path))
+    if (folder / orbax_files.NAMES).is_file():
+        return _open_orbax(label, folder, config)
     files = _weight_files(folder)
     tensors = Split.of(Scaled.of(SafetensorsFiles.open(files), _block(raw, config_path), str(folder)), config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), lambda: tokenizers.from_folder(folder))
+
+
+def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
+    layout = orbax_files.read_layout(folder)
+    config = orbax_files.configured(config, layout, str(folder / orbax_files.NAMES))
+    tensors = orbax_files.OrbaxFiles.open(folder, layout, config)
+    check_tensors(config, tensors, str(folder))
+    return Checkpoint(label, folder, config, tensors, _orbax_hashes(folder), lambda: tokenizers.from_folder(folder))
+
+
+def _orbax_hashes(folder: Path) -> FileHashes:
+    """Return the hashes of an Orbax checkpoint's files and of its map."""
+    root = folder / orbax_files.read_layout(folder).checkpoint
+    found = (p for p in root.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
+    return FileHashes((folder / orbax_files.NAMES, *sorted(found)))
 
 
 def _block(raw: dict[str, Any], where: Path) -> tuple[int, ...] | None:
