@@ -38,7 +38,7 @@ class Entry:
         """Its shape, without batch."""
         sizes = {
             "T": len(self.positions), "S": self.keys, "D": config.width, "H": config.heads, "G": config.kv_heads,
-            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab,
+            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab, "E": config.experts,
         }  # fmt: skip
         return tuple(sizes[a] for a in POINTS[self.point].axes)
 

@@ -10,8 +10,8 @@ class Point:
     """A named place in the program.
 
     ``axes``: T positions, D width, H query heads, G key/value heads, K head dimension, S key positions, F MLP width,
-    V vocabulary. ``inputs``: the points its local error needs. ``state``: expected equal to the rows earlier steps
-    recorded, bit for bit, instead of close to FP64.
+    E experts, V vocabulary. ``inputs``: the points its local error needs. ``state``: expected equal to the rows earlier
+    steps recorded, bit for bit, instead of close to FP64.
     """
 
     name: str
@@ -38,7 +38,9 @@ POINTS = {
         Point("attn_proj", "TD", ("attn_out",), "what attention adds to the residual"),
         Point("resid_mid", "TD", ("resid_in", "attn_proj"), "resid_in + attn_proj"),
         Point("mlp_norm", "TD", ("resid_mid",), "norm(resid_mid)"),
-        Point("mlp_act", "TF", ("mlp_norm",), "act(gate) · up"),
+        Point("router", "TE", ("mlp_norm",), "router logits of a mixture of experts"),
+        Point("experts", "TE", ("router",), "weights of the chosen experts, 0 for the others"),
+        Point("mlp_act", "TF", ("mlp_norm",), "act(gate) · up; dense models only"),
         Point("mlp_out", "TD", ("mlp_act",), "what the MLP adds to the residual"),
         Point("resid_out", "TD", ("resid_mid", "mlp_out"), "resid_mid + mlp_out"),
         Point("final_norm", "TD", ("resid_out",), "norm(last resid_out)", per_layer=False),
@@ -67,7 +69,22 @@ def parse_points(text: str) -> tuple[tuple[str, ...], bool]:
     return tuple(n for n in POINTS if n in chosen), every_logit
 
 
-def support(points: tuple[str, ...], phases: tuple[str, ...]) -> tuple[str, ...]:
+SPARSE = ("router", "experts")
+DENSE = ("mlp_act",)
+
+
+def present(sparse: bool) -> tuple[str, ...]:
+    """Return the points a model has; ``sparse``: a mixture of experts."""
+    absent = DENSE if sparse else SPARSE
+    return tuple(n for n in POINTS if n not in absent)
+
+
+def inputs_of(name: str, sparse: bool) -> tuple[str, ...]:
+    """Return the points a point's local error is computed from."""
+    return ("mlp_norm", "experts") if sparse and name == "mlp_out" else POINTS[name].inputs
+
+
+def support(points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = False) -> tuple[str, ...]:
     """Return the points that must be recorded besides ``points`` so that every local error can be computed.
 
     Attention's inputs are the caches in decode; the caches are compared with the recorded k and v rows.
@@ -75,7 +92,7 @@ def support(points: tuple[str, ...], phases: tuple[str, ...]) -> tuple[str, ...]
     wanted = set(points)
     needed: set[str] = set()
     for name in points:
-        needed.update(POINTS[name].inputs)
+        needed.update(inputs_of(name, sparse))
         if name == "mlp_norm":  # a compiler may hand it the sum unrounded: its summands tell
             needed.update(POINTS["resid_mid"].inputs)
         if "decode" in phases and name in ("scores", "attn_out"):

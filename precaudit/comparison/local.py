@@ -27,8 +27,16 @@ from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Unexplained, device_kind, number
 
-NO_SUM = ("resid_mid", "resid_out", "probs", "attn_norm", "mlp_norm", "final_norm")  # no dot product to accumulate
-WITHOUT_WEIGHTS = ("scores", "probs", "attn_out", "resid_mid", "resid_out")
+NO_SUM = (
+    "experts",
+    "resid_mid",
+    "resid_out",
+    "probs",
+    "attn_norm",
+    "mlp_norm",
+    "final_norm",
+)  # no dot product to accumulate
+WITHOUT_WEIGHTS = ("experts", "scores", "probs", "attn_out", "resid_mid", "resid_out")
 
 
 @dataclass(frozen=True)

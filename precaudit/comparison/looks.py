@@ -9,7 +9,7 @@ import precaudit
 from precaudit.comparison.recorded import Recorded
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.accumulation import parse_accumulation
-from precaudit.points import POINTS
+from precaudit.points import POINTS, present
 from precaudit.records import (
     SCHEMA,
     CompareRecord,
@@ -45,7 +45,8 @@ def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) 
             f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}"
         )
     known = {*asked.points, *asked.support}
-    for point in select.points:
+    chosen = [p for p in select.points if p in present(recorded.config.sparse)]
+    for point in chosen:
         if point not in known:
             recorded_points = ", ".join(p for p in POINTS if p in known)
             raise UserError(f"point {point!r} was not recorded in {recorded.run.folder}; recorded: {recorded_points}")
@@ -54,7 +55,7 @@ def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) 
         raise UserError(f"none of the phases {', '.join(select.phases)} was recorded in {recorded.run.folder}")
     prompts = choose_prompts(select.prompts, list(recorded.run.prompts))
     names = tuple(_accum_name(a) for a in accum)
-    return Look(prompts=prompts, phases=phases, points=select.points, layers=layers, accum=names, weights=True)
+    return Look(prompts=prompts, phases=phases, points=tuple(chosen), layers=layers, accum=names, weights=True)
 
 
 def _accum_name(text: str) -> str:

@@ -1,11 +1,42 @@
 """What a reader of a comparison should know beside the records."""
 
 from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
 
 from precaudit.comparison.forward import Truth
-from precaudit.comparison.prefill_decode import independent_prompts
+from precaudit.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.comparison.recorded import Recorded
 from precaudit.records import ErrorRecord, Look, value
+from precaudit.store import unpack_positions
+
+
+def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
+    """Yield how many tokens use other experts than FP64, and how many of those FP64 held for a tie.
+
+    Near: FP64's router logits of an expert that came in and one that fell out differ by at most NEAR σ, σ the rms error
+    of the layer's router logits under the emulated policy.
+    """
+    rows = flips = near = 0
+    for prompt, phase, layer in product(look.prompts, look.phases, look.layers):
+        exact, logits = (truth.values(prompt, layer, p) for p in ("experts", "router"))
+        energy = truth.energy.get((prompt, layer, "router"))
+        for step in recorded.steps(phase):
+            key = (prompt, phase, step, layer, "experts")
+            if key not in recorded.index or exact is None or logits is None or energy is None:
+                continue
+            sigma = float(np.sqrt(energy.sum() / (len(energy) * logits.shape[1])))
+            chosen = recorded.run.tensor(recorded.index[key]) != 0
+            for at, mine in zip(unpack_positions(recorded.index[key]), chosen, strict=True):
+                theirs, rows = exact[at] != 0, rows + 1
+                came, fell = logits[at][mine & ~theirs], logits[at][theirs & ~mine]
+                if len(came) and len(fell):
+                    flips += 1
+                    near += bool(np.abs(came[:, None] - fell[None, :]).max() <= NEAR * sigma)
+    if rows:
+        ties = f", {near} of them near ties" if flips else ""
+        yield f"routing: {flips} of {rows} tokens use other experts than FP64{ties}"
 
 
 def notes_on(
@@ -28,6 +59,8 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
+    if truth is not None and "experts" in {*recorded.requested.points, *recorded.requested.support}:
+        yield from routing(recorded, look, truth)
     bad = [e for e in errors if e.nonfinite]
     if bad:
         yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"

@@ -12,7 +12,7 @@ from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, sc
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding, sharing_products
-from precaudit.points import CACHES, POINTS
+from precaudit.points import CACHES, POINTS, inputs_of
 
 Evaluate = Callable[[Sequence[Rounding]], list[Array]]
 
@@ -83,7 +83,10 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
     if place.point == "final_norm":
         inputs = [recorded.rows(place.prompt, place.phase, model.config.layers - 1, "resid_out")]
     else:
-        inputs = [recorded.rows(place.prompt, place.phase, layer, name) for name in POINTS[place.point].inputs]
+        inputs = [
+            recorded.rows(place.prompt, place.phase, layer, name)
+            for name in inputs_of(place.point, model.config.sparse)
+        ]
     if any(i is None for i in inputs):
         return None
     present = [i for i in inputs if i is not None]

@@ -53,7 +53,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     in every layer but ``full_layers``; ``local_rope_theta``: RoPE's base in the windowed layers, unscaled. ``qk_norm``:
     over each head, or over the whole row of heads. ``norms``: before, around or after attention and MLP;
     ``norm_offset`` is added to norm weights. ``embed_scale``, ``residual_scale``, ``logit_scale``: factors;
-    ``query_scale``: that of scores (None: 1/√K); ``score_cap``, ``logit_cap``: c · tanh(x / c).
+    ``experts``: of the MLP, ``experts_used`` of them a token, ``mlp_width`` each (0: one dense MLP); ``renormalise``:
+    the used ones' weights sum to 1. ``query_scale``: that of scores (None: 1/√K); ``score_cap``, ``logit_cap``:
+    c · tanh(x / c).
     """
 
     family: str
@@ -86,6 +88,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     score_cap: float | None = None
     logit_cap: float | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    experts: int = 0
+    experts_used: int = 0
+    renormalise: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab", "context"):
@@ -97,10 +102,17 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise UserError(f"RoPE turns {self.turned} of {self.head_dim} dimensions; it needs pairs")
         if self.window is not None and self.window < 1:
             raise UserError(f"window = {self.window} must be at least 1")
+        if self.sparse and not 1 <= self.experts_used <= self.experts:
+            raise UserError(f"{self.experts_used} experts a token of {self.experts}")
         for name in ("score_cap", "logit_cap"):
             cap = getattr(self, name)
             if cap is not None and not cap > 0:
                 raise UserError(f"{name} = {cap} must be positive")
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the MLP is a mixture of experts."""
+        return self.experts > 0
 
     @property
     def turned(self) -> int:

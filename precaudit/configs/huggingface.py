@@ -152,14 +152,38 @@ def _granite(raw: Raw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _qwen3_moe(raw: Raw) -> dict[str, Any]:
+    if raw.get("mlp_only_layers") or int(raw.get("decoder_sparse_step", 1)) != 1:
+        raise UserError(
+            "mlp_only_layers and decoder_sparse_step: only models whose every layer has experts are supported"
+        )
+    experts = int(raw.get("num_experts", raw.get("num_local_experts", 128)))
+    if not 1 <= experts <= MOST_LAYERS:
+        raise UserError(f"num_experts = {experts} is not between 1 and {MOST_LAYERS}")
+    if int(raw.get("num_local_experts", experts)) != experts:
+        raise UserError(f"num_local_experts = {raw['num_local_experts']} is not num_experts = {experts}")
+    return {
+        **_qwen3(raw), "mlp_width": int(raw.get("moe_intermediate_size", 768)),
+        "experts": experts, "experts_used": int(raw.get("num_experts_per_tok", 8)),
+        "renormalise": bool(raw.get("norm_topk_prob", False)),
+    }  # fmt: skip
+
+
 WINDOWS = frozenset(["sliding_window", "layer_types"])
 SWITCHED = WINDOWS | {"use_sliding_window", "max_window_layers"}
+EXPERTS = frozenset(
+    [
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "mlp_only_layers", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef",
+    ]
+)  # fmt: skip
 GEMMA = WINDOWS | {"attention_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 MULTIPLIERS = frozenset(["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"])
 SOURCES = {
     "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"])),
     "qwen2": Source(lambda raw: {"qkv_bias": True, **_switched(raw)}, SWITCHED, 32768),
     "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128),
+    "qwen3_moe": Source(_qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4),
     "mistral": Source(_mistral, WINDOWS, 4096 * 32, kv_heads=8),
     "gemma2": Source(_gemma2, GEMMA, 8192, tied=True, head_dim=256),
     "gemma3_text": Source(_gemma3, GEMMA | {"rope_local_base_freq", "sliding_window_pattern"}, 131072, 1e6, True, 256),
@@ -207,24 +231,24 @@ def _mapped(raw: Raw) -> DecoderConfig:
     act = raw.get("hidden_activation", raw.get("hidden_act", "gelu_pytorch_tanh" if "gemma" in family else "silu"))
     if act not in ACTIVATIONS:
         raise UserError(f"hidden_act = {act!r} is not supported; known: {', '.join(ACTIVATIONS)}")
-    return DecoderConfig(
-        family=family,
-        layers=int(raw["num_hidden_layers"]),
-        width=width,
-        heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or source.kv_heads or heads),
-        head_dim=head_dim,
-        mlp_width=int(raw["intermediate_size"]),
-        vocab=int(raw["vocab_size"]),
-        norm_eps=float(raw.get("rms_norm_eps", source.eps)),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rotary=None if share == 1.0 else int(head_dim * share),
-        context=context,
-        tied=bool(raw.get("tie_word_embeddings", source.tied)),
-        activation=ACTIVATIONS[act],  # type: ignore[arg-type]
-        **source.more(raw),
-    )
+    known: dict[str, Any] = {
+        "family": family,
+        "layers": int(raw["num_hidden_layers"]),
+        "width": width,
+        "heads": heads,
+        "kv_heads": int(raw.get("num_key_value_heads") or source.kv_heads or heads),
+        "head_dim": head_dim,
+        "mlp_width": int(raw["intermediate_size"]),
+        "vocab": int(raw["vocab_size"]),
+        "norm_eps": float(raw.get("rms_norm_eps", source.eps)),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rotary": None if share == 1.0 else int(head_dim * share),
+        "context": context,
+        "tied": bool(raw.get("tie_word_embeddings", source.tied)),
+        "activation": ACTIVATIONS[act],
+    }
+    return DecoderConfig(**(known | source.more(raw)))
 
 
 def _refuse_unmapped(raw: Raw, source: Source) -> None:

@@ -31,10 +31,11 @@ def _layer(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj.weight": (kv, d),
         "self_attn.v_proj.weight": (kv, d),
         "self_attn.o_proj.weight": (d, q),
-        "mlp.gate_proj.weight": (f, d),
-        "mlp.up_proj.weight": (f, d),
-        "mlp.down_proj.weight": (d, f),
     }
+    if c.sparse:
+        layer["mlp.gate.weight"] = (c.experts, d)
+    for mlp in [f"mlp.experts.{e}" for e in range(c.experts)] or ["mlp"]:
+        layer |= {f"{mlp}.{n}_proj.weight": (d, f) if n == "down" else (f, d) for n in ("gate", "up", "down")}
     if c.qk_norm:
         sizes = (c.head_dim, c.head_dim) if c.qk_norm == "head" else (q, kv)
         layer |= {"self_attn.q_norm.weight": (sizes[0],), "self_attn.k_norm.weight": (sizes[1],)}

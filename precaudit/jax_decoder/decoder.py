@@ -127,10 +127,31 @@ class Decoder:
         proj = tap(self._added(proj, w, "attn_post"), "attn_proj")
         x = tap(x + proj.astype(a.residual), "resid_mid")
         h = tap(self._norm(x, w, "mlp_norm"), "mlp_norm")
+        y = self._experts(h, w) if self.config.sparse else self._dense(h, w)
+        mlp = tap(self._added(y, w, "mlp_post"), "mlp_out")
+        return tap(x + mlp.astype(a.residual), "resid_out"), cache
+
+    def _dense(self, h: jax.Array, w: Layer) -> jax.Array:
+        parts, a = self.parts, self.arithmetic
         gate, up = parts.project(h, w["gate"], w.get("bgate"), a), parts.project(h, w["up"], w.get("bup"), a)
         act = tap(parts.activate(gate, up, a), "mlp_act")
-        mlp = tap(self._added(parts.project(act, w["down"], w.get("bdown"), a), w, "mlp_post"), "mlp_out")
-        return tap(x + mlp.astype(a.residual), "resid_out"), cache
+        return parts.project(act, w["down"], w.get("bdown"), a)
+
+    def _experts(self, h: jax.Array, w: Layer) -> jax.Array:
+        """Run every expert on every token and add what the chosen ones say, in float32."""
+        parts, a, c = self.parts, self.arithmetic, self.config
+        logits = tap(parts.project(h, w["router"], None, a), "router")
+        weights = tap(parts.route(logits, c.experts_used, c.renormalise, a), "experts")
+
+        def add(total: jax.Array, expert: Any) -> tuple[jax.Array, None]:
+            gate, up, down, weight = expert
+            act = parts.activate(parts.project(h, gate, None, a), parts.project(h, up, None, a), a)
+            y = parts.project(act, down, None, a)
+            return total + weight[..., None].astype(jnp.float32) * y.astype(jnp.float32), None
+
+        each = (w["expert_gate"], w["expert_up"], w["expert_down"], jnp.moveaxis(weights, -1, 0))
+        total, _ = lax.scan(add, jnp.zeros(h.shape, jnp.float32), each)
+        return total.astype(a.activations)
 
     def _norm(self, x: jax.Array, w: Layer, name: str) -> jax.Array:
         """Normalise x; where the family has no such norm, only round it."""

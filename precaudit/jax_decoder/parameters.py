@@ -9,7 +9,7 @@ import numpy as np
 
 from precaudit.configs import DecoderConfig, RopeScaling, expected_tensors
 from precaudit.formats import Array, as_format, wider
-from precaudit.jax_decoder.families import layer_tensors
+from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
 
 Parameters = dict[str, Any]
@@ -30,6 +30,12 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     for ours, theirs in layer_tensors(config).items():
         if f"model.layers.0.{theirs}" in expected:
             layers[ours] = load(np.stack([read(f"model.layers.{i}.{theirs}") for i in range(config.layers)]))
+    for ours, theirs in EXPERT_TENSORS.items() if config.sparse else ():
+        names = [
+            [f"model.layers.{i}.mlp.experts.{e}.{theirs}.weight" for e in range(config.experts)]
+            for i in range(config.layers)
+        ]
+        layers[ours] = load(np.stack([np.stack([read(name) for name in row]) for row in names]))
     params: Parameters = {
         "embed": load(read("model.embed_tokens.weight")),
         "layers": layers,

@@ -84,6 +84,14 @@ def swiglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
     return (jax.nn.silu(g).astype(a.mlp) * up.astype(a.mlp)).astype(a.activations)
 
 
+def route(logits: jax.Array, used: int, renormalise: bool, a: Arithmetic) -> jax.Array:
+    """Weights of the ``used`` largest of softmax(logits) [B, T, E], 0 for the others; softmax in float32."""
+    top, chosen = lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), used)
+    if renormalise:
+        top = top / jnp.sum(top, axis=-1, keepdims=True)
+    return jnp.sum(jax.nn.one_hot(chosen, logits.shape[-1]) * top[..., None], axis=-2).astype(a.activations)
+
+
 def causal_mask(rows: jax.Array, keys: int, starts: jax.Array) -> jax.Array:
     """Return [B, 1, T, S]: row r sees keys start ≤ s ≤ r. A row of padding sees itself, so that no row is empty."""
     s = jnp.arange(keys)[None, None, :]
@@ -124,6 +132,7 @@ class Parts:
     softmax: Callable[..., jax.Array] = masked_softmax
     attend: Callable[..., jax.Array] = attend
     activate: Callable[..., jax.Array] = swiglu
+    route: Callable[..., jax.Array] = route
     mask: Callable[..., jax.Array] = causal_mask
     cache_write: Callable[..., jax.Array] = cache_write
     cache_read: Callable[..., jax.Array] = cache_read

@@ -137,6 +137,8 @@ def inputs(v: Verdict, layers: int) -> list[tuple[str, str, int, int | None, str
         found.append((v.prompt, v.phase, v.step, layer if POINTS[name].per_layer else None, name))
         if v.phase == "decode" and name in CACHES and v.point in ("scores", "attn_out"):
             found.append((v.prompt, v.phase, ANY, v.layer, CACHES[name]))
+    if v.point == "mlp_out":  # of a mixture of experts, which alone has this point
+        found.append((v.prompt, v.phase, v.step, v.layer, "experts"))
     if v.point == "attn_out":  # made from q, k and v, but on the way from scores and probs where those are seen
         found += [(v.prompt, v.phase, v.step, v.layer, name) for name in ("scores", "probs")]
     return found

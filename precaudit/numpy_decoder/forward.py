@@ -12,6 +12,7 @@ from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import (
     AFTER_ATTENTION,
     BEFORE_ATTENTION,
+    WITH_EXPERTS,
     Model,
     all_probs,
     all_scores,
@@ -20,7 +21,7 @@ from precaudit.numpy_decoder.model import (
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import each, one_blas_thread, row_ranges
-from precaudit.points import POINTS
+from precaudit.points import POINTS, inputs_of
 
 Emit = Callable[[int, int | None, str, Array], None]
 
@@ -86,7 +87,8 @@ def _layer(
                 emit(i, "scores", s)
             if "probs" in points:
                 emit(i, "probs", all_probs(s, at, rule.window, context.rounding))
-    _chain(context, values, AFTER_ATTENTION, {"resid_out", *points})
+    after = WITH_EXPERTS if context.config.sparse else AFTER_ATTENTION
+    _chain(context, values, after, {"resid_out", *points})
     found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
     each(emit, found)
     return values["resid_out"]
@@ -104,7 +106,7 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
         own = {name: x[a:b] for name, x in known.items()}
         here = replace(context, positions=context.positions[a:b])
         for point in chain:
-            own[point] = table[point](here, *(own[name] for name in POINTS[point].inputs))
+            own[point] = table[point](here, *(own[name] for name in inputs_of(point, context.config.sparse)))
             if point in kept:
                 values[point][a:b] = own[point]
 
@@ -113,7 +115,7 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
 
 def _shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of one row of every point of a layer."""
-    sizes = {"D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width}
+    sizes = {"D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width, "E": c.experts}
     return {p.name: tuple(sizes[a] for a in p.axes[1:]) for p in POINTS.values() if p.axes[0] == "T" and p.per_layer}
 
 

@@ -44,6 +44,8 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
     absolute = [np.abs(x) for x in inputs]
     if point == "logits":
         return model.logits(absolute[0], [SINGLE], np.abs)[0]
+    if point == "experts":
+        return routed(inputs[0], model.config.experts_used)
     context = model.context(layer, np.zeros(len(inputs[0])), SINGLE)
     weight = context.weight
 
@@ -99,6 +101,15 @@ def normalised(s: Array, positions: Array, window: int | None) -> Array:
     """Return p · (1 + |s − max s|) [H, T, S]: the exponential's error is relative to its argument."""
     with np.errstate(invalid="ignore"):
         return all_probs(s, positions, window, SINGLE) * (1.0 + np.abs(s - s.max(axis=2, keepdims=True)))
+
+
+def routed(logits: Array, used: int) -> Array:
+    """Return w · 2 (1 + |r − max r|) [T, E] of the chosen experts: a weight is a quotient of exponentials."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    weights = np.exp(shifted)
+    chosen = shifted >= np.sort(shifted, axis=1)[:, [-used]]
+    total = np.where(chosen, weights, 0.0).sum(axis=1, keepdims=True)
+    return np.where(chosen, weights / total, 0.0) * 2.0 * (1.0 + np.abs(shifted))
 
 
 def half_ulp(y: Array, name: str) -> Array:

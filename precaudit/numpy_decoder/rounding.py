@@ -99,7 +99,9 @@ def inner_places(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ..
     bias = BIASES.get(point)
     biased = bias is not None and getattr(config, bias)
     found: list[str] = []
-    if point in ("q", "k"):
+    if point == "mlp_out" and config.sparse:
+        found = ["gate_up", "silu", "mlp_act", "linear"]
+    elif point in ("q", "k"):
         found = ["linear", *(["biased"] if biased else []), *(["norm_inner", "norm"] if config.qk_norm else [])]
     elif post is not None or (point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0):
         found = [*(["linear"] if biased else []), "biased", *(["norm_inner"] if post is not None else [])]

@@ -10,6 +10,7 @@ import numpy as np
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
 from precaudit.formats import widen
+from precaudit.points import present, support
 from precaudit.prompts import Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
@@ -115,11 +116,14 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
+    points = tuple(p for p in select.points if p in present(subject.config.sparse))
+    if not points:
+        raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
     requested = Requested(
         prompts=tuple(p.id for p in found),
         layers=layers,
-        points=select.points,
-        support=select.support,
+        points=points,
+        support=support(points, select.phases, subject.config.sparse),
         phases=select.phases,
         positions=select.positions,
         every_logit=select.every_logit,

@@ -23,7 +23,10 @@ TENSORS = {
     "bgate": "mlp.gate_proj.bias",
     "bup": "mlp.up_proj.bias",
     "bdown": "mlp.down_proj.bias",
+    "router": "mlp.gate.weight",
 }
+
+EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}
 
 
 def parts(name: str) -> Parts:

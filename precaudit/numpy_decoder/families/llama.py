@@ -7,6 +7,7 @@ another way gives that to ``table``.
 from collections.abc import Callable
 
 from precaudit.formats import Array
+from precaudit.numpy_decoder.experts import experts, mixed, router
 from precaudit.numpy_decoder.families import Context, Operation
 from precaudit.numpy_decoder.operators import gated, linear, rms_norm, rope, rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding
@@ -15,7 +16,7 @@ Norm = Callable[[Array, Array, float, Rounding], Array]
 
 
 def table(norm: Norm) -> dict[str, Operation]:
-    """Return {point: operation(context, *inputs)} with a family's norm."""
+    """Return {point: operation(context, *inputs)} with a family's norm, its MLP dense or of experts."""
 
     def normed(c: Context, x: Array, name: str) -> Array:
         return norm(x, c.tensor(f"{name}.weight") + c.config.norm_offset, c.config.norm_eps, c.rounding)
@@ -75,9 +76,10 @@ def table(norm: Norm) -> dict[str, Operation]:
         gate, up = (_project(c, mlp_norm, f"mlp.{name}_proj") for name in ("gate", "up"))
         return gated(gate, up, c.config.activation, c.rounding)
 
-    def mlp_out(c: Context, mlp_act: Array) -> Array:
-        """What the MLP adds to the residual [T, D]."""
-        return added(c, _project(c, mlp_act, "mlp.down_proj"), c.config.norm_names.mlp_post)
+    def mlp_out(c: Context, *inputs: Array) -> Array:
+        """What the MLP adds to the residual [T, D]; of mlp_act, with experts of mlp_norm and their weights."""
+        y = mixed(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj")
+        return added(c, y, c.config.norm_names.mlp_post)
 
     def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
         """Residual leaving the layer [T, D]."""
@@ -88,7 +90,7 @@ def table(norm: Norm) -> dict[str, Operation]:
         return normed(c, resid_out, "model.norm")
 
     found = (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, mlp_act, mlp_out, resid_out, final_norm)
-    return {f.__name__: f for f in found}
+    return {f.__name__: f for f in (*found, router, experts)}
 
 
 def _project(c: Context, x: Array, name: str) -> Array:

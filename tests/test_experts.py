@@ -1,0 +1,68 @@
+"""A mixture of experts: what is recorded, which mistakes are flagged, and whether a flip of routing is a near tie."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
+from precaudit.comparison.recorded import Recorded
+from precaudit.formats import widen
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.parts import route
+from precaudit.judging.limits import default_limits
+from precaudit.judging.rules import judge
+from precaudit.prompts import Prompt
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+from tests.conftest import FIXTURES
+
+TOKENS = tuple(int(t) for t in np.random.default_rng(8).integers(0, 96, 40))
+
+
+def found(tmp_path, parts=None, policy="bf16"):
+    subject = load(str(FIXTURES / "qwen3-moe-gqa"), policy, device="cpu", parts=parts)
+    select = Selection.parse(points="all")
+    trace(subject, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], select, Options(force=True, decode_steps=2))
+    return compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+
+
+def failing(compared):
+    verdicts = [(e, judge(e, default_limits())) for e in compared.errors if e.kind == "local"]
+    return {(e.layer, e.point) for e, v in verdicts if v.status != "pass"}
+
+
+def test_the_chosen_experts_are_recorded(tmp_path):
+    compared = found(tmp_path)
+    recorded = Recorded.of(compared.run)
+    logits, weights = (widen(recorded.tensor("p0", "prefill", 0, 1, p)) for p in ("router", "experts"))
+    assert recorded.tensor("p0", "prefill", 0, 1, "mlp_act") is None
+    assert ((weights != 0).sum(axis=1) == 2).all()
+    for row, weight in zip(logits, weights, strict=True):
+        assert set(np.flatnonzero(weight)) == set(np.argsort(-row, kind="stable")[:2])
+        assert weight.sum() == pytest.approx(1, abs=2**-8)
+    assert not failing(compared)
+    note = next(n for n in compared.notes if n.startswith("routing:"))
+    flips = int(note.split()[1])
+    assert f"of {2 * (40 + 3 + 3)} tokens" in note
+    assert not flips or f"{flips} of them near ties" in note
+
+
+def second_best(logits, used, renormalise, a):
+    """Leave out the best expert and take the next ones."""
+    best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=logits.dtype)
+    return route(logits - 100 * best, used, renormalise, a)
+
+
+@pytest.mark.parametrize("wrong", [second_best, lambda x, used, renormalise, a: route(x, used, not renormalise, a)])
+def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
+    compared = found(tmp_path, replace(Parts(), route=wrong))
+    assert failing(compared) == {(0, "experts"), (1, "experts")}
+    if wrong is second_best:
+        note = next(n for n in compared.notes if n.startswith("routing:"))
+        assert note.endswith("of 92 tokens use other experts than FP64, 0 of them near ties")
+        assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
