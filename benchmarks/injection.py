@@ -23,7 +23,7 @@ from precaudit.judging.rules import judge
 from precaudit.metrics.sizes import arranged, canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.points import POINTS
+from precaudit.points import POINTS, present
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord
@@ -42,7 +42,7 @@ MADE_BY = {
 }  # fmt: skip
 
 
-OPERATIONS = tuple(p for p in POINTS if POINTS[p].inputs and not POINTS[p].state)
+OPERATIONS = tuple(p for p in present(False) if POINTS[p].inputs and not POINTS[p].state)
 
 
 @dataclass(frozen=True)

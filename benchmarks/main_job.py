@@ -31,14 +31,14 @@ from precaudit.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
-from precaudit.points import POINTS
+from precaudit.points import POINTS, present
 from precaudit.prompts import Prompt, encode_prompt
 from precaudit.records import PromptRecord, Requested
 from precaudit.store import RunWriter
 
 LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
 SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next
-ROWS = {p for p, x in POINTS.items() if not x.state and "S" not in x.axes}
+ROWS = {p for p in present(False) if not POINTS[p].state and "S" not in POINTS[p].axes}
 TEXT = "An audit asks of every number whether rounding explains it, and of the others which operation made them. " * 8
 TORCH = find_spec("torch") is not None
 Jobs = dict[str, Callable[[], object]]

@@ -13,10 +13,11 @@ from benchmarks.rewrites import REWRITES
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.reference_cache import References
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.closure import closure
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.diagnosis.flips import Flip, Rows, exchanged, sentence
+from precaudit.diagnosis.flips import Flip, Rows, exchanged, flips, sentence
 from precaudit.diagnosis.forms import Attention, Flash, Inputs, quantised
 from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.positions import shape
@@ -30,6 +31,7 @@ from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
+from precaudit.points import present
 from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import spans, text
 from precaudit.selection import Selection
@@ -133,7 +135,7 @@ def test_planted_errors_are_the_local_errors(whole):
     recorded, subject = whole
     n = len(recorded.run.prompts["p0"].tokens)
     tokens = np.asarray([recorded.run.prompts["p0"].tokens], np.int32)
-    points = [p for p in PLANTED if p != "final_norm"]
+    points = [p for p in PLANTED if p != "final_norm" and p in present(False)]
     values = {p: np.stack([widen(recorded.rows("p0", "prefill", i, p).values)[None] for i in range(5)]) for p in points}
     rows = np.asarray([[n - 1]], np.int32)
     with jax.enable_x64(True):
@@ -225,6 +227,29 @@ def test_what_flips_is_told_with_its_distance():
     assert "top-1 is not FP64's in 1 of 4 rows, 1 of them near ties" in sentence(Rows(4, (near,)), 3)
     assert "stay FP64's for 3 steps" in sentence(Rows(4, ()), 3)
     assert sentence(Rows(0, ()), 3) is None
+
+
+def test_flips_of_a_run_are_near_where_sigma_says(whole, tmp_path):
+    """Against an FP64 reference with two top tokens exchanged: a near tie under a wide σ, none under a narrow one."""
+    recorded, subject = whole
+    record, tokens = recorded.run.record, recorded.fed_tokens("p0")
+    rows = recorded.logit_rows("p0")
+    weights = f"{record.model.sha256}:{record.policy['weights']}"
+    exact = np.concatenate([widen(recorded.tensor("p0", "rescore", 0, None, "logits"))])
+    assert len(exact) == len(rows)
+    best = int(exact[0].argmax())
+    other = (best + 1) % len(exact[0])
+    exact[0, other] = exact[0, best] + 0.5
+    References.of(tmp_path, weights, subject.config, tokens).save(None, "logits", rows, exact)
+
+    def found(sigma):
+        return [f for f in flips(recorded, subject.config, weights, tmp_path, sigma).flips if f.k == 1]
+
+    assert {(f.phase, f.step, f.came, f.fell) for f in found(1.0)} >= {("prefill", 0, (best,), (other,))}
+    assert all(f.near for f in found(1.0))
+    assert next(f.apart for f in found(0.1)) == pytest.approx(0.5)
+    assert not any(f.near for f in found(0.1) if f.position == rows[0])
+    assert flips(recorded, subject.config, weights, tmp_path / "nothing", 1.0).rows == 0
 
 
 def test_how_errors_depend_on_position():

@@ -219,7 +219,7 @@ def _mapped(raw: Raw) -> DecoderConfig:
     _refuse_unmapped(raw, source)
     _check_quantisation(raw.get("quantization_config"))
     if not 1 <= int(raw["num_hidden_layers"]) <= MOST_LAYERS:
-        raise UserError(f"num_hidden_layers = {raw['num_hidden_layers']} is not between 1 and {MOST_LAYERS}")
+        raise UserError(f"num_hidden_layers = {raw['num_hidden_layers']} must be at least 1, at most {MOST_LAYERS}")
     heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     head_dim = int(raw.get("head_dim") or source.head_dim or width // max(heads, 1))
     context = int(raw.get("max_position_embeddings", source.context))
