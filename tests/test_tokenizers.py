@@ -8,6 +8,7 @@ from tokenizers import Regex, pre_tokenizers
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, from_gguf
+from precaudit.errors import UserError
 
 PIECES = (
     "",
@@ -87,10 +88,13 @@ def theirs(file, kind):
 
     It does not know ``smollm`` and leaves its digits together; llama.cpp's rule (llama-vocab.cpp) is put in.
     """
-    gguf = pytest.importorskip("transformers.integrations.gguf", reason="transformers has its GGUF reader elsewhere")
-    architecture, table, settings = gguf.get_gguf_tokenizer(str(file.path))
-    key = next(k for k in table if "pre" in k)
-    backend, _ = gguf.convert_gguf_tokenizer(architecture, table | {key: kind})
+    name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
+    gguf = pytest.importorskip(name, reason="this transformers has its GGUF conversion elsewhere")
+    table, settings = (
+        {ours: file.metadata[f"tokenizer.{key}"] for key, ours in names.items() if f"tokenizer.{key}" in file.metadata}
+        for names in gguf.GGUF_TOKENIZER_MAPPING.values()
+    )
+    backend, _ = gguf.convert_gguf_tokenizer("llama", table | {"pre_tokenizer_type": kind})
     if kind == "smollm":
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), byte_level])
@@ -120,3 +124,24 @@ def test_chats(smollm2):
         a, b = (t.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for t in (ours, other))
         assert a == b
         assert ours.encode(a, add_special_tokens=False) == backend.encode(a, add_special_tokens=False).ids
+
+
+def test_a_sentencepiece_file_needs_no_torch():
+    """Merges are recovered from the scores: ▁ab is the best piece of " ab"; what is unknown goes byte by byte."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
+    normal = 6
+    metadata = {
+        "general.architecture": "llama", "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * (len(pieces) - normal) + [-9.0, -8.0, -7.0, -3.0, -2.0, -1.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * normal,
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
+    made = from_gguf(metadata, "m.gguf")
+    assert made.encode("ab", add_special_tokens=False) == [pieces.index("▁ab")]
+    assert made.encode("é", add_special_tokens=False)[-2:] == [pieces.index("<0xC3>"), pieces.index("<0xA9>")]
+    assert (made.bos_token, made.eos_token) == ("<s>", "</s>")
+
+
+def test_a_broken_tokenizer_is_named():
+    with pytest.raises(UserError, match=r"m\.gguf: the tokenizer cannot be read"):
+        from_gguf({"general.architecture": "llama", "tokenizer.ggml.model": "llama"}, "m.gguf")

@@ -37,7 +37,7 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
 
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if metadata.get("tokenizer.ggml.model") != "gpt2" or kind not in GGUF_PRETOKENIZERS:
-        return _converted(where)
+        return _converted(metadata, where)
     try:
         tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
         kinds = metadata.get("tokenizer.ggml.token_type", [])
@@ -60,17 +60,29 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     return fast
 
 
-def _converted(where: str) -> Any:
-    """Return the tokenizer transformers makes of a GGUF file (SentencePiece, other pre-tokenizers)."""
+def _converted(metadata: dict[str, Any], where: str) -> Any:
+    """Return the tokenizer transformers makes of GGUF metadata (SentencePiece, other pre-tokenizers).
+
+    Its own reader of the file needs torch; its conversion does not.
+    """
     try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     except ImportError:
         raise UserError(f"{where}: this tokenizer needs a newer transformers: pip install -U transformers") from None
     from transformers import PreTrainedTokenizerFast
 
     try:
-        architecture, table, settings = get_gguf_tokenizer(where)
-        backend, _ = convert_gguf_tokenizer(architecture, table)
+        table, settings = (
+            {ours: metadata[f"tokenizer.{key}"] for key, ours in names.items() if f"tokenizer.{key}" in metadata}
+            for names in (GGUF_TOKENIZER_MAPPING["tokenizer"], GGUF_TOKENIZER_MAPPING["tokenizer_config"])
+        )
+        for name in ("bos", "eos", "unknown", "padding"):
+            at = metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if at is not None:
+                settings[f"{name[:3]}_token"] = table["tokens"][at]
+        if table.get("tokenizer_type") == "llama":  # llama.cpp's default where a file says nothing
+            settings.setdefault("add_bos_token", True)
+        backend, _ = convert_gguf_tokenizer(str(metadata.get("general.architecture")), table)
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     except Exception as error:  # the library raises many kinds for broken metadata
         raise UserError(f"{where}: the tokenizer cannot be read: {type(error).__name__}: {error}") from None
