@@ -1,9 +1,11 @@
 """Diagnosis places and names mistakes (``make exam-diagnose`` makes them all), and accuses no honest program."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -33,9 +35,9 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.points import present
 from precaudit.records import ErrorRecord, read_lines
-from precaudit.reports.diagnosis import spans, text
+from precaudit.reports.diagnosis import growth, jumps, spans, text
 from precaudit.selection import Selection
-from precaudit.tracing.repeat import repeat
+from precaudit.tracing.repeat import _compared, repeat
 from precaudit.tracing.subject import load
 from precaudit.transforms import plant
 from tests.programs import record
@@ -252,6 +254,21 @@ def test_flips_of_a_run_are_near_where_sigma_says(whole, tmp_path):
     assert flips(recorded, subject.config, weights, tmp_path / "nothing", 1.0).rows == 0
 
 
+def test_growth_says_where_it_jumps(whole):
+    recorded, _ = whole
+    kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)
+    assert "without a jump" in jumps(kept)
+    risen = [
+        msgspec.structs.replace(e, rel_l2=float(e.rel_l2) * 10)
+        if (e.kind, e.point) == ("forward", "resid_out") and e.layer >= 3
+        else e
+        for e in kept
+    ]
+    assert "with a jump at layer 3 (× " in jumps(risen)
+    assert next(line for line in growth(risen) if "jumps" in line).split()[0] == "3"
+    assert jumps([e for e in kept if e.layer == 0]) == ""
+
+
 def test_how_errors_depend_on_position():
     at = np.arange(64)
     assert shape(np.where(at == 17, 1.0, 1e-9), at) == "only at position 17"
@@ -279,6 +296,9 @@ def test_a_run_is_repeated_bit_for_bit(tmp_path, capsys):
     with placed():
         found = repeat(tmp_path / "run", tmp_path / "other", load("tiny", "bf16", None, "cpu", wrong))
     assert (found.first.layer, found.first.point, found.first.phase) == (2, "v", "prefill")
+    found = _compared(found.run, SimpleNamespace(points=found.run.points[:-1]))
+    assert found.differing == 1
+    assert found.first is not None
     assert run(["trace", "tiny", "--repeat", str(tmp_path / "run")]) == 2
     assert run(["trace"]) == 2
 
