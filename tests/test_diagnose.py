@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from benchmarks.exam_diagnose import MIDDLE, cell, traced
-from benchmarks.mistakes import MISTAKES, placed, zeros_read
+from benchmarks.mistakes import MISTAKES, altered, placed, zeros_read
 from benchmarks.rewrites import REWRITES
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
@@ -40,7 +41,7 @@ from precaudit.selection import Selection
 from precaudit.tracing.repeat import _compared, repeat
 from precaudit.tracing.subject import load
 from precaudit.transforms import plant
-from tests.programs import record
+from tests.programs import everything, record
 
 QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns scaled")
 
@@ -267,6 +268,21 @@ def test_growth_says_where_it_jumps(whole):
     assert "with a jump at layer 3 (× " in jumps(risen)
     assert next(line for line in growth(risen) if "jumps" in line).split()[0] == "3"
     assert jumps([e for e in kept if e.layer == 0]) == ""
+
+
+def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, capsys):
+    folder = altered()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.mlp.down_proj.weight"][5, 7] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    record(tmp_path / "run", subject=str(folder), select=everything())
+    assert run(["diagnose", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("1 finding, first in program order:\n1. semantics: weights not finite — mlp_out of layer 2")
+    assert "'model.layers.2.mlp.down_proj.weight' has 1 values that are NaN" in out
+    assert "rows are not finite" in out
+    assert "not finite from layer 2 on" in out
+    assert "Logits: unknown" in out
 
 
 def test_how_errors_depend_on_position():

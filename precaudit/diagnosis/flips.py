@@ -35,16 +35,17 @@ class Flip(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All logits rows that FP64 is known of: how many, and the flips among them."""
+    """All logits rows that FP64 is known of: how many, the flips among them, and how many are not finite."""
 
     rows: int
     flips: tuple[Flip, ...]
+    nonfinite: int = 0
 
 
 def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, sigma: float) -> Rows:
     """Compare the top tokens of every recorded logits row with FP64's, which ``compare`` left in ``cache``."""
     found: list[Flip] = []
-    count = 0
+    count = nonfinite = 0
     for prompt in recorded.run.prompts:
         rows = recorded.logit_rows(prompt)
         truth = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, "logits", rows)
@@ -53,10 +54,13 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
             if candidate is not None and truth is not None:
                 count += 1
                 exact = np.asarray(truth[int(np.searchsorted(rows, s.position))], np.float64)
+                if not (np.isfinite(candidate).all() and np.isfinite(exact).all()):
+                    nonfinite += 1
+                    continue
                 for k, came, fell, apart in exchanged(candidate, exact):
                     near = apart <= NEAR * sigma if sigma == sigma else None
                     found.append(Flip(prompt, s.phase, s.step, s.position, k, came, fell, apart, near))
-    return Rows(count, tuple(found))
+    return Rows(count, tuple(found), nonfinite)
 
 
 def exchanged(candidate: Array, exact: Array) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], float]]:
@@ -73,13 +77,17 @@ def sentence(rows: Rows, steps: int) -> str | None:
     """Return what flipped, in one sentence; None where no row is known. ``steps``: decode steps after the prompt."""
     if not rows.rows:
         return None
-    words = []
+    words = [f"{rows.nonfinite} of {rows.rows} rows are not finite"] if rows.nonfinite else []
+    known = rows.rows - rows.nonfinite
+    if not known:
+        return words[0]
     for k in TOP:
         some = [f for f in rows.flips if f.k == k]
         ties = sum(bool(f.near) for f in some)
         near = f", {ties} of them near ties" if some else ""
-        words.append(f"top-{k} {'is' if k == 1 else 'are'} not FP64's in {len(some)} of {rows.rows} rows{near}")
-    words.append(_continuations([f for f in rows.flips if f.k == 1 and f.phase == "decode"], steps))
+        words.append(f"top-{k} {'is' if k == 1 else 'are'} not FP64's in {len(some)} of {known} rows{near}")
+    if not rows.nonfinite:
+        words.append(_continuations([f for f in rows.flips if f.k == 1 and f.phase == "decode"], steps))
     return "; ".join(w for w in words if w)
 
 

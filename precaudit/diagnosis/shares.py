@@ -35,6 +35,8 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     candidate = recorded.tensor(prompt, "prefill", 0, None, "logits")
     if candidate is None or not values:
         return unknown_shares(prompt, "prefill was not recorded whole", objective)
+    if not np.isfinite(widen(candidate)[-1]).all():
+        return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
         program, args = _prefill(subject, tokens)
         _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)

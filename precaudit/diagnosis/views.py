@@ -65,15 +65,17 @@ def _distance(
     return _relative(decoded[0], rows.at(np.asarray([position]))[0])
 
 
-def _relative(a: Array, b: Array) -> float:
+def _relative(a: Array, b: Array) -> float | None:
+    x, y = widen(a), widen(b)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
     if a.dtype == b.dtype and a.tobytes() == b.tobytes():
         return 0.0
-    x, y = widen(a), widen(b)
     return ratio(norm(x - y), norm(y))
 
 
 def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | None:
-    """Return one sentence on the views, or None where only one was recorded."""
+    """Return one sentence on the views, or None where only one was recorded; rows that are not finite are left out."""
     found = list(partings(recorded))
     logits = [p for p in found if p.point == "logits"]
     if not logits:

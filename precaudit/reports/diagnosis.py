@@ -202,12 +202,14 @@ def jumps(errors: list[ErrorRecord]) -> str:
     rows = [r for r in _by_layer(errors).get("resid_out", []) if r[1] == r[1]]
     if len(rows) < 2:
         return ""
+    broken = [e.layer for e in errors if (e.kind, e.point) == ("forward", "resid_out") and e.nonfinite]
     at = [f"{b[0]} (× {b[1] / a[1]:.1f})" for a, b in pairwise(rows) if a[1] and b[1] > JUMP * a[1]]
     told = f", with a jump at layer {', '.join(at)}" if at else ", without a jump"
     first, last = rows[0], rows[-1]
     return (
         f"the residual stream is off by {short(first[1])} after layer {first[0]} and {short(last[1])} after layer "
         f"{last[0]} (relative, median), of which the sums' own rounding is {short(last[2])}{told}"
+        + (f"; not finite from layer {min(i for i in broken if i is not None)} on" if broken else "")
     )
 
 
@@ -215,7 +217,7 @@ def _by_layer(errors: list[ErrorRecord]) -> dict[str, list[tuple[int, float, flo
     """Return {point: [(layer, forward, local)]}, medians over prompts, phases and steps."""
     sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for e in errors:
-        if e.kind in ("forward", "local") and e.layer is not None and e.rel_l2 is not None:
+        if e.kind in ("forward", "local") and e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
             sizes[e.kind, e.point, e.layer].append(value(e.rel_l2))
     nothing = [float("nan")]
     return {
