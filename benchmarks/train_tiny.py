@@ -123,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(SEED)
     config, policy = from_config_json(CONFIG, "tiny"), load_policy("fp32")
-    decoder = Decoder(config, Arithmetic.of(policy), parts("llama"))
+    decoder = Decoder(config, Arithmetic.of(policy), parts(config))
     tables = jax.tree.map(jnp.asarray, rope_tables(config, WINDOW, policy))
     tensors = initial_tensors(config, rng)
     params = parameters(config, tensors.__getitem__, np.float32, jax.devices()[0])

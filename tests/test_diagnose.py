@@ -28,7 +28,7 @@ from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.diagnosis.shares import PLANTED, shares
-from precaudit.diagnosis.views import partings, summary
+from precaudit.diagnosis.views import _relative, partings, summary
 from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
@@ -283,6 +283,13 @@ def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, caps
     assert "rows are not finite" in out
     assert "not finite from layer 2 on" in out
     assert "Logits: unknown" in out
+
+
+def test_the_distance_of_two_views():
+    a, b = np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32)
+    assert _relative(b, a) == pytest.approx(0.1)
+    assert _relative(a, a.copy()) == 0
+    assert _relative(a, np.array([3.0, np.nan], np.float32)) is None
 
 
 def test_how_errors_depend_on_position():

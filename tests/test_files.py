@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
-from precaudit.configs import RopeScaling
+from precaudit.configs import RopeScaling, from_config_json
+from precaudit.errors import UserError
 from precaudit.formats import widen
 from precaudit.prompts import Prompt
 from precaudit.tracing.subject import load
@@ -77,7 +78,7 @@ def write_gguf(path, arch, name, more=None):
             x = x + np.float32(1)
         writer.add_tensor(f"{ours}.{kind}", np.ascontiguousarray(x))
     if "freqs" in (more or {}):
-        writer.add_tensor("rope_freqs.weight", np.asarray([1.0, 2.0], np.float32))
+        writer.add_tensor("rope_freqs.weight", np.asarray([1.0, 1.5, 2.0, 3.0], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,7 +116,7 @@ def test_scaled_rope_in_gguf(tmp_path):
     c = open_checkpoint(str(write_gguf(tmp_path / "a.gguf", "llama", "llama-gqa", scaling))).config
     assert c.rope_scaling == RopeScaling(kind="linear", factor=4.0)
     c = open_checkpoint(str(write_gguf(tmp_path / "b.gguf", "llama", "llama-gqa", {"freqs": "x"}))).config
-    assert c.rope_scaling == RopeScaling(kind="longrope", divisors=(1.0, 2.0))
+    assert c.rope_scaling == RopeScaling(kind="longrope", divisors=(1.0, 1.5, 2.0, 3.0))
 
 
 def test_every_type_of_the_library_is_read():
@@ -376,3 +377,113 @@ def test_an_orbax_model_is_traced_and_compared(tmp_path):
     assert run(["gate", str(tmp_path / "run")]) == 2
     assert run(["compare", str(tmp_path / "run")]) == 0
     assert run(["gate", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_data_an_orbax_checkpoint_lacks_is_named(tmp_path, capsys, damage):
+    tree = load_file(FIXTURES / "llama-gqa" / "model.safetensors")
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shutil.copy(FIXTURES / "llama-gqa" / "config.json", folder)
+    orbax.checkpoint.PyTreeCheckpointer(use_ocdbt=False).save((folder / "items").resolve(), tree)
+    (folder / "names.toml").write_text('checkpoint = "items"\n')
+    assert run(["models", "--check", str(folder)]) == 0
+    chunk = folder / "items" / "model.layers.0.mlp.down_proj.weight" / "0.0"
+    if damage == "gone":
+        chunk.unlink()
+    else:
+        chunk.write_bytes(chunk.read_bytes()[:20])
+    assert run(["models", "--check", str(folder)]) == 2
+    assert "'model.layers.0.mlp.down_proj.weight' cannot be read" in capsys.readouterr().err
+
+
+ROPE_OF_FILES = {
+    "scale_linear": ({"rope.scale_linear": 4.0}, RopeScaling(kind="linear", factor=4.0)),
+    "no type": ({"rope.scaling.factor": 2.0}, RopeScaling(kind="linear", factor=2.0)),
+    "factor 1": ({"rope.scaling.factor": 1.0}, None),
+    "yarn": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 0.5},
+        RopeScaling(kind="yarn", factor=4.0, original=128, attention=0.5 * (1 + 0.1 * np.log(4.0))),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROPE_OF_FILES)
+def test_rope_of_a_gguf_is_llama_cpp_s(tmp_path, kind):
+    more, want = ROPE_OF_FILES[kind]
+    assert open_checkpoint(str(write_gguf(tmp_path / "a.gguf", "llama", "llama-gqa", more))).config.rope_scaling == want
+
+
+def test_rope_of_a_gguf_that_is_not_read_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"llama\.rope\.scaling\.yarn_beta_fast"):
+        open_checkpoint(
+            str(write_gguf(tmp_path / "a.gguf", "llama", "llama-gqa", {"rope.scaling.yarn_beta_fast": 8.0}))
+        )
+
+
+def config_of(name, **more):
+    return from_config_json(json.loads((FIXTURES / name / "config.json").read_text()) | more, "config.json")
+
+
+# Fields of published configurations that change nothing where they stand.
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("phi3-mha", {"attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
+     ("qwen2-gqa", {"use_mrope": False}), ("gemma2-gqa", {"sliding_window_size": 8}),
+     ("gemma2-gqa", {"hidden_activation": None, "hidden_act": "gelu_pytorch_tanh"}),
+     ("qwen3-moe-gqa", {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}),
+     ("llama-gqa", {"unsloth_version": "x", "_attn_implementation_autoset": True, "tokenizer_class": "T"})],
+)  # fmt: skip
+def test_fields_that_change_nothing_are_let_pass(name, more):
+    assert config_of(name, **more) == config_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "word"),
+    [("phi3-mha", {"attention_bias": True}, "attention_bias"), ("phi3-mha", {"lm_head_bias": True}, "lm_head_bias"),
+     ("gemma2-gqa", {"sliding_window_size": 9}, "sliding_window_size"), ("qwen2-gqa", {"use_mrope": True}, "use_mrope"),
+     ("qwen3-gqa", {"use_qk_norm": True}, "use_qk_norm"), ("qwen3-moe-gqa", {"mlp_only_layers": [1]}, "mlp_only"),
+     ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "1 factors"),
+     ("llama-gqa", {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor 0"),
+     ("llama-gqa", {"quantization_config": {"quant_method": "gptq"}}, "gptq")],
+)  # fmt: skip
+def test_fields_that_change_something_are_refused(name, more, word):
+    with pytest.raises(UserError, match=f"config.json: .*{word}"):
+        config_of(name, **more)
+
+
+def test_windows_of_qwen3_moe_are_on_every_layer():
+    c = config_of("qwen3-moe-gqa", use_sliding_window=True, sliding_window=7, max_window_layers=1)
+    assert (c.window, c.full_layers) == (7, ())
+
+
+def test_the_activation_is_the_configuration_s(tmp_path):
+    """A llama with GELU: the decoder and the reference compute the same."""
+    shutil.copytree(FIXTURES / "llama-gqa", tmp_path / "m")
+    raw = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(raw | {"hidden_act": "gelu_pytorch_tanh"}))
+    prompts = [Prompt(id="p", tokens=tuple(range(1, 20)))]
+    trace(load(str(tmp_path / "m"), "fp32-highest", device="cpu"), tmp_path / "run", prompts)
+    assert run(["compare", str(tmp_path / "run")]) == 0
+    assert run(["gate", str(tmp_path / "run")]) == 0
+
+
+def test_compressed_tensors_and_activation_scales(tmp_path):
+    tensors, _ = float8_model(tmp_path / "m", lambda s: (s[0], 1))
+    raw = json.loads((tmp_path / "m" / "config.json").read_text())
+    how = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(raw | {"quantization_config": how}))
+    tensors["model.layers.0.self_attn.q_proj.input_scale"] = np.ones((), np.float32)
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    assert run(["models", "--check", str(tmp_path / "m")]) == 0
+
+
+def test_a_snapshot_without_weights_is_not_the_model(tmp_path):
+    cached(tmp_path, "someone/model")
+    for file in tmp_path.rglob("*.safetensors"):
+        file.unlink()
+    env = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "precaudit", "models", "someone/model"]
+    lost = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert lost.returncode == 2
+    assert "could not be fetched" in lost.stderr or "no .safetensors" in lost.stderr

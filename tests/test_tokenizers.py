@@ -142,6 +142,17 @@ def test_a_sentencepiece_file_needs_no_torch():
     assert (made.bos_token, made.eos_token) == ("<s>", "</s>")
 
 
+def test_user_defined_tokens_are_whole(smollm2):
+    """Type 4, as <think> has in files of Qwen3: one token, not cut into pieces."""
+    tokens, kinds = list(smollm2.metadata["tokenizer.ggml.tokens"]), list(smollm2.metadata["tokenizer.ggml.token_type"])
+    tokens[3], kinds[3] = "<think>", 4
+    made = from_gguf(
+        smollm2.metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, str(smollm2.path)
+    )
+    assert made.encode("<think>\nhi", add_special_tokens=False)[0] == 3
+    assert made.decode([3], skip_special_tokens=True) == "<think>"
+
+
 def test_a_broken_tokenizer_is_named():
     with pytest.raises(UserError, match=r"m\.gguf: the tokenizer cannot be read"):
         from_gguf({"general.architecture": "llama", "tokenizer.ggml.model": "llama"}, "m.gguf")

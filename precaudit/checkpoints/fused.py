@@ -30,7 +30,7 @@ class Split:
         for name, shape in inner.shapes().items():
             stem, _, kind = name.rpartition(".")
             fused = next((x for x in FUSED if stem.endswith(x)), None)
-            if fused is None or shape[0] != sum(sizes[fused]):
+            if fused is None or not shape or shape[0] != sum(sizes[fused]):
                 continue
             first = 0
             for part, rows in zip(FUSED[fused], sizes[fused], strict=True):

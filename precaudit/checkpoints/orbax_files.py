@@ -131,10 +131,10 @@ class OrbaxFiles:
         entry, layer = self.entries[name]
         array = self._array(entry.path)
         if not entry.axes:
-            return np.asarray(array.read().result())
+            return self._values(array, entry.path)
         before, after = _axes(entry, name)
         index = tuple(layer if a == "l" else slice(None) for a in before)
-        x = np.asarray(array[index].read().result())
+        x = self._values(array[index], entry.path)
         left = [a for a in before if a != "l"]
         if entry.interleaved:
             axis = left.index(entry.interleaved)
@@ -147,6 +147,14 @@ class OrbaxFiles:
     def original(self, name: str) -> None:
         """Nothing is rounded: stored values are the model."""
         return
+
+    def _values(self, array: Any, path: str) -> Array:
+        """Read an array or a slice of one; raises UserError where any of its data is missing or broken."""
+        try:
+            return np.asarray(array.read().result())
+        except (ValueError, OSError) as error:
+            text = str(error).splitlines()[0][:200]
+            raise UserError(f"{self.folder}: array {path!r} cannot be read: {text}") from None
 
     def _array(self, path: str) -> Any:
         """Open an array, which reads its metadata alone."""
@@ -164,7 +172,9 @@ class OrbaxFiles:
                 raise UserError(f"{self.folder}: array {path!r} lies outside the checkpoint")
             store = {"driver": "file", "path": f"{place}/"}
         try:
-            array = tensorstore.open({"driver": self.zarr, "kvstore": store}, open=True, read=True).result()
+            # A chunk that is not there is an error, not zeros.
+            spec = {"driver": self.zarr, "kvstore": store, "fill_missing_data_reads": False}
+            array = tensorstore.open(spec, open=True, read=True).result()
         except (ValueError, OSError) as error:
             text = str(error).splitlines()[0][:200]
             raise UserError(f"{self.folder}: array {path!r} cannot be read: {text}") from None

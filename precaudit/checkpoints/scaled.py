@@ -45,9 +45,10 @@ class Scaled:
         return cls(inner, scales, block) if scales else inner
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape, scales left out."""
+        """Every tensor's shape; scales are left out, those of activations too: weights alone are quantised here."""
         hidden = set(self.scales.values())
-        return {name: shape for name, shape in self.inner.shapes().items() if name not in hidden}
+        shapes = self.inner.shapes().items()
+        return {name: shape for name, shape in shapes if name not in hidden and not name.endswith(".input_scale")}
 
     def read(self, name: str) -> Array:
         """Return the tensor, times its scale and rounded to bfloat16 where it has one."""

@@ -13,7 +13,7 @@ GGUF_PRETOKENIZERS = ("smollm", "qwen2", "gpt-2")
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CONTROL_TOKEN = 3
+CONTROL_TOKEN, USER_TOKEN = 3, 4
 
 
 def from_folder(folder: Path) -> Any:
@@ -54,6 +54,9 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits.get(kind, []), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     special = [t for t, k in zip(tokens, kinds, strict=False) if k == CONTROL_TOKEN]
+    tokenizer.add_tokens(
+        [AddedToken(t, special=False, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == USER_TOKEN]
+    )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.chat_template = metadata.get("tokenizer.chat_template")

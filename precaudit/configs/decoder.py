@@ -100,6 +100,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise UserError(f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads")
         if self.turned % 2 or not 0 < self.turned <= self.head_dim:
             raise UserError(f"RoPE turns {self.turned} of {self.head_dim} dimensions; it needs pairs")
+        self._check_scaling()
         if self.window is not None and self.window < 1:
             raise UserError(f"window = {self.window} must be at least 1")
         if self.sparse and not 1 <= self.experts_used <= self.experts:
@@ -108,6 +109,19 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             cap = getattr(self, name)
             if cap is not None and not cap > 0:
                 raise UserError(f"{name} = {cap} must be positive")
+
+    def _check_scaling(self) -> None:
+        s = self.rope_scaling
+        if s is None:
+            return
+        if not s.factor > 0 or not s.attention > 0:
+            raise UserError(f"RoPE scaling: factor {s.factor} and attention factor {s.attention} must be positive")
+        if s.kind == "longrope" and (len(s.divisors) != self.turned // 2 or not all(d > 0 for d in s.divisors)):
+            raise UserError(f"RoPE scaling: {len(s.divisors)} factors; {self.turned // 2} positive ones are needed")
+        if s.kind == "llama3" and not s.high > s.low > 0:
+            raise UserError(f"RoPE scaling: high_freq_factor {s.high} must be larger than low_freq_factor {s.low} > 0")
+        if s.kind in ("llama3", "yarn") and s.original < 1:
+            raise UserError(f"RoPE scaling: original context {s.original} must be at least 1")
 
     @property
     def sparse(self) -> bool:

@@ -9,6 +9,13 @@ from precaudit.errors import UserError, nearest
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 Field = Callable[..., Any]
+# What is read of a file's RoPE; ``finetuned`` changes nothing.
+ROPE = frozenset(
+    [
+        "dimension_count", "freq_base", "freq_base_swa", "scale_linear", "scaling.type", "scaling.factor",
+        "scaling.original_context_length", "scaling.attn_factor", "scaling.finetuned",
+    ]
+)  # fmt: skip
 
 
 def from_gguf(
@@ -93,17 +100,20 @@ def _gemma3(field: Field, layers: int, width: int, heads: int, head_dim: int) ->
 def _scaling(
     field: Field, meta: Mapping[str, Any], arch: str, context: int, divisors: Sequence[float] | None
 ) -> RopeScaling | None:
+    for key in meta:
+        if key.startswith(f"{arch}.rope.") and key.removeprefix(f"{arch}.rope.") not in ROPE:
+            raise UserError(f"metadata field {key} = {meta[key]!r} is not known to leave the mathematics unchanged")
     if divisors is not None:
         return RopeScaling(kind="longrope", divisors=tuple(float(x) for x in divisors))
-    kind = meta.get(f"{arch}.rope.scaling.type") or "none"
-    if kind == "none":
+    factor = float(field("rope.scaling.factor", field("rope.scale_linear", 0.0)))
+    kind = meta.get(f"{arch}.rope.scaling.type") or ("linear" if factor else "none")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
-    factor = float(field("rope.scaling.factor"))
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if kind == "yarn":
-        told = float(field("rope.scaling.attn_factor", 0.0))
         original = int(field("rope.scaling.original_context_length", context))
-        grown = 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0
-        return RopeScaling(kind="yarn", factor=factor, original=original, attention=told or grown)
+        grown = 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0  # llama.cpp multiplies its own factor by it
+        attention = float(field("rope.scaling.attn_factor", 1.0)) * grown
+        return RopeScaling(kind="yarn", factor=factor, original=original, attention=attention)
     raise UserError(f"{arch}.rope.scaling.type = {kind!r} is not supported")

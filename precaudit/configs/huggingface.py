@@ -18,7 +18,10 @@ IGNORED = frozenset(
         "sep_token_id", "return_dict", "output_attentions", "id2label", "label2id", "output_hidden_states",
         "problem_type", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "is_llama_config",
         "transformers.js_config", "auto_map", "resid_pdrop", "embd_pdrop", "cache_implementation",
-        "_sliding_window_pattern",
+        "_sliding_window_pattern", "unsloth_fixed", "unsloth_version", "_attn_implementation_autoset",
+        "tokenizer_class", "torchscript", "gradient_checkpointing", "max_length", "do_sample", "temperature", "top_p",
+        "top_k", "repetition_penalty", "mask_token_id", "tie_encoder_decoder", "max_sequence_length", "language",
+        "embedding_dropout", "hidden_dropout", "head_dropout",
     ]
 )  # fmt: skip
 # Fields that would change it: the values under which they do not.
@@ -26,6 +29,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "rope_interleaved": (False,),
     "use_bidirectional_attention": (False, None),
+    "use_mrope": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
+    "lm_head_bias": (False,),
+    "shared_expert_intermediate_size": (0,),
+}
+# The same of single families, which others read.
+OWN_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
+    "phi3": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen2": {"attention_bias": (True,)},
+    "qwen3_moe": {"use_qk_norm": (True,), "qkv_bias": (False,)},
+    "mistral": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "olmo2": {"mlp_bias": (False,)},
 }
 HANDLED = frozenset(
     [
@@ -162,10 +178,13 @@ def _qwen3_moe(raw: Raw) -> dict[str, Any]:
         raise UserError(f"num_experts = {experts} is not between 1 and {MOST_LAYERS}")
     if int(raw.get("num_local_experts", experts)) != experts:
         raise UserError(f"num_local_experts = {raw['num_local_experts']} is not num_experts = {experts}")
+    kind = "sliding_attention" if raw.get("use_sliding_window", False) else "full_attention"  # on every layer
+    windows = _windows(raw, [kind] * int(raw["num_hidden_layers"]), raw.get("sliding_window", 4096))
+    biased = bool(raw.get("attention_bias", False))
     return {
-        **_qwen3(raw), "mlp_width": int(raw.get("moe_intermediate_size", 768)),
-        "experts": experts, "experts_used": int(raw.get("num_experts_per_tok", 8)),
-        "renormalise": bool(raw.get("norm_topk_prob", False)),
+        "qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **windows,
+        "mlp_width": int(raw.get("moe_intermediate_size", 768)), "experts": experts,
+        "experts_used": int(raw.get("num_experts_per_tok", 8)), "renormalise": bool(raw.get("norm_topk_prob", False)),
     }  # fmt: skip
 
 
@@ -228,7 +247,8 @@ def _mapped(raw: Raw) -> DecoderConfig:
     except KeyError as error:
         given = raw.get("rope_parameters") or raw.get("rope_scaling")
         raise UserError(f"rope_parameters or rope_scaling {given!r}: {error.args[0]!r} is missing") from None
-    act = raw.get("hidden_activation", raw.get("hidden_act", "gelu_pytorch_tanh" if "gemma" in family else "silu"))
+    usual = "gelu_pytorch_tanh" if "gemma" in family else "silu"
+    act = raw.get("hidden_activation") or ("gemma" not in family and raw.get("hidden_act")) or usual
     if act not in ACTIVATIONS:
         raise UserError(f"hidden_act = {act!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     known: dict[str, Any] = {
@@ -252,9 +272,13 @@ def _mapped(raw: Raw) -> DecoderConfig:
 
 
 def _refuse_unmapped(raw: Raw, source: Source) -> None:
+    neutral = NEUTRAL | OWN_NEUTRAL.get(str(raw.get("model_type")), {})
     for key, value in raw.items():
-        if key in NEUTRAL:
-            if value not in NEUTRAL[key] and value is not None:
+        if key == "sliding_window_size":  # the older name of the same
+            if value != raw.get("sliding_window", value):
+                raise UserError(f"sliding_window_size = {value!r} is not sliding_window = {raw['sliding_window']!r}")
+        elif key in neutral:
+            if value not in neutral[key] and value is not None:
                 raise UserError(f"{key} = {value!r} changes the model and is not supported")
         elif key not in IGNORED and key not in HANDLED and key not in source.fields:
             if key in SWITCHED and value in (None, False):
@@ -270,8 +294,10 @@ def _check_quantisation(given: Any) -> None:
         return
     if not isinstance(given, Mapping):
         raise UserError("quantization_config is not a table")
-    if given.get("quant_method") != "fp8":
-        raise UserError(f"quantization_config.quant_method = {given.get('quant_method')!r} is not supported; only fp8")
+    method = given.get("quant_method")
+    compressed = method == "compressed-tensors" and given.get("format") == "float-quantized"
+    if not compressed and method not in ("fp8", "fbgemm_fp8"):
+        raise UserError(f"quantization_config.quant_method = {method!r} is not supported; only float8 with scales is")
 
 
 def _rope(raw: Raw, source: Source, context: int) -> tuple[float, RopeScaling | None, float, int]:

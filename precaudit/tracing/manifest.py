@@ -64,5 +64,5 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         commit=commit(),
         command=command,
         started=now(),
-        program="shipped" if subject.parts == family_parts(subject.config.family) else "other",
+        program="shipped" if subject.parts == family_parts(subject.config) else "other",
     )

@@ -88,4 +88,4 @@ def load(
     checkpoint = open_checkpoint(subject).with_weights(chosen.weights)
     found = choose_device(device)
     check_device(chosen, platform_of(found))
-    return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config.family), found)
+    return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config), found)

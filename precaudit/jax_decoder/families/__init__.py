@@ -1,10 +1,11 @@
 """What differs between model families: their parts, one file each, and the names of their tensors."""
 
+from dataclasses import replace
 from importlib import import_module
 from typing import cast
 
 from precaudit.configs import DecoderConfig
-from precaudit.jax_decoder.parts import Parts
+from precaudit.jax_decoder.parts import Parts, geglu, swiglu
 
 TENSORS = {
     "wq": "self_attn.q_proj.weight",
@@ -29,9 +30,10 @@ TENSORS = {
 EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}
 
 
-def parts(name: str) -> Parts:
-    """Return the operations in ``jax_decoder/families/<name>.py``."""
-    return cast(Parts, import_module(f"{__name__}.{name}").PARTS)
+def parts(config: DecoderConfig) -> Parts:
+    """Return the operations in ``jax_decoder/families/<family>.py``, with the configuration's activation."""
+    own = cast(Parts, import_module(f"{__name__}.{config.family}").PARTS)
+    return replace(own, activate={"silu": swiglu, "gelu_tanh": geglu}[config.activation])
 
 
 def layer_tensors(config: DecoderConfig) -> dict[str, str]:
