@@ -14,6 +14,9 @@ from precaudit.comparison.compare import compare
 from precaudit.comparison.local import not_emulated
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
+from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
@@ -264,3 +267,33 @@ def test_scores_outside_a_window_are_excluded(tmp_path):
     read = sum(min(p + 1, window) for p in range(n)) * subject.config.heads
     assert {(e.kind, e.n) for e in found} == {("local", read), ("forward", read)}
     assert {e.excluded for e in found} == {n * n * subject.config.heads - read}
+
+
+def test_other_draws_have_other_errors_of_the_same_size():
+    x = np.random.default_rng(4).normal(size=20_000)
+    policy = of_policy(load_policy("bf16"))
+    found = [redrawn(policy, seed).rows(x) - x for seed in range(8)]
+    np.testing.assert_array_equal(found[0], policy.rows(x) - x)
+    sizes = [float(np.sqrt((e**2).mean())) for e in found]
+    assert max(sizes) < 1.2 * min(sizes)
+    for i, a in enumerate(found):
+        for b in found[:i]:
+            assert abs(np.corrcoef(a, b)[0, 1]) < 0.5
+
+
+def test_forward_noise_is_that_of_eight_draws(tmp_path):
+    subject = load(str(FIXTURES / "llama-gqa"), "bf16", device="cpu")
+    tokens = np.arange(1, 13)
+    prompts = [Prompt(id="p0", tokens=tuple(int(t) for t in tokens))]
+    select = Selection.parse(points="resid_out", phases="prefill")
+    trace(subject, tmp_path / "run", prompts, select, TraceOptions(force=True))
+    e = next(x for x in errors(tmp_path / "run", "forward", accum=(), cache=tmp_path / "refs") if x.layer == 1)
+    model = Model(subject.config, subject.checkpoint.tensors.read)
+    base = replace(of_policy(subject.policy), dot=single_precision_dot)
+    found = []
+    wanted = Wanted({"resid_out"}, [1], [tokens[-1:] - 1])
+    draws = [FP64, *(redrawn(base, seed) for seed in range(8))]
+    forward(model, [tokens], draws, wanted, lambda i, at, p, x: found.append(x))
+    exact, emulated = found[0], found[1:]
+    energy = np.mean([((y - exact) ** 2).sum() for y in emulated])
+    assert float(e.noise) == pytest.approx(np.sqrt(energy) / np.linalg.norm(exact), rel=1e-9)
