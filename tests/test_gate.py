@@ -744,6 +744,14 @@ def test_a_cause_that_is_only_unknown_flags_nothing():
     assert suspect(given, 5) == given
 
 
+@pytest.mark.parametrize("status", ["missing", "stale", "unknown", "pass"])
+def test_what_follows_a_failure_and_was_not_judged_is_not_suspect(status):
+    """An input that fails excuses a failure after it, never the absence of a verdict."""
+    later = Verdict(status=status, kind="forward", prompt="a", phase="prefill", layer=3, point="resid_out")
+    first = Verdict(status="nonfinite", kind="local", prompt="a", phase="prefill", layer=1, point="v")
+    assert [v.status for v in suspect([first, later], 5)] == ["nonfinite", status]
+
+
 def test_a_bad_cache_makes_decode_attention_suspect():
     given = [verdict("k_cache", kind="state", phase="decode"), verdict("attn_out", phase="decode")]
     given += [verdict("attn_out", phase="decode", layer=2), verdict("attn_out")]
