@@ -15,6 +15,8 @@ from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import route
 from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
+from precaudit.numpy_decoder.magnitudes import rowwise
+from precaudit.numpy_decoder.model import Model
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
@@ -66,3 +68,30 @@ def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
         note = next(n for n in compared.notes if n.startswith("routing:"))
         assert note.endswith("of 92 tokens use other experts than FP64, 0 of them near ties")
         assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
+
+
+def test_flips_of_an_honest_run_are_near_ties(tmp_path):
+    """Six of these 600 tokens use another expert in bfloat16; FP64 held every one of them for a tie."""
+    subject = load(str(FIXTURES / "qwen3-moe-plain"), "bf16", device="cpu")
+    rng = [np.random.default_rng(i) for i in range(3)]
+    prompts = [Prompt(id=f"p{i}", tokens=tuple(int(x) for x in r.integers(0, 96, 100))) for i, r in enumerate(rng)]
+    select = Selection.parse(points="router,experts", phases="prefill")
+    trace(subject, tmp_path / "run", prompts, select, Options(force=True))
+    compared = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    note = next(n for n in compared.notes if n.startswith("routing:"))
+    flips = int(note.split()[1])
+    assert flips > 0
+    assert note == f"routing: {flips} of 600 tokens use other experts than FP64, {flips} of them near ties"
+
+
+def test_a_sum_that_is_normalised_is_bounded_by_its_true_size():
+    """OLMo 2 normalises W·x: |W|·|x| is divided by the root mean square of W·x, not by its own."""
+    subject = load(str(FIXTURES / "olmo2-gqa"), "bf16", device="cpu")
+    model, c = Model(subject.config, subject.checkpoint.tensors.read), subject.config
+    x = np.random.default_rng(1).normal(size=(3, c.heads, c.head_dim))
+    w = widen(subject.checkpoint.tensors.read("model.layers.1.self_attn.o_proj.weight"))
+    g = widen(subject.checkpoint.tensors.read("model.layers.1.post_attention_layernorm.weight"))
+    flat = x.reshape(3, -1)
+    rms = np.sqrt(((flat @ w.T) ** 2).mean(axis=1, keepdims=True) + c.norm_eps)
+    want = np.abs(flat) @ np.abs(w).T / rms * np.abs(g)
+    np.testing.assert_allclose(rowwise("attn_proj", model, 1, [x]), want, rtol=1e-5)
