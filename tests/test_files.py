@@ -230,6 +230,8 @@ def test_models_shows_what_there_is(capsys):
     assert "tiny: installed" in out
     assert run(["models", "tiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["family"] == "llama"
+    assert run(["models", str(FIXTURES / "qwen3-moe-gqa"), "--json"]) == 0
+    assert {"router", "mlp_act"} & set(json.loads(capsys.readouterr().out)["points"].split(", ")) == {"router"}
     assert run(["models", "--check"]) == 2
 
 

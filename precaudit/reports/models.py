@@ -12,7 +12,7 @@ from precaudit.checkpoints.safetensors_files import DTYPES
 from precaudit.configs import FAMILIES, DecoderConfig
 from precaudit.configs.gguf import ARCHITECTURES
 from precaudit.coverage import predicted_bytes
-from precaudit.points import DEFAULT_POINTS, POINTS, support
+from precaudit.points import DEFAULT_POINTS, POINTS, present, support
 from precaudit.policies import load_policy
 from precaudit.records import Requested
 from precaudit.selection import PHASES
@@ -45,7 +45,8 @@ def described(opened: Checkpoint) -> dict[str, str]:
     c = opened.config
     held = ", ".join(f"{n} tensors {name}" for name, n in sorted(formats(opened).items()))
     size = sum(p.stat().st_size for p in opened.hashes.paths)
-    default = (*DEFAULT_POINTS, *support(DEFAULT_POINTS, PHASES))
+    points = present(c.sparse)
+    default = (*DEFAULT_POINTS, *support(DEFAULT_POINTS, PHASES, c.sparse))
     return {
         "model": f"{opened.name} at {opened.path}",
         "family": c.family,
@@ -54,9 +55,9 @@ def described(opened: Checkpoint) -> dict[str, str]:
         f"{c.head_dim}, MLP {c.mlp_width}, vocabulary {c.vocab}, context {c.context}",
         "formats": held,
         "variations": _variations(c),
-        "points": ", ".join(POINTS),
+        "points": ", ".join(points),
         "a run": f"of {TOKENS} tokens and {STEPS} decode steps in bf16 writes about {_megabytes(c, default)} (default "
-        f"points) or {_megabytes(c, tuple(POINTS))} (--points all)",
+        f"points) or {_megabytes(c, points)} (--points all)",
     }
 
 
