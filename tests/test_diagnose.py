@@ -179,6 +179,16 @@ def test_the_same_text_another_way(whole):
     found = {w.way: w for w in invariance(recorded, wrong, kept)}
     assert found["the same again"].status == "bit-identical"
     assert found["a longer neighbour: another bucket and cache"].status == "broken"
+    assert found["batch 3, padded right"].status == found["batch 3, padded left"].status == "broken"
+
+    def nan_in_batches(x, w, bias, a):
+        y = project(x, w, bias, a)
+        return y * jnp.asarray(jnp.nan if x.shape[0] > 1 else 1.0, y.dtype)
+
+    wrong = replace(subject, parts=replace(subject.parts, project=nan_in_batches))
+    found = {w.way: w for w in invariance(recorded, wrong, kept)}
+    assert found["batch 3, padded left"].status == "broken"
+    assert found["layers unrolled"].status in ("bit-identical", "rounding")
 
 
 def test_what_raising_the_policy_buys(whole):
@@ -228,7 +238,8 @@ def test_what_flips_is_told_with_its_distance():
     near = Flip("a", "decode", 2, 7, 1, (1,), (0,), 0.1, True)
     assert "a at step 2 (near tie, 0.1 apart)" in sentence(Rows(4, (near,)), 3)
     assert "top-1 is not FP64's in 1 of 4 rows, 1 of them near ties" in sentence(Rows(4, (near,)), 3)
-    assert "stay FP64's for 3 steps" in sentence(Rows(4, ()), 3)
+    assert "stay FP64's for 3 steps" in sentence(Rows(4, (), 0, 3), 3)
+    assert "stay" not in sentence(Rows(4, (), 0, 2), 3)
     assert sentence(Rows(0, ()), 3) is None
 
 
@@ -271,11 +282,7 @@ def test_growth_says_where_it_jumps(whole):
 
 
 def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, capsys):
-    folder = altered()
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.2.mlp.down_proj.weight"][5, 7] = np.nan
-    save_file(tensors, folder / "model.safetensors")
-    record(tmp_path / "run", subject=str(folder), select=everything())
+    record(tmp_path / "run", subject=nan_model(), select=everything())
     assert run(["diagnose", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
     assert out.startswith("1 finding, first in program order:\n1. semantics: weights not finite — mlp_out of layer 2")
@@ -289,7 +296,57 @@ def test_the_distance_of_two_views():
     a, b = np.array([3.0, 4.0], np.float32), np.array([3.0, 4.5], np.float32)
     assert _relative(b, a) == pytest.approx(0.1)
     assert _relative(a, a.copy()) == 0
-    assert _relative(a, np.array([3.0, np.nan], np.float32)) is None
+    broken = np.array([3.0, np.nan], np.float32)
+    assert _relative(a, broken) == np.inf
+    assert _relative(broken, broken) is None
+
+
+def nan_model():
+    folder = altered()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.mlp.down_proj.weight"][5, 7] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+def test_nan_in_caches_alone_is_no_rounding(tmp_path, capsys):
+    """Nothing was recorded that would say where it comes from: the cache itself is the finding."""
+    select = Selection.parse(points="k_cache,v_cache", phases="decode")
+    record(tmp_path / "run", subject=nan_model(), select=select)
+    assert run(["diagnose", str(tmp_path / "run")]) == 1
+    assert "state: not finite — k_cache of layer 3, decode" in capsys.readouterr().out
+
+
+def test_nan_that_came_in_is_not_blamed_on_the_operation(tmp_path, capsys):
+    record(tmp_path / "run", subject=nan_model(), select=Selection.parse(points="all", layers="3", phases="prefill"))
+    assert run(["diagnose", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    assert "unknown: came in not finite — attn_norm of layer 3" in out
+    assert "rounding beyond the policy" not in out
+
+
+def test_a_rescore_alone_says_nothing_of_the_formula(tmp_path):
+    record(tmp_path / "run", select=Selection.parse(points="v", phases="rescore"))
+    found = diagnose(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    assert "neither prefill nor decode" in found.formula.unknown
+
+
+def test_views_of_a_short_prompt_part_where_they_do(tmp_path):
+    """Rescore records the rows decode made, from the last prompt position on: its first row is not position 0."""
+    run_ = record(tmp_path / "run", prompts=["abcd"], select=Selection.parse(points="all"))
+    assert all(p.distance < 0.1 for p in partings(Recorded.of(run_)))
+
+
+def test_shares_need_every_operation(tmp_path):
+    run_ = record(tmp_path / "run", select=Selection.parse(points="v,logits", phases="prefill"))
+    found = shares(Recorded.of(run_), load("tiny", "bf16", None, "cpu"), "p0")
+    assert "not all of prefill was recorded" in found.unknown
+
+
+def test_nothing_judged_is_said(tmp_path, capsys):
+    record(tmp_path / "run", select=Selection.parse(points="v", phases="prefill"))
+    assert run(["diagnose", str(tmp_path / "run"), "--points", "router"]) == 2
+    assert "none of router is a point of tiny" in capsys.readouterr().err
 
 
 def test_how_errors_depend_on_position():

@@ -70,6 +70,13 @@ def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
         assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
 
 
+@pytest.mark.parametrize("more", [1, -1])
+def test_another_number_of_experts_is_a_flip_of_every_token(tmp_path, more):
+    parts = replace(Parts(), route=lambda x, used, renormalise, a: route(x, used + more, renormalise, a))
+    note = next(n for n in found(tmp_path, parts).notes if n.startswith("routing:"))
+    assert note == "routing: 92 of 92 tokens use other experts than FP64, 0 of them near ties"
+
+
 def test_flips_of_an_honest_run_are_near_ties(tmp_path):
     """Six of these 600 tokens use another expert in bfloat16; FP64 held every one of them for a tie."""
     subject = load(str(FIXTURES / "qwen3-moe-plain"), "bf16", device="cpu")

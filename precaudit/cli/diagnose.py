@@ -11,6 +11,7 @@ from precaudit.cli._options import console, narrowed, progress_bar, selection_op
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @selection_options
+@click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
@@ -25,6 +26,7 @@ def command(
     points: str | None,
     phases: str | None,
     prompt: str | None,
+    partial: bool,
     model: str | None,
     lift: tuple[str, ...],
     invariance: bool,
@@ -42,18 +44,23 @@ def command(
     from precaudit.reports import diagnosis
     from precaudit.store import open_run
 
-    opened = open_run(run)
+    opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance:
         found = diagnose(
-            opened, asked, Options(accum=(), model=model), advance, lift=_meanings(lift), objective=objective
+            opened,
+            asked,
+            Options(accum=(), model=model, partial=partial),
+            advance,
+            lift=_meanings(lift),
+            objective=objective,
         )
     if as_json:
         for finding in found.findings:
             click.echo(encode(finding), nl=False)
     else:
         diagnosis.show(found, console(), verbose)
-    codes = {found.exit_code, _invariant(found)} if invariance else {found.exit_code}
+    codes = {found.exit_code, _invariant(found, model, as_json)} if invariance else {found.exit_code}
     return 1 if 1 in codes else max(codes)
 
 
@@ -74,7 +81,7 @@ def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _invariant(found: Any) -> int:
+def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
     from precaudit.comparison.recorded import Recorded
     from precaudit.diagnosis.formula import program_of
@@ -85,11 +92,11 @@ def _invariant(found: Any) -> int:
     recorded = Recorded.of(found.compared.run)
     device = device_kind(recorded.run.record.device)
     try:
-        subject, lacks = program_of(recorded, device), "the program is not the shipped decoder"
+        subject, lacks = program_of(recorded, device, model), "the program is not the shipped decoder"
     except UserError:
         subject, lacks = None, f"needs {device}"
     if subject is None:
-        click.echo(f"Invariance: unknown: {lacks}")
+        click.echo(f"Invariance: unknown: {lacks}", err=as_json)
         return 3
     from precaudit.diagnosis.invariance import invariance
 
@@ -97,6 +104,6 @@ def _invariant(found: Any) -> int:
         every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this look and earlier ones
         ways = invariance(recorded, subject, every, advance)
     for line in invariances(ways):
-        click.echo(line)
+        click.echo(line, err=as_json)
     statuses = {w.status for w in ways}
     return 1 if "broken" in statuses else 3 if "unknown" in statuses else 0

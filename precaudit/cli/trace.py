@@ -97,7 +97,7 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     from precaudit.tracing.repeat import repeat
     from precaudit.tracing.trace import Progress
 
-    folder = output or run.with_name(f"{run.resolve().name}-repeat")
+    folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
     with progress_bar() as advance:
         found = repeat(run, folder, None, force, Progress(lambda line: click.echo(line, err=True), advance))
     if found.first is None:

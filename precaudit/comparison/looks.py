@@ -46,6 +46,8 @@ def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) 
         )
     known = {*asked.points, *asked.support}
     chosen = [p for p in select.points if p in present(recorded.config.sparse)]
+    if not chosen:
+        raise UserError(f"none of {', '.join(select.points)} is a point of {recorded.run.record.model.id}")
     for point in chosen:
         if point not in known:
             recorded_points = ", ".join(p for p in POINTS if p in known)

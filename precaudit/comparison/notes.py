@@ -31,9 +31,10 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
             for at, mine in zip(unpack_positions(recorded.index[key]), chosen, strict=True):
                 theirs, rows = exact[at] != 0, rows + 1
                 came, fell = logits[at][mine & ~theirs], logits[at][theirs & ~mine]
-                if len(came) and len(fell):
+                if len(came) or len(fell):
                     flips += 1
-                    near += bool(np.abs(came[:, None] - fell[None, :]).max() <= NEAR * sigma)
+                    apart = np.abs(came[:, None] - fell[None, :])
+                    near += bool(len(came) == len(fell) and apart.max() <= NEAR * sigma)
     if rows:
         ties = f", {near} of them near ties" if flips else ""
         yield f"routing: {flips} of {rows} tokens use other experts than FP64{ties}"

@@ -31,7 +31,7 @@ def explain(found: Array, expected: Array) -> State:
     bad = np.flatnonzero(np.any((f != e) & ~(np.isnan(f) & np.isnan(e)), axis=(1, 2)))
     rows = tuple(int(s) for s in bad)
     if not rows:
-        return State("as written", "state", "the cache holds the rows that were written", 1.0, ())
+        return State("not finite", "state", "the cache holds NaN or infinities, as the rows that were written", 1.0, ())
     for name in ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"):
         with np.errstate(over="ignore"):
             narrow = expected.astype(np.float32).astype(FORMATS[name].dtype).astype(np.float32)

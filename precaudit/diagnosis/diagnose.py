@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
@@ -83,14 +84,21 @@ def diagnose(
     recorded = Recorded.of(compared.run)
     layers = recorded.run.record.model.config["layers"]
     if lift:
-        subject = subject or program_of(recorded)
+        subject = subject or program_of(recorded, model=options.model)
         subject = None if subject is None else replace(subject, lift=lift)
     records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     standing = suspect(verdicts, layers)
     bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in ("local", "state")]
-    # A cache that holds NaN because such rows were written to it is as it should be.
-    bad = [v for v in bad if v.kind == "local" or records[("state", *v.place)].mismatched]
+    # A cache that holds NaN because an operation before it made them is as it should be.
+    made = {v.prompt: v.depth for v in sorted(bad, key=lambda v: v.depth, reverse=True) if _broken_operation(v)}
+    bad = [
+        v
+        for v in bad
+        if v.kind == "local"
+        or records[("state", *v.place)].mismatched
+        or not (v.prompt in made and made[v.prompt] <= v.depth)
+    ]
     model = _model(recorded, options)
     findings: list[Finding] = []
     with one_blas_thread():
@@ -105,13 +113,13 @@ def diagnose(
             if findings
             else min(recorded.run.prompts, key=lambda p: len(recorded.run.prompts[p].tokens))
         )
-        formula = establish(recorded, subject, model, prompt)
+        formula = establish(recorded, subject, model, prompt, options.model)
     findings = _with_formula(_merged(findings), formula)
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
     whole = select is None
-    program = Program(recorded, model, subject, whole, objective)
+    program = Program(recorded, model, subject, whole, objective, options.model)
     shared = program.shares(tell)
     remedies = program.remedies(tell, shared)
     return Diagnosis(
@@ -119,6 +127,10 @@ def diagnose(
         _views(recorded, findings) if whole else None, _flips(recorded, model, options) if whole else None,
         tuple(closure(recorded, model, compared.errors)) if whole else (),
     )  # fmt: skip
+
+
+def _broken_operation(v: Verdict) -> bool:
+    return v.kind == "local" and v.status == "nonfinite"
 
 
 def check_objective(text: str, vocab: int) -> None:
@@ -131,7 +143,7 @@ def check_objective(text: str, vocab: int) -> None:
 
 
 def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:
-    decode = any("decode" in f.phases for f in findings)
+    decode = any(set(f.phases) == {"decode"} for f in findings)
     return summary(recorded, decode, any(f.kind == "state" for f in findings))
 
 
@@ -183,13 +195,15 @@ def _finding(
             kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
             equal=None, second=None, **shared,
         )  # fmt: skip
-    found, shared["positions"] = replayed
+    found, shared["positions"], finite = replayed
     broken = [w for w in recorded.run.record.warnings if w.startswith("weights:") and _of_layer(w, worst.layer)]
     if worst.status == "nonfinite" and broken:
         return Finding(
             kind="semantics", cause="weights not finite", says="; ".join(broken), explained=None, equal=None,
             second=None, **shared,
         )  # fmt: skip
+    if worst.status == "nonfinite" and found.named is not None and found.named is found.announced:
+        return _overflow(finite, shared, found)
     second = found.second
     rest: dict[str, Any] = {
         "explained": number(found.best.explained), "equal": number(found.best.equal),
@@ -200,6 +214,22 @@ def _finding(
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     named = found.named.variant
     return Finding(kind=named.kind, cause=named.name, says=named.says, fix=_fix(named.kind, worst.point), **rest)
+
+
+def _overflow(finite: bool, shared: dict[str, Any], found: Replay) -> Finding:
+    """Say what NaN and infinities are that the announced policy reproduces: made here, or brought in."""
+    kind: Any = "format" if finite else "unknown"
+    cause = "overflow" if finite else "came in not finite"
+    says = (
+        "finite inputs overflow under the announced policy"
+        if finite
+        else "its recorded inputs hold NaN or infinities already; look at what comes before: --points all"
+    )
+    best = found.announced
+    return Finding(
+        kind=kind, cause=cause, says=says, explained=number(best.explained), equal=number(best.equal), second=None,
+        **shared,
+    )  # fmt: skip
 
 
 def _of_layer(warning: str, layer: int | None) -> bool:
@@ -228,8 +258,8 @@ def _badness(v: Verdict) -> float:
     return size if size == size else float("inf")
 
 
-def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str] | None:
-    """Replay the operation behind a verdict; also say how its error depends on position."""
+def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool] | None:
+    """Replay the operation behind a verdict; also how its error depends on position, and if its inputs are finite."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
     policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
     for part in parts(recorded, place):
@@ -238,7 +268,8 @@ def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str] 
             if operation is None:
                 return None
             announced = of_policy(policy, v.phase == "decode")
-            return replay(operation, model, policy), by_position(operation, announced)
+            finite = all(bool(np.isfinite(x).all()) for x in operation.inputs)
+            return replay(operation, model, policy), by_position(operation, announced), finite
     return None
 
 

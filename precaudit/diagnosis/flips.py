@@ -35,17 +35,22 @@ class Flip(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All logits rows that FP64 is known of: how many, the flips among them, and how many are not finite."""
+    """All logits rows that FP64 is known of: how many, the flips among them, and how many are not finite.
+
+    ``decoded``: the decode rows among them of the prompt that has fewest.
+    """
 
     rows: int
     flips: tuple[Flip, ...]
     nonfinite: int = 0
+    decoded: int = 0
 
 
 def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, sigma: float) -> Rows:
     """Compare the top tokens of every recorded logits row with FP64's, which ``compare`` left in ``cache``."""
     found: list[Flip] = []
     count = nonfinite = 0
+    decoded = dict.fromkeys(recorded.run.prompts, 0)
     for prompt in recorded.run.prompts:
         rows = recorded.logit_rows(prompt)
         truth = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, "logits", rows)
@@ -53,6 +58,7 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
             candidate = logits_of(recorded, s) if s.prompt == prompt else None
             if candidate is not None and truth is not None:
                 count += 1
+                decoded[prompt] += s.phase == "decode"
                 exact = np.asarray(truth[int(np.searchsorted(rows, s.position))], np.float64)
                 if not (np.isfinite(candidate).all() and np.isfinite(exact).all()):
                     nonfinite += 1
@@ -60,7 +66,7 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
                 for k, came, fell, apart in exchanged(candidate, exact):
                     near = apart <= NEAR * sigma if sigma == sigma else None
                     found.append(Flip(prompt, s.phase, s.step, s.position, k, came, fell, apart, near))
-    return Rows(count, tuple(found), nonfinite)
+    return Rows(count, tuple(found), nonfinite, min(decoded.values(), default=0))
 
 
 def exchanged(candidate: Array, exact: Array) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], float]]:
@@ -86,8 +92,9 @@ def sentence(rows: Rows, steps: int) -> str | None:
         ties = sum(bool(f.near) for f in some)
         near = f", {ties} of them near ties" if some else ""
         words.append(f"top-{k} {'is' if k == 1 else 'are'} not FP64's in {len(some)} of {known} rows{near}")
-    if not rows.nonfinite:
-        words.append(_continuations([f for f in rows.flips if f.k == 1 and f.phase == "decode"], steps))
+    parted = [f for f in rows.flips if f.k == 1 and f.phase == "decode"]
+    if not rows.nonfinite and (parted or rows.decoded >= steps):
+        words.append(_continuations(parted, steps))
     return "; ".join(w for w in words if w)
 
 

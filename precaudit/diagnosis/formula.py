@@ -9,6 +9,7 @@ import msgspec
 from precaudit import __version__
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Differs, FormulaRecord
+from precaudit.errors import UserError
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.numpy_decoder.model import Model
 from precaudit.policies import Policy
@@ -20,10 +21,11 @@ replace = msgspec.structs.replace
 SAME = 1e-6
 
 
-def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> FormulaRecord:
+def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where: str | None = None) -> FormulaRecord:
     """Return where shadow and reference first part, from formula.json where this very run was asked before.
 
-    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded.
+    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded, with the weights that
+    lie at ``where`` (None: where they were).
     """
     run = recorded.run
     path, identity = run.folder / "formula.json", file_hash(run.folder / "run.json")
@@ -32,7 +34,7 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
         held = _kept(path, given)
         if held is not None:
             return held
-        subject = program_of(recorded)
+        subject = program_of(recorded, model=where)
     if subject is None:
         return replace(given, unknown="the program is not the shipped decoder: diagnose(run, subject=…) tells")
     from precaudit.diagnosis.shadowed import distances  # JAX
@@ -42,6 +44,8 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
         found = list(distances(recorded, subject, model, prompt))
     except CannotLift as error:
         return replace(given, unknown=str(error))
+    if not found:
+        return replace(given, unknown="neither prefill nor decode was recorded: nothing was compared")
     first: dict[str, Differs] = {}
     for d in sorted(found, key=_order):
         if not float(d.distance) <= SAME:
@@ -52,16 +56,21 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str) -> Fo
     return made
 
 
-def program_of(recorded: Recorded, device: str = "cpu") -> Any:
+def program_of(recorded: Recorded, device: str = "cpu", model: str | None = None) -> Any:
     """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
 
-    Raises UserError where the device is not there.
+    ``model``: where its weights lie now. Raises UserError where the device is not there, or other weights are.
     """
     from precaudit.tracing.subject import load
 
     record = recorded.run.record
     policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-    return load(record.model.reference, policy, None, device) if record.program == "shipped" else None
+    if record.program != "shipped":
+        return None
+    subject = load(model or record.model.reference, policy, None, device)
+    if subject.checkpoint.hashes.sha256() != record.model.sha256:
+        raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
+    return subject
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

@@ -78,10 +78,11 @@ def invariance(
 
 def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: dict[Any, float]) -> Invariance:
     asked = recorded.requested
-    prompts = [Prompt(id=p.id, tokens=p.tokens) for p in recorded.run.prompts.values()]
-    if way.longer:
-        filler = tuple(1 + i % 200 for i in range(way.longer))
-        prompts = [x for p in prompts for x in (p, Prompt(id=f"{p.id}-neighbour", tokens=filler))]
+    prompts = [
+        x
+        for p in recorded.run.prompts.values()
+        for x in (Prompt(id=p.id, tokens=p.tokens), *_neighbours(p.id, way, recorded))
+    ]
     layers = ",".join(map(str, asked.layers))
     select = Selection.parse(layers, ",".join(asked.points), ",".join(asked.phases))
     options = Options(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
@@ -89,7 +90,14 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     run = trace(rewritten, folder, prompts, select, options)
     again = Recorded.of(run)
     worst = Invariance(way.name, "bit-identical", "", None, 0.0, 0.0)
+    compared = 0
     for e in _distances(again, recorded):
+        compared += 1
+        if e.nonfinite or e.rel_l2 is None:
+            status = "broken" if e.nonfinite and not _nonfinite(recorded, e) else "unknown"
+            if worst.status != "broken":
+                worst = Invariance(way.name, status, e.point, e.layer, float("nan"), float("nan"))
+            continue
         distance = value(e.rel_l2)
         key = (e.phase, e.layer, e.point)
         if key not in noise and distance and worst.status != "broken":
@@ -100,7 +108,21 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
         if worst.status != "unknown" and not noises <= worst.noises:
             status = "rounding" if noises <= default_limits().ratio else "broken"
             worst = Invariance(way.name, status, e.point, e.layer, distance, noises)
-    return worst
+    return worst if compared else Invariance(way.name, "unknown", "nothing", None, float("nan"), float("nan"))
+
+
+def _neighbours(name: str, way: Way, recorded: Recorded) -> list[Prompt]:
+    """Return what else is in a prompt's batch: sequences of other lengths, one as long as the way asks for."""
+    vocab, most = recorded.config.vocab, recorded.config.context - recorded.requested.decode_steps - 1
+    lengths = [way.longer or 5, 11, 17][: way.batch - 1]
+    tokens = [tuple(1 + i % min(200, vocab - 1) for i in range(min(n, most))) for n in lengths]
+    return [Prompt(id=f"{name}-neighbour{i}", tokens=t) for i, t in enumerate(tokens)]
+
+
+def _nonfinite(recorded: Recorded, e: ErrorRecord) -> bool:
+    """Whether the run itself holds NaN or infinities there."""
+    held = recorded.index.get((e.prompt, e.phase, e.step, e.layer, e.point))
+    return held is not None and bool(held.stats.nan + held.stats.inf)
 
 
 def _distances(again: Recorded, recorded: Recorded) -> Iterator[ErrorRecord]:
@@ -111,4 +133,4 @@ def _distances(again: Recorded, recorded: Recorded) -> Iterator[ErrorRecord]:
                 if not POINTS[point].state:
                     for layer in recorded.requested.layers if POINTS[point].per_layer else (None,):
                         records = pair_errors(again, recorded, Place(prompt, phase, 0, layer, point))
-                        yield from (e for e in records if e.rel_l2 is not None)
+                        yield from records

@@ -26,7 +26,8 @@ R = TypeVar("R", Remedy, Shares)
 class Program:
     """A recorded run and its program (``subject`` None: the shipped decoder if it was that one).
 
-    ``whole``: compute what is not kept yet. ``objective``: what shares are of, as ``shares`` takes it.
+    ``whole``: compute what is not kept yet. ``objective``: what shares are of, as ``shares`` takes it;
+    ``where``: where the weights lie now.
     """
 
     recorded: Recorded
@@ -34,6 +35,7 @@ class Program:
     subject: Any
     whole: bool
     objective: str = "margin"
+    where: str | None = None
 
     @property
     def identity(self) -> str:
@@ -91,7 +93,7 @@ class Program:
     def _program(self, device: str = "cpu") -> Any:
         if not self.whole:
             return None
-        return program_of(self.recorded, device) if self.subject is None else self.subject
+        return program_of(self.recorded, device, self.where) if self.subject is None else self.subject
 
     def _kept(self, name: str, kind: type[R]) -> tuple[R, ...] | None:
         path = self.recorded.run.folder / name

@@ -11,7 +11,7 @@ from precaudit.diagnosis.records import Share, Shares
 from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.formats import Array, widen
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.points import POINTS
+from precaudit.points import POINTS, present
 from precaudit.records import number
 from precaudit.tracing.programs import Capture, bucket, prefill_program
 from precaudit.tracing.subject import Subject
@@ -33,8 +33,12 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     layers, n = subject.config.layers, len(tokens)
     values = {p: v for p in PLANTED if (v := _stacked(recorded, prompt, p, layers, n)) is not None}
     candidate = recorded.tensor(prompt, "prefill", 0, None, "logits")
-    if candidate is None or not values:
-        return unknown_shares(prompt, "prefill was not recorded whole", objective)
+    lacking = [p for p in PLANTED if p in present(subject.config.sparse) and p not in values]
+    if candidate is None or lacking:
+        why = (
+            f"shares need every operation of prefill ({lacking[0] if lacking else 'logits'} is not whole): --points all"
+        )
+        return unknown_shares(prompt, why, objective)
     if not np.isfinite(widen(candidate)[-1]).all():
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):

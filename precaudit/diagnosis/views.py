@@ -10,6 +10,7 @@ from precaudit.formats import Array, widen
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS
+from precaudit.store import unpack_positions
 
 
 class Parting(NamedTuple):
@@ -57,9 +58,11 @@ def _distance(
     if decoded is None or whole is None:
         return None
     if rows is None:  # [H, T, S]
-        if whole.shape[1] <= position:
+        held = unpack_positions(recorded.index[prompt, against, 0, layer, point])
+        at = np.flatnonzero(held == position)
+        if not len(at):
             return None
-        return _relative(decoded[:, 0], whole[:, position, : decoded.shape[2]])
+        return _relative(decoded[:, 0], whole[:, int(at[0]), : decoded.shape[2]])
     if position not in rows.positions:
         return None
     return _relative(decoded[0], rows.at(np.asarray([position]))[0])
@@ -67,15 +70,16 @@ def _distance(
 
 def _relative(a: Array, b: Array) -> float | None:
     x, y = widen(a), widen(b)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return None
+    finite = bool(np.isfinite(x).all()), bool(np.isfinite(y).all())
+    if not all(finite):
+        return float("inf") if any(finite) else None
     if a.dtype == b.dtype and a.tobytes() == b.tobytes():
         return 0.0
     return ratio(norm(x - y), norm(y))
 
 
 def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | None:
-    """Return one sentence on the views, or None where only one was recorded; rows that are not finite are left out."""
+    """Return one sentence on the views, or None where only one was recorded; rows finite in neither are left out."""
     found = list(partings(recorded))
     logits = [p for p in found if p.point == "logits"]
     if not logits:

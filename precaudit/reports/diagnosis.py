@@ -27,7 +27,8 @@ def show(found: Diagnosis, console: Any, verbose: bool) -> None:
 def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     """Return the verdict and the findings as lines."""
     if not found.findings:
-        lines = [] if found.unknown else [f"Rounding explains all: {found.judged} records judged, none left over."]
+        whole = f"Rounding explains all: {found.judged} records judged, none left over."
+        lines = ["Nothing was judged."] if not found.judged else [] if found.unknown else [whole]
     else:
         n = len(found.findings)
         lines = [f"{n} finding{'s' if n > 1 else ''}, first in program order:"]

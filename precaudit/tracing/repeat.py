@@ -50,8 +50,9 @@ def repeat(
         raise UserError(f"{subject.reference}: the weights are not those of {before.folder}")
     prompts = [Prompt(id=p.id, tokens=p.tokens) for p in before.prompts.values()]
     points = ",".join([*asked.points, *(["logits:all"] if asked.every_logit else [])])
-    select = Selection.parse(",".join(map(str, asked.layers)), points, ",".join(asked.phases), asked.positions)
     source = Path(asked.tokens_from) if asked.tokens_from is not None else None
+    ids = ",".join(asked.prompts) if source else None
+    select = Selection.parse(",".join(map(str, asked.layers)), points, ",".join(asked.phases), asked.positions, ids)
     options = Options(
         asked.decode_steps, asked.batch, asked.pad, source, force, f"precaudit trace --repeat {before.folder}"
     )
