@@ -340,7 +340,7 @@ def test_views_of_a_short_prompt_part_where_they_do(tmp_path):
 def test_shares_need_every_operation(tmp_path):
     run_ = record(tmp_path / "run", select=Selection.parse(points="v,logits", phases="prefill"))
     found = shares(Recorded.of(run_), load("tiny", "bf16", None, "cpu"), "p0")
-    assert "not all of prefill was recorded" in found.unknown
+    assert "shares need every operation of prefill" in found.unknown
 
 
 def test_nothing_judged_is_said(tmp_path, capsys):
