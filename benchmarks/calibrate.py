@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.judging.limits import Limits, Local, default_limits
-from precaudit.judging.rules import forward_checks, local_checks
+from precaudit.limits import Limit, Limits, Local, default_limits
+from precaudit.limits.checks import forward_checks, local_checks
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.selection import Selection
@@ -27,8 +27,8 @@ from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 MARGIN = 1.5
-ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, 1.0))
-UNIT = Limits(ONE, ONE, 1.0, 1.0)
+ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, Limit(1.0)))
+UNIT = Limits(ONE, ONE, Limit(1.0), Limit(1.0))
 SUBJECTS = {
     "tiny": (("bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32-highest"), "all", "0,-1", 8),
     "smollm2": (("bf16", "fp32-highest"), "q,k,v,attn_out,mlp_norm,mlp_out,logits", "0,15,-1", 4),
@@ -111,7 +111,7 @@ def main() -> None:
         top, _, where = max(rows)
         halves = [max(x for x, half, _ in rows if half == side) for side in (0, 1)]
         held_out = max(halves) / (MARGIN * min(halves))  # the limit of the half with the smaller errors, on the other
-        kept = getattr(shipped if table == "forward" else getattr(shipped, table), key)
+        kept = getattr(shipped if table == "forward" else getattr(shipped, table), key).value
         print(
             f"{table + '.' + key:22} {len(rows):6} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
             f"{math.ceil(MARGIN * top * 10) / 10:7.2g} {held_out:8.2f} {kept:7.2g}  {where}"

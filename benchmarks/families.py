@@ -19,8 +19,8 @@ import numpy as np
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
+from precaudit.limits import default_limits
 from precaudit.prompts import Prompt
 from precaudit.records import value
 from precaudit.selection import Selection

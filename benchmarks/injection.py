@@ -18,8 +18,8 @@ from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS, widen
 from precaudit.jax_decoder import Parts
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
+from precaudit.limits import default_limits
 from precaudit.metrics.sizes import arranged, canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64

@@ -1,22 +1,23 @@
 """Assertions for a project's own tests: a kernel against FP64, and a compared run against its budgets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from precaudit.comparison.closing import Yardstick
 from precaudit.comparison.compare import Comparison
 from precaudit.formats import FORMATS, Array, as_format, rounder, widen
 from precaudit.judging.gate import gate
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
-from precaudit.metrics.residue import excesses, relative_noise, signed
+from precaudit.limits import default_limits
+from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio, sizes
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.policies import Policy, load_policy
-from precaudit.records import ErrorRecord, Unexplained, Worst, number
+from precaudit.records import ErrorRecord, Worst, number
 from precaudit.reports.judgement import lines, message
 
 DRAWS = 8
@@ -30,6 +31,7 @@ def assert_close(
     *,
     policy: str | Policy = "bf16",
     inputs: Sequence[Any] | None = None,
+    perturbed: bool = False,
     name: str = "candidate",
 ) -> None:
     """Raise AssertionError unless rounding explains ``candidate`` − ``reference``.
@@ -38,19 +40,21 @@ def assert_close(
     dtype is the output's format; float32 or float64 values that the policy's narrower activations can all represent
     count as that format stored wider.
     ``reference``: an FP64 array, and nothing but rounding it once is honest noise; or a callable, evaluated on
-    ``inputs`` widened to FP64: then so is what relative changes of the inputs by one unit roundoff of the policy do.
-    The limits are those of local errors (docs/design.md §1). Raises TypeError for what cannot be compared.
+    ``inputs`` widened to FP64: then so is what float32 arithmetic does to exact inputs. ``perturbed``: the candidate
+    rounds inside to the policy's activations, or its inputs were rounded: relative changes of the inputs by one unit
+    roundoff of that format are honest noise too. The limits are those of local errors (docs/design.md §1). Raises
+    TypeError for what cannot be compared.
     """
     __tracebackhide__ = True
     declared = load_policy(policy) if isinstance(policy, str) else policy
     stored = _floats(candidate, name)
-    r, spread = _evaluated(reference, inputs, declared)
+    r, spread = _evaluated(reference, inputs, declared, perturbed)
     if stored.shape != r.shape:
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}, the reference {list(r.shape)}")
     if not stored.size:
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}: an empty comparison asserts nothing")
     with np.errstate(all="ignore"):
-        record = _record(_output(stored, declared), r, spread, declared, name)
+        record = _record(_output(stored, declared), r, spread, name)
     verdict = judge(record, default_limits())
     if verdict is None or verdict.status != "pass":
         raise AssertionError(message(verdict) if verdict is not None else f"unknown: {name} was not judged")
@@ -91,27 +95,19 @@ def _output(stored: Array, policy: Policy) -> Array:
         return stored.astype(narrow.dtype) if fits else stored
 
 
-Evaluated = tuple[Array, "Spread | None"]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """What perturbed inputs change in the reference: the root mean square of every element, and one realisation."""
-
-    rms: Array
-    one: Array
-
-
-def _evaluated(reference: Any, inputs: Sequence[Any] | None, policy: Policy) -> Evaluated:
+def _evaluated(
+    reference: Any, inputs: Sequence[Any] | None, policy: Policy, perturbed: bool
+) -> tuple[Array, list[Array]]:
+    """Return the reference and what honest programs make of exact inputs beside it, rounding of the result aside."""
     if not callable(reference):
-        if inputs is not None:
+        if inputs is not None or perturbed:
             raise TypeError("inputs are for a reference that is a function; this one is an array")
-        return _double(reference), None
+        return _double(reference), []
     if inputs is None:
         raise TypeError("a reference that is a function needs inputs=")
     wide = [_widened(x) for x in inputs]
     r = _double(reference(*[x.copy() for x in wide]))
-    return r, _spread(reference, wide, r, policy)
+    return r, _spread(reference, wide, policy if perturbed else None)
 
 
 def _double(x: Any) -> Array:
@@ -130,67 +126,53 @@ def _widened(x: Any) -> Array:
     return widen(_floats(array, "an input"))
 
 
-def _spread(f: Callable[..., Any], inputs: Sequence[Array], r: Array, policy: Policy) -> Spread:
-    """Return the backward error of an honest implementation: every input changed by u at most, ``DRAWS`` times.
+def _spread(f: Callable[..., Any], inputs: Sequence[Array], perturbed: Policy | None) -> list[Array]:
+    """Return what an honest implementation makes of the inputs, as a backward error: all changed a little, DRAWS times.
 
-    Sums of n terms in float32 make relative errors of about √n · u (Higham 2002, §4.2); narrower policies sum in
-    float32.
+    Sums of n terms in float32 make relative errors of about √n · u (Higham 2002, §4.2), which is that of inputs so
+    changed; ``perturbed``: inputs may be off by one unit roundoff of the policy's activations as well.
     """
-    u = FORMATS[policy.activations].unit_roundoff
-    if policy.activations == "float32":
-        u *= max((n for x in inputs for n in x.shape), default=1) ** 0.5
+    u = FORMATS["float32"].unit_roundoff * max((n for x in inputs for n in x.shape), default=1) ** 0.5
+    if perturbed is not None:
+        u = max(u, FORMATS[perturbed.activations].unit_roundoff)
     random = np.random.default_rng(SEED)
-    squares, one = np.zeros_like(r), np.zeros_like(r)
-    for i in range(DRAWS):
+    found = []
+    for _ in range(DRAWS):
         changed = [
             x * (1.0 + u * random.uniform(-1.0, 1.0, x.shape)) if x.dtype.kind == "f" else x.copy() for x in inputs
         ]
         with np.errstate(all="ignore"):
-            moved = _double(f(*changed)) - r
-        moved[~np.isfinite(moved)] = 0.0
-        squares += moved**2
-        one = moved if i == 0 else one
-    return Spread(np.sqrt(squares / DRAWS), one)
+            found.append(_double(f(*changed)))
+    return found
 
 
-def _record(stored: Array, reference: Array, spread: Spread | None, policy: Policy, name: str) -> ErrorRecord:
+def _record(stored: Array, reference: Array, spread: Sequence[Array], name: str) -> ErrorRecord:
     """Return the candidate's local error, as comparing a run would record it."""
     shape, form = stored.shape, FORMATS[stored.dtype.name]
     axes = "THK" if len(shape) > 2 else "TD"
     rows = stored.reshape((-1, *shape[-2:]) if len(shape) > 2 else (-1, shape[-1] if shape else 1))
     r = canonical(reference.reshape(rows.shape), axes)
-    positions = range(len(rows))
-    d = Difference.of(canonical(rows, axes), r)
-    rounded = rounder(form.name)(r)
-    left = np.where(np.isfinite(rounded), d.candidate - rounded, d.error)  # what overflows in the format is no noise
-    left = np.where(np.isfinite(left), left, 0.0)
-    rounding = np.where(np.isfinite(rounded), rounded - r, 0.0)
-    rounding[~np.isfinite(rounding)] = 0.0
-    noise = rounding
-    if spread is not None:
-        rms, one = (x.reshape(r.shape) for x in (spread.rms, spread.one))
-        noise = np.copysign(np.hypot(rms, rounding), one + rounding)
-    relative = relative_noise(noise, d.reference, form.unit_roundoff)
-    whole, worst = excesses(left, noise, d.reference, relative, positions, axes)
-    tensor, heads = signed(left, noise, d.reference, relative, axes == "THK")
-    allowed = half_ulp(d.reference, form.name) + SPREAD * np.abs(noise)
-    parts = np.where(d.error == 0, 0.0, np.abs(d.error) / allowed)
-    most = int(parts.argmax())
-    share = ratio(norm(left), norm(d.reference))
-    numbers = sizes(rows, r, axes, positions)
-    for scope, found in worst.items():
-        numbers["scopes"].setdefault(scope, {})["excess"] = found
-    if heads:
-        numbers["scopes"]["head"] |= heads
+    d, round_to = Difference.of(canonical(rows, axes), r), rounder(form.name)
+    rounded = round_to(r)
+    emulated = np.where(np.isfinite(rounded), rounded, r)  # what overflows in the format is no noise
+    moved = [y.reshape(r.shape) - r for y in spread]
+    noise = Noise.pooled([emulated - r, *(round_to(r + m) - r for m in moved)], d.reference, form.unit_roundoff)
+    rms = np.sqrt(np.mean([np.where(np.isfinite(m), m, 0.0) ** 2 for m in moved], axis=0)) if moved else 0.0
+    allowed = half_ulp(d.reference, form.name) + SPREAD * rms
+    yard = Yardstick(axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed)
+    found = yard.residue(np.where(np.isfinite(emulated), emulated, d.reference))
+    numbers = sizes(rows, r, axes, range(len(rows)))
+    for scope, more in found.scopes.items():
+        numbers["scopes"].setdefault(scope, {}).update(more)
     numbers["worst"] = _worst(numbers["worst"], stored, reference, d.nonfinite)
-    unexplained = Unexplained(
-        rel_l2=number(share), u=number(share / form.unit_roundoff), excess=number(whole),
-        gain=tensor["gain"], mean=tensor["mean"],
-        componentwise=(number(parts.reshape(-1)[most]), _index(most, shape)),
-    )  # fmt: skip
+    most = found.unexplained.componentwise
+    assert most is not None
+    at = int(np.ravel_multi_index(most[1], rows.shape))
+    unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
     return ErrorRecord(
         prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
-        unexplained=unexplained, ratio=number(ratio(norm(d.error), norm(noise))), **numbers,
+        unexplained=unexplained, slices=found.slices,
+        ratio=number(ratio(norm(d.error), norm(emulated - r))), **numbers,
     )  # fmt: skip
 
 

@@ -204,7 +204,8 @@ class ErrorRecord(Record, frozen=True):
 
     Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
-    number. ``missing``: requested and not in the run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    number. ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in
+    the run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
     """
 
     prompt: str
@@ -234,6 +235,7 @@ class ErrorRecord(Record, frozen=True):
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None
+    slices: dict[str, int] | None = None
     mismatched: int | None = None
     distribution: Distribution | None = None
     noise: Number | None = None

@@ -7,7 +7,7 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, BaselineLine, place_of
 from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
 from precaudit.judging.gate import Rules, gate
-from precaudit.judging.limits import default_limits
+from precaudit.limits import default_limits
 from precaudit.records import Distribution, ErrorRecord, Signed, Unexplained, write_lines
 
 LIMITS = default_limits()
@@ -265,9 +265,9 @@ def test_only_records_under_a_budget_are_held_to_it(verdict):
 
 
 def test_unexplained_replaces_the_default_limit(verdict):
-    above = error(unexplained=unexplained(excess=LIMITS.narrow.tensor * 2))
-    assert verdict("", above).limit == LIMITS.narrow.tensor
-    assert verdict(budget(unexplained=LIMITS.narrow.tensor * 3), above) == "pass"
+    above = error(unexplained=unexplained(excess=LIMITS.narrow.tensor.value * 2))
+    assert verdict("", above).limit == LIMITS.narrow.tensor.value
+    assert verdict(budget(unexplained=LIMITS.narrow.tensor.value * 3), above) == "pass"
     found = verdict(budget(unexplained=0.4), error())
     assert (found.status, found.metric, found.value, found.limit) == ("fail", "excess", 0.5, 0.4)
 

@@ -6,8 +6,8 @@ import pytest
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.formats import widen
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
+from precaudit.limits import default_limits
 from precaudit.points import POINTS, present
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

@@ -13,8 +13,8 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.formats import widen
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import route
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge
+from precaudit.limits import default_limits
 from precaudit.numpy_decoder.magnitudes import rowwise
 from precaudit.numpy_decoder.model import Model
 from precaudit.prompts import Prompt

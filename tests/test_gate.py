@@ -16,9 +16,9 @@ from precaudit.comparison.compare import Options, compare, recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, suspect
+from precaudit.limits import default_limits
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
@@ -806,7 +806,7 @@ def test_run_and_file_agree_on_an_injected_fault(honest, lines):
     errors = [*errors[:i], at(errors[i], ("unexplained", "excess"), 50.0), *errors[i + 1 :]]
     for found in (gate(write(errors)), gate(replace(honest, errors=errors))):
         (v,) = found.verdicts
-        assert (v.status, v.layer, v.point, v.value, v.limit) == ("fail", 2, "q", 50.0, LIMITS.narrow.tensor)
+        assert (v.status, v.layer, v.point, v.value, v.limit) == ("fail", 2, "q", 50.0, LIMITS.narrow.tensor.value)
         assert v.policy == "bf16"
         assert found.exit_code == 1
 

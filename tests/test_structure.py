@@ -17,7 +17,7 @@ PACKAGE = ROOT / "precaudit"
 FLOORS = {
     "__main__": 6, "pytest_plugin": 6, "schemas": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
     "diagnosis": 3.7, "judging": 3.5, "comparison": 3, "tracing": 2, "store": 1.5,
-    "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1,
+    "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "points": 0,
     "coverage": 0,
 }  # fmt: skip

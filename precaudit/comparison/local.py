@@ -7,25 +7,23 @@ from typing import Any
 import numpy as np
 
 from precaudit.comparison.attribution import CLEARLY
+from precaudit.comparison.closing import Yardstick, honest, measure
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place, masked, measured
-from precaudit.formats import FORMATS, Array
-from precaudit.metrics.residue import excesses, relative_noise, signed
-from precaudit.metrics.sizes import Difference, canonical, explained, norm, own_index, ratio
+from precaudit.comparison.rows import Place, measured
+from precaudit.formats import Array
+from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
-from precaudit.numpy_decoder.magnitudes import half_ulp, inner_roundoff
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import (
     FP64,
     Rounding,
     elisions,
-    in_single_precision,
     of_policy,
 )
 from precaudit.points import POINTS
 from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, Unexplained, device_kind, number
+from precaudit.records import ErrorRecord, device_kind, number
 
 NO_SUM = (
     "experts",
@@ -68,14 +66,17 @@ class Emulations:
 
 @dataclass(frozen=True)
 class Made:
-    """What evaluation gave, canonical [T, H, K]: FP64, emulations by name, honest noise, and u · |A|·|B|."""
+    """What evaluation gave: the yardstick, emulations by name [T, H, K], and the policy's name among them."""
 
-    reference: Array
+    yardstick: Yardstick
     emulated: dict[str, Array]
-    noise: Array
-    bound: Array
     label: str
     elided: tuple[str, ...]
+
+    def rows(self, some: slice) -> "Made":
+        """Return what was made of some rows."""
+        cut = {name: y[some] for name, y in self.emulated.items()}
+        return replace(self, yardstick=self.yardstick.rows(some), emulated=cut)
 
 
 def local_errors(
@@ -132,19 +133,25 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
 
 def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> Made:
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
-    point, axes = o.place.point, o.axes
+    point, axes, policy = o.place.point, o.axes, emulations.policy
     roundings = emulations.of(point, model, decode)
     alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
     first = {name: r for name, r in roundings.items() if name not in alone}
-    arrays = dict(zip(first, [canonical(y, axes) for y in o.evaluate(list(first.values()))], strict=True))
-    wide = np.nan_to_num(canonical(o.stored, axes), nan=0.0, posinf=0.0, neginf=0.0)
+    members = honest(o, model, policy, of_policy(policy, decode))
+    # below float32 the policies stand first among the members: each is made once
+    shared = 0 if o.stored.dtype == np.float32 else len(first) - 1
+    every = [canonical(y, axes) for y in o.evaluate([*first.values(), *members[shared:]])]
+    arrays = dict(zip(first, every, strict=False))
     policies = [name for name in roundings if name.startswith("policy")]
+    made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
+    yard = measure(o, model, policy, arrays["fp64"], made)
+    wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
     if o.fused is not None and len(policies) > 1:
         extra = [canonical(y, axes) for y in o.fused([roundings[p] for p in policies])]
         arrays |= {f"{p}|resid_mid": y for p, y in zip(policies, extra, strict=True)}
         policies += [f"{p}|resid_mid" for p in policies]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
-    label = f"policy:{emulations.policy.name}"
+    label = f"policy:{policy.name}"
     named = {label: arrays[best]}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
@@ -154,85 +161,42 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> M
         named[f"accum:{name}"] = outs[0]
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
-    other = _noise(o, roundings, best, arrays)
-    bound = inner_roundoff(point, emulations.policy, model.config) * canonical(o.magnitude(), axes)
-    return Made(arrays["fp64"], named, other - arrays["fp64"], bound, label, tuple(best.split("|")[1:]))
-
-
-def _noise(o: Operation, roundings: dict[str, Rounding], best: str, arrays: dict[str, Array]) -> Array:
-    """Return what another honest program may have made: the best emulation, float32 results with float32 arithmetic.
-
-    Below float32 the rounding of results is all there is: sums in float32 are 2^13 times finer than float16.
-    """
-    if o.stored.dtype != np.float32 or best not in roundings:
-        return arrays[best]
-    return canonical(o.evaluate([in_single_precision(roundings[best])])[0], o.axes)
+    return Made(yard, named, label, tuple(best.split("|")[1:]))
 
 
 def _records(o: Operation, made: Made) -> Iterator[ErrorRecord]:
     """Yield one local and the accum records of every step."""
-    relative = relative_noise(made.noise, made.reference, FORMATS[o.stored.dtype.name].unit_roundoff)
     for step, rows in o.part.steps:
         keyed = "S" in o.axes
         index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
             here = replace(o, place=replace(o.place, step=step))
-            cut = replace(
-                made, reference=made.reference[one], emulated={k: v[one] for k, v in made.emulated.items()},
-                noise=made.noise[one], bound=made.bound[one],
-            )  # fmt: skip
-            yield from _step(here, o.stored if keyed else o.stored[one], cut, o.positions[one], relative)
+            yield from _step(here, o.stored if keyed else o.stored[one], made.rows(one))
 
 
-def _step(o: Operation, stored: Array, made: Made, positions: Array, relative: float) -> Iterator[ErrorRecord]:
-    place, axes, label = o.place, o.axes, made.label
-    back = made.reference.transpose(1, 0, 2) if axes == "HTS" else made.reference.reshape(stored.shape)
-    d, numbers = measured(stored, back, place.point, positions, o.window)
-    left = np.where(np.isfinite(d.candidate), d.candidate - made.emulated[label], 0.0)
-    left = np.nan_to_num(left, nan=0.0, posinf=0.0, neginf=0.0)
-    noise, hidden = made.noise, masked(place.point, positions, left.shape[2], o.window)
-    if hidden is not None:
-        left, noise = np.where(hidden, 0.0, left), np.where(hidden, 0.0, noise)
-    error = norm(d.error)
+def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
+    place, yard = o.place, made.yardstick
+    exact = yard.reference
+    back = exact.transpose(1, 0, 2) if o.axes == "HTS" else exact.reshape(stored.shape)
+    d, numbers = measured(stored, back, place.point, yard.positions, o.window)
+    error, best = norm(d.error), made.emulated[made.label]
     shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
-    unexplained, extra_scopes = _unexplained(d, left, noise, made, relative, positions, axes, stored)
-    for name, found in extra_scopes.items():
-        numbers["scopes"].setdefault(name, {}).update(found)
+    found = yard.residue(best)
+    for name, scope in found.scopes.items():
+        numbers["scopes"].setdefault(name, {}).update(scope)
     extra: dict[str, Any] = {
         "explained": shares,
-        "unexplained": unexplained,
-        "ratio": number(ratio(error, norm(made.emulated[label] - made.reference))),
+        "unexplained": found.unexplained,
+        "slices": found.slices,
+        "ratio": number(ratio(error, norm(best - exact))),
     }
     if made.elided:
-        extra["elided"] = {label: made.elided}
+        extra["elided"] = {made.label: made.elided}
     yield place.record("local", o.run, "fp64", **numbers, **extra)
     for name, y in made.emulated.items():
         if name.startswith("accum:"):
             yield place.record("accum", name, "fp64", **_small(y, d.reference))
-
-
-def _unexplained(
-    d: Difference, left: Array, noise: Array, made: Made, relative: float, positions: Array, axes: str, stored: Array
-) -> tuple[Unexplained, dict[str, Any]]:
-    """Return what the policy leaves against honest noise: of the tensor, and of the worst of every scope."""
-    u = FORMATS[stored.dtype.name].unit_roundoff
-    share = ratio(norm(left), norm(d.reference))
-    heads = axes[-1] == "K" or axes == "HTS"
-    whole, worst = excesses(left, noise, d.reference, relative, positions, axes)
-    tensor, by_head = signed(left, noise, d.reference, relative, heads)
-    scopes = {name: {"excess": found} for name, found in worst.items()}
-    if by_head:
-        scopes["head"] |= by_head
-    with np.errstate(divide="ignore", invalid="ignore"):
-        parts = np.where(d.error == 0, 0.0, np.abs(d.error) / (made.bound + half_ulp(d.reference, stored.dtype.name)))
-    t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
-    index = own_index((t, h, k), axes)
-    found = Unexplained(
-        rel_l2=number(share), u=number(share / u), excess=number(whole), gain=tensor["gain"], mean=tensor["mean"],
-        componentwise=(number(parts[t, h, k]), index),
-    )  # fmt: skip
-    return found, scopes
 
 
 def _small(emulation: Array, reference: Array) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from precaudit.numpy_decoder.rounding import Rounding, sharing_products
 from precaudit.points import CACHES, POINTS, inputs_of
 
 Evaluate = Callable[[Sequence[Rounding]], list[Array]]
+Magnitude = Callable[[float], Array]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Operation:
     """One point of one phase ready to be judged: its recorded rows, and how to make them again.
 
     ``inputs``: in FP64, in the order of the point's inputs. ``evaluate`` runs the operation under roundings;
-    ``fused`` the same on summands a compiler may not have rounded; ``magnitude`` returns |A|·|B| of every element;
-    ``window``: keys a row of the layer sees, None all.
+    ``fused`` the same on summands a compiler may not have rounded; ``magnitude(u)`` returns |A|·|B| of every element,
+    for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None all.
     """
 
     run: str
@@ -32,7 +33,7 @@ class Operation:
     positions: Array
     inputs: tuple[Array, ...]
     evaluate: Evaluate
-    magnitude: Callable[[], Array]
+    magnitude: Magnitude
     fused: Evaluate | None = None
     window: int | None = None
 
@@ -72,7 +73,7 @@ def parts(recorded: Recorded, place: Place) -> list[Rows]:
     return [] if rows is None else [rows]
 
 
-Evaluation = tuple[Array, tuple[Array, ...], Evaluate, Callable[[], Array]]
+Evaluation = tuple[Array, tuple[Array, ...], Evaluate, Magnitude]
 
 
 def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> Evaluation | None:
@@ -103,7 +104,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
         shared = sharing_products(roundings)
         return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
 
-    return positions, tuple(values), evaluate, lambda: rowwise(place.point, model, layer, values)
+    return positions, tuple(values), evaluate, lambda u: rowwise(place.point, model, layer, values)
 
 
 def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: Array) -> Evaluate | None:
@@ -143,7 +144,7 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
         source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
         return (
             positions, (queries, source), lambda roundings: [all_scores(queries, source, rule, r) for r in roundings],
-            lambda: scored(queries, source, rule),
+            lambda u: scored(queries, source, rule),
         )  # fmt: skip
 
     def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
@@ -154,7 +155,7 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
                 whole[-1:] = row
         return out
 
-    return positions, (queries, k[0], v[0]), evaluate, lambda: attended(queries, k[0], v[0], positions, rule)
+    return positions, (queries, k[0], v[0]), evaluate, lambda u: attended(queries, k[0], v[0], positions, rule, u)
 
 
 def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
@@ -176,5 +177,5 @@ def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -
     at = part.positions
     return (
         at, (wide,), lambda roundings: [all_probs(wide, at, window, r) for r in roundings],
-        lambda: normalised(wide, at, window),
+        lambda u: normalised(wide, at, window),
     )  # fmt: skip

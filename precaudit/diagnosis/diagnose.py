@@ -26,9 +26,9 @@ from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy,
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
-from precaudit.judging.limits import default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
+from precaudit.limits import default_limits
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.numpy_decoder.threads import one_blas_thread

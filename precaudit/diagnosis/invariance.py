@@ -11,7 +11,7 @@ from precaudit.comparison.forward import Tell
 from precaudit.comparison.pairs import pair_errors
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
-from precaudit.judging.limits import default_limits
+from precaudit.limits import default_limits
 from precaudit.points import POINTS
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord, value
@@ -106,7 +106,7 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
         size = noise.get(key, 0.0)
         noises = distance / size if size else (0.0 if distance == 0 else float("inf"))
         if worst.status != "unknown" and not noises <= worst.noises:
-            status = "rounding" if noises <= default_limits().ratio else "broken"
+            status = "rounding" if noises <= default_limits().ratio.at(1) else "broken"
             worst = Invariance(way.name, status, e.point, e.layer, distance, noises)
     return worst if compared else Invariance(way.name, "unknown", "nothing", None, float("nan"), float("nan"))
 

@@ -16,9 +16,9 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, uncovered, unpaired
-from precaudit.judging.limits import Limits, default_limits
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
+from precaudit.limits import Limits, default_limits
 from precaudit.records import ErrorRecord, value
 from precaudit.store import once
 

@@ -1,15 +1,10 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
-from collections.abc import Iterator
-from typing import Any
-
-from precaudit.judging.limits import Limits, Local
 from precaudit.judging.verdicts import PASS, Verdict
+from precaudit.limits import Limits
+from precaudit.limits.checks import forward_checks, local_checks
 from precaudit.points import POINTS
-from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Signed, value
-
-# A check: metric, scope, value, limit, index
-Check = tuple[str, str, float, float, Any]
+from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
@@ -54,49 +49,6 @@ def _lacking(e: ErrorRecord) -> str | None:
     axes = POINTS[e.point].axes if e.point in POINTS else ""
     expected = ("token", "head") if axes.endswith("K") or axes == "HTS" else ("token",)
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
-
-
-def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
-    """Yield what a local record is judged by, each beside its limit; nothing where the record lacks any of it."""
-    u = e.unexplained
-    if u is None or u.excess is None or u.gain is None or u.mean is None or u.componentwise is None:
-        return
-    yield "excess", "tensor", value(u.excess), limits.tensor, None
-    yield "gain", "tensor", _units(u.gain), limits.gain, None
-    yield "mean", "tensor", _units(u.mean), limits.mean, None
-    yield "componentwise", "element", value(u.componentwise[0]), limits.componentwise, u.componentwise[1]
-    scopes = e.scopes or {}
-    for scope in ("token", "head", "channel"):
-        if "excess" in scopes.get(scope, {}):
-            found, index = scopes[scope]["excess"]
-            yield "excess", scope, value(found), getattr(limits, scope), index
-    for metric in ("gain", "mean"):
-        if metric in scopes.get("head", {}):
-            found, index = scopes["head"][metric]
-            yield metric, "head", value(found), getattr(limits, f"head_{metric}"), index
-
-
-def _units(x: Signed) -> float:
-    """Return |value| in units of its noise."""
-    size, noise = abs(value(x.value)), value(x.noise)
-    return 0.0 if size == 0 else size / noise if noise else float("inf")
-
-
-def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
-    """Yield what a forward record is judged by, each beside its limit."""
-    if e.ratio is not None:
-        yield "ratio", "tensor", value(e.ratio), limits.ratio, None
-    d = e.distribution
-    if d is not None and d.kl_noise is not None:
-        sizes = [_over(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]
-        if sizes:
-            worst = max(range(len(sizes)), key=lambda i: float("inf") if sizes[i] != sizes[i] else sizes[i])
-            yield "kl", "token", sizes[worst], limits.kl, d.positions[worst]
-
-
-def _over(found: Number, noise: Number) -> float:
-    """Return KL over its noise; both vanish together where logits are exact."""
-    return 0.0 if value(found) <= 0 else value(found) / value(noise) if value(noise) else float("inf")
 
 
 def judge_pair(p: PrefillDecodeRecord) -> Verdict:

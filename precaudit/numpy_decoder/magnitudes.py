@@ -18,6 +18,7 @@ from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding, inner_places, single_precision_dot
 from precaudit.policies import Policy
 
+LARGEST = 600.0  # exponents beyond overflow FP64 with the factors around them
 SINGLE = Rounding(dot=single_precision_dot)
 # operations that round inside, by the policy keys that say to what
 INNER = {
@@ -81,15 +82,17 @@ def _note(scales: list[Array], s: Array) -> Array:
     return s
 
 
-def attended(q: Array, k: Array, v: Array, positions: Array, rule: Rule) -> Array:
-    """Return P|V| · (1 + 2 max|s|) [T, H, K]: a relative error δ of the scores moves the output by 2 max|s| δ at most.
+def attended(q: Array, k: Array, v: Array, positions: Array, rule: Rule, u: float) -> Array:
+    """Return P|V| · (1 + (e^(2 max|s| u) − 1) / u) [T, H, K], u the unit roundoff of the scores.
 
-    |s| ≤ ‖q‖ ‖k‖ · scale.
+    Scores off by s·u at most move a probability by a factor of e^(2 max|s| u) at most, and |s| ≤ ‖q‖ ‖k‖ · scale. To
+    first order in u that is 1 + 2 max|s|; scores above 1/u are amplified to errors larger than that.
     """
     out = attention(q, k, np.abs(v), positions, rule, SINGLE)
     longest = np.sqrt(np.einsum("sgk,sgk->sg", k, k).max(axis=0))
     sizes = np.sqrt(np.einsum("thk,thk->th", q, q)) * np.repeat(longest, q.shape[1] // k.shape[1])
-    return out * (1.0 + 2.0 * rule.scale * sizes)[:, :, None]
+    exponent = np.minimum(2.0 * rule.scale * sizes * u, LARGEST)
+    return out * (1.0 + np.expm1(exponent) / u)[:, :, None]
 
 
 def scored(q: Array, k: Array, rule: Rule) -> Array:
@@ -113,6 +116,6 @@ def routed(logits: Array, used: int) -> Array:
 
 
 def half_ulp(y: Array, name: str) -> Array:
-    """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋, at least the smallest normal number: XLA flushes below."""
+    """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
     smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
-    return np.maximum(FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0), smallest)
+    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
-from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.formats import Array, identity
+from precaudit.numpy_decoder.rounding import Place, Rounding
 
 
 @dataclass(frozen=True)
@@ -136,18 +136,23 @@ def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding
     return r.attn_out(r.dot(r.probs(weights / total), v))
 
 
-def silu(x: Array) -> Array:
+def silu(x: Array, curve: Place = identity) -> Array:
     """X / (1 + exp(−x))."""
     y = np.negative(x)
     with np.errstate(over="ignore"):
         np.exp(y, out=y)
     y += 1.0
+    if curve is not identity:
+        return x * curve(np.divide(1.0, y, out=y))
     return np.divide(x, y, out=y)
 
 
-def gelu_tanh(x: Array) -> Array:
-    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016)."""
-    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
+def gelu_tanh(x: Array, curve: Place = identity) -> Array:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016).
+
+    1 + tanh cancels below zero: in float32 the sum is exactly 0 from about −5.9 on.
+    """
+    return 0.5 * x * curve(1.0 + curve(np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
 
 
 ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
@@ -155,6 +160,6 @@ ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
     """act(gate) · up (Shazeer 2020); [T, F]."""
-    s = r.silu(ACTIVATIONS[activation](r.gate_up(gate)))
+    s = r.silu(ACTIVATIONS[activation](r.gate_up(gate), r.curve))
     s *= r.gate_up(up)
     return r.mlp_act(s)

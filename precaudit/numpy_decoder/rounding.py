@@ -21,7 +21,8 @@ class Rounding:
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
     scale), score_scaled (before a cap), scores, probs, gate_up, silu. norm_scale (1/rms), shifted (scores minus their
-    maximum) and exponential are those of float32 arithmetic inside norm and softmax.
+    maximum), exponential and curve (tanh, the logistic function) are those of float32 arithmetic inside norm, softmax
+    and activation.
     """
 
     rope_table: Place = identity
@@ -42,6 +43,7 @@ class Rounding:
     proj: Place = identity
     residual: Place = identity
     gate_up: Place = identity
+    curve: Place = identity
     silu: Place = identity
     mlp_act: Place = identity
     logits: Place = identity
@@ -172,12 +174,6 @@ def _scaled(place: Place, factor: float) -> Place:
 def single_precision_dot(a: Array, b: Array) -> Array:
     """Return a · b summed in float32 in BLAS's order: what float32 accumulation typically does, as a size."""
     return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
-
-
-def in_single_precision(rounding: Rounding) -> Rounding:
-    """Return ``rounding`` with float32 arithmetic inside norms, softmax and sums: what an honest program does."""
-    single = rounder("float32")
-    return replace(rounding, norm_scale=single, shifted=single, exponential=single, dot=single_precision_dot)
 
 
 def sharing_products(roundings: Sequence[Rounding]) -> list[Rounding]:

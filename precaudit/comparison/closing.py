@@ -1,0 +1,131 @@
+"""Whether an emulation closes: what it leaves of an operation passes the gate's own limits."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from precaudit.comparison.operations import Operation
+from precaudit.comparison.rows import masked
+from precaudit.formats import FORMATS, Array
+from precaudit.limits import default_limits
+from precaudit.limits.checks import local_checks
+from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.metrics.sizes import canonical, norm, own_index, ratio
+from precaudit.numpy_decoder.ensemble import common, ensemble
+from precaudit.numpy_decoder.magnitudes import half_ulp, inner_roundoff
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
+from precaudit.policies import Policy
+from precaudit.records import ErrorRecord, Scope, Unexplained, number
+
+
+@dataclass(frozen=True)
+class Residue:
+    """What an emulation leaves: of the tensor, of the worst of every scope, and how many slices there are."""
+
+    unexplained: Unexplained
+    scopes: dict[str, Scope]
+    slices: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A recorded operation and what honest programs leave of it, all canonical [T, H, K] in FP64.
+
+    ``allowed``: the componentwise bound; ``hidden``: what is masked [T, 1, S].
+    """
+
+    axes: str
+    dtype: str
+    positions: Array
+    candidate: Array
+    reference: Array
+    noise: Noise
+    allowed: Array
+    hidden: Array | None = None
+
+    def rows(self, some: slice) -> "Yardstick":
+        """Return the yardstick of some rows."""
+        cut = {name: getattr(self, name)[some] for name in ("positions", "candidate", "reference", "allowed")}
+        hidden = None if self.hidden is None else self.hidden[some]
+        return replace(self, **cut, noise=self.noise.rows(some), hidden=hidden)
+
+    def residue(self, emulated: Array) -> Residue:
+        """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
+        error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - emulated)
+        reference = self._seen(self.reference)
+        whole, worst, slices = excesses(left, self.noise, reference, self.positions, self.axes)
+        heads = self.axes[-1] == "K" or self.axes == "HTS"
+        tensor, by_head = signed(left, self.noise, reference, heads)
+        scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
+        if by_head:
+            scopes["head"] |= by_head
+        share = ratio(norm(left), norm(reference))
+        parts = self._componentwise(error, left)
+        t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
+        found = Unexplained(
+            rel_l2=number(share), u=number(share / FORMATS[self.dtype].unit_roundoff), excess=number(whole),
+            gain=tensor["gain"], mean=tensor["mean"],
+            componentwise=(number(parts[t, h, k]), own_index((t, h, k), self.axes)),
+        )  # fmt: skip
+        return Residue(found, scopes, slices)
+
+    def _seen(self, x: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            clean = np.where(np.isfinite(x), x, 0.0)
+        return clean if self.hidden is None else np.where(self.hidden, 0.0, clean)
+
+    def _componentwise(self, error: Array, left: Array) -> Array:
+        """Return every element's distance from FP64, or from the emulation where that is nearer, in bounds."""
+        nearest = np.minimum(np.abs(error), np.abs(left))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(nearest == 0, 0.0, nearest / self.allowed)
+
+    def badness(self, emulated: Array) -> float:
+        """Return the largest of the gate's numbers over its limit when this emulation is the best; ≤ 1: it closes.
+
+        Infinite where the emulation and the candidate are not finite at the same places.
+        """
+        if not np.array_equal(np.isfinite(emulated), np.isfinite(self.candidate)):
+            return float("inf")
+        found = self.residue(emulated)
+        e = ErrorRecord(
+            prompt="", phase="", step=0, layer=None, point="", kind="local", candidate="", reference="",
+            dtype=self.dtype, n=self.candidate.size, unexplained=found.unexplained, scopes=found.scopes,
+            slices=found.slices,
+        )  # fmt: skip
+        return badness(e)
+
+
+def badness(e: ErrorRecord) -> float:
+    """Return the largest of a local record's numbers over its default limit; NaN counts as infinite."""
+    sizes = [found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))]
+    return max((x if x == x else float("inf") for x in sizes), default=float("inf"))
+
+
+def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
+    """Return the yardstick of an operation recorded under a policy."""
+    base = of_policy(policy, o.place.phase == "decode")
+    members = honest(o, model, policy, base)
+    reference, *made = (canonical(y, o.axes) for y in o.evaluate([FP64, *members]))
+    return measure(o, model, policy, reference, made)
+
+
+def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> list[Rounding]:
+    """Return the ensemble of honest roundings of an operation."""
+    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name)
+
+
+def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array]) -> Yardstick:
+    """Return the yardstick from FP64 and what honest programs make of the operation, canonical."""
+    point, dtype = o.place.point, o.stored.dtype.name
+    hidden = masked(point, o.positions, reference.shape[2], o.window)
+    shown = reference if hidden is None else np.where(hidden, 0.0, reference)
+    deviations = [np.where(hidden, 0.0, y - reference) if hidden is not None else y - reference for y in made]
+    noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config))
+    u = inner_roundoff(point, policy, model.config)
+    allowed: Any = u * canonical(o.magnitude(u), o.axes) + half_ulp(reference, dtype)
+    return Yardstick(
+        o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise, allowed, hidden
+    )

@@ -1,0 +1,77 @@
+"""The default limits, from what honest programs leave: limits.toml beside this file."""
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from statistics import NormalDist
+
+RATE = 1e-6  # of false alarms a record that the growth of a limit with n is made for
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest of ``n`` slices may be ``value``; ``n`` None: of any number."""
+
+    value: float
+    n: int | None = None
+
+    def at(self, n: int) -> float:
+        """Return the limit on the largest of ``n``: as quantiles of the largest of n normal variates grow.
+
+        value · z(n) / z(n₀) above n₀, with z(n) = Φ⁻¹(1 − RATE/2n) (the union bound); below n₀ it stays.
+        """
+        return self.value if self.n is None or n <= self.n else self.value * quantile(n) / quantile(self.n)
+
+
+@cache
+def quantile(n: int) -> float:
+    """Return what |z| of n standard normal variates goes past with probability RATE at most."""
+    return -NormalDist().inv_cdf(RATE / (2 * n))
+
+
+@dataclass(frozen=True)
+class Local:
+    """Limits on what the best emulation leaves of a local error, in units of honest noise."""
+
+    tensor: Limit
+    token: Limit
+    head: Limit
+    channel: Limit
+    gain: Limit
+    mean: Limit
+    head_gain: Limit
+    head_mean: Limit
+    componentwise: Limit
+
+    @classmethod
+    def of(cls, table: dict[str, list[float]]) -> "Local":
+        """Return the limits of a table of [value, n]."""
+        return cls(**{name: Limit(float(v), int(n)) for name, (v, n) in table.items()})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``narrow``: results below float32; ``ratio``, ``kl``: forward error and logits over pooled emulated noise."""
+
+    narrow: Local
+    float32: Local
+    ratio: Limit
+    kl: Limit
+
+    def local(self, dtype: str | None) -> Local:
+        """Return the limits of a result's format."""
+        return self.float32 if dtype in ("float32", "float64") else self.narrow
+
+    def with_excess(self, scope: str, limit: float) -> "Limits":
+        """Return the limits with another one on excess at a scope."""
+        changed: dict[str, Limit] = {scope: Limit(limit)}
+        return replace(self, narrow=replace(self.narrow, **changed), float32=replace(self.float32, **changed))
+
+
+@cache
+def default_limits() -> Limits:
+    """Return the limits the package ships."""
+    table = tomllib.loads((resources.files("precaudit.limits") / "limits.toml").read_text())
+    forward = {name: Limit(float(v), int(n)) for name, (v, n) in table["forward"].items()}
+    return Limits(Local.of(table["narrow"]), Local.of(table["float32"]), **forward)

@@ -1,0 +1,58 @@
+"""What a record is judged by: every number beside its limit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from precaudit.limits import Limits, Local
+from precaudit.records import ErrorRecord, Number, Signed, value
+
+# A check: metric, scope, value, limit, index
+Check = tuple[str, str, float, float, Any]
+
+
+def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
+    """Yield what a local record is judged by, each beside its limit; nothing where the record lacks any of it."""
+    u = e.unexplained
+    if u is None or u.excess is None or u.gain is None or u.mean is None or u.componentwise is None:
+        return
+    slices = e.slices or {}
+    yield "excess", "tensor", value(u.excess), limits.tensor.at(1), None
+    yield "gain", "tensor", units(u.gain), limits.gain.at(1), None
+    yield "mean", "tensor", units(u.mean), limits.mean.at(1), None
+    yield "componentwise", "element", value(u.componentwise[0]), limits.componentwise.at(e.n), u.componentwise[1]
+    scopes = e.scopes or {}
+    for scope in ("token", "head", "channel"):
+        if "excess" in scopes.get(scope, {}):
+            found, index = scopes[scope]["excess"]
+            yield "excess", scope, value(found), getattr(limits, scope).at(slices.get(scope, 1)), index
+    for metric in ("gain", "mean"):
+        if metric in scopes.get("head", {}):
+            found, index = scopes["head"][metric]
+            yield metric, "head", value(found), getattr(limits, f"head_{metric}").at(slices.get("head", 1)), index
+
+
+def units(x: Signed) -> float:
+    """Return |value| in units of its noise; noise that is negative or NaN is no unit of anything: NaN."""
+    size, noise = abs(value(x.value)), value(x.noise)
+    if not noise >= 0:
+        return float("nan")
+    return 0.0 if size == 0 else size / noise if noise else float("inf")
+
+
+def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+    """Yield what a forward record is judged by, each beside its limit."""
+    if e.ratio is not None:
+        yield "ratio", "tensor", value(e.ratio), limits.ratio.at(1), None
+    d = e.distribution
+    if d is not None and d.kl_noise is not None:
+        sizes = [over(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]
+        if sizes:
+            worst = max(range(len(sizes)), key=lambda i: float("inf") if sizes[i] != sizes[i] else sizes[i])
+            yield "kl", "token", sizes[worst], limits.kl.at(len(sizes)), d.positions[worst]
+
+
+def over(found: Number, noise: Number) -> float:
+    """Return KL over its noise; both vanish together where logits are exact. Negative noise is none: NaN."""
+    if not value(noise) >= 0:
+        return float("nan")
+    return 0.0 if value(found) <= 0 else value(found) / value(noise) if value(noise) else float("inf")

@@ -1,0 +1,86 @@
+"""The ensemble of honest programs: what a compiler may leave unrounded, other rounding errors, orders of sums, devices.
+
+One realisation of one way to write an operation is no noise: a slice's may be small by luck. What a float32 result
+leaves is made by the order of its sums and by the device's exp, tanh, 1/x and 1/√x.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from precaudit.configs import DecoderConfig
+from precaudit.formats import Array, rounder
+from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.rounding import (
+    Rounding,
+    elisions,
+    inner_places,
+    redrawn,
+    single_precision_dot,
+)
+from precaudit.policies import Policy
+
+DRAWS = 2  # of the policy's rounding errors, beside every elision
+# What the limits are made for: exp, tanh and 1/√x of a device are within ULPS units in the last place, and a
+# reciprocal or root is off by RECIPROCAL for all elements alike at most.
+ULPS = 4.0
+RECIPROCAL = 2.0**-22
+SAMPLED = 8  # rows of a product that are summed term by term
+WITH_RECIPROCAL = ("attn_norm", "mlp_norm", "final_norm", "probs", "attn_out", "mlp_act", "experts")
+
+
+def ensemble(point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str) -> list[Rounding]:
+    """Return roundings that honest programs may have at ``point``, whose result has format ``dtype``.
+
+    Below float32: every elision, and DRAWS other draws of the rounding errors. Float32: three orders of the sums, with
+    three draws of the errors of exp, tanh, 1/√x and of every rounding.
+    """
+    if dtype in ("float32", "float64"):
+        orders = (one_by_one, backwards, single_precision_dot)
+        return [replace(in_single(redrawn(base, i), i), dot=dot) for i, dot in enumerate(orders)]
+    kept = [base.eliding(places) for places in elisions(point, config, policy)]
+    return [*kept, *(in_single(redrawn(base, seed), 0) for seed in range(1, 1 + DRAWS))]
+
+
+def common(point: str, config: DecoderConfig) -> float:
+    """Return the relative error that all elements of a result may share: that of a reciprocal or a root."""
+    inside = any("norm_inner" in group for group in inner_places(point, config))
+    return RECIPROCAL if inside or point in WITH_RECIPROCAL else 0.0
+
+
+def in_single(rounding: Rounding, seed: int) -> Rounding:
+    """Return ``rounding`` with float32 inside norm, softmax and activation; but for seed 0, ULPS off at random."""
+    place = rounder("float32") if seed == 0 else _inaccurate(seed)
+    return replace(rounding, norm_scale=place, shifted=rounder("float32"), exponential=place, curve=place)
+
+
+def _inaccurate(seed: int) -> Callable[[Array], Array]:
+    """Return rounding to float32 of values off by up to ULPS − ½ units in the last place; of equal values alike."""
+    single = rounder("float32")
+
+    def place(x: Array) -> Array:
+        mark = int(np.ascontiguousarray(x).reshape(-1)[:1].view(np.uint64).sum())
+        off = np.random.default_rng((seed, mark)).uniform(-1.0, 1.0, x.shape)
+        return single(x + off * (ULPS - 0.5) * np.spacing(np.abs(x).astype(np.float32)))
+
+    return place
+
+
+def backwards(a: Array, b: Array) -> Array:
+    """Return a · b summed in float32 from the last term on, in BLAS's order."""
+    return single_precision_dot(a[:, ::-1], b[::-1])
+
+
+def one_by_one(a: Array, b: Array) -> Array:
+    """Return a · b with errors as large as those of float32 sums one term after another (Higham 2002, §4.2).
+
+    BLAS adds in 16 and more lanes; its errors are taken times the ratio of both on SAMPLED rows.
+    """
+    exact, fast = a @ b, single_precision_dot(a, b)
+    some = np.unique(np.linspace(0, len(a) - 1, SAMPLED).astype(int))
+    slow = accumulating("float32")(np.ascontiguousarray(a[some]), b)
+    errors = [float(np.linalg.norm(x - exact[some])) for x in (slow, fast[some])]
+    if not errors[1]:
+        return fast
+    return np.asarray(exact + (fast - exact) * max(1.0, errors[0] / errors[1]))
