@@ -28,7 +28,7 @@ from precaudit.tracing.trace import Options, trace
 
 MARGIN = 1.5
 ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, Limit(1.0)))
-UNIT = Limits(ONE, ONE, Limit(1.0), Limit(1.0))
+UNIT = Limits(ONE, ONE, *[Limit(1.0)] * 4)
 SUBJECTS = {
     "tiny": (("bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32-highest"), "all", "0,-1", 8),
     "smollm2": (("bf16", "fp32-highest"), "q,k,v,attn_out,mlp_norm,mlp_out,logits", "0,15,-1", 4),
@@ -81,7 +81,7 @@ def run(
 def name_of(e: ErrorRecord, metric: str, scope: str) -> tuple[str, str]:
     """Return (table, key) of a check in limits.toml."""
     if e.kind == "forward":
-        return "forward", metric
+        return "forward", "kl" if metric == "kl" else "ratio" if scope == "tensor" else scope
     table = "float32" if e.dtype == "float32" else "narrow"
     if metric in ("gain", "mean"):
         return table, metric if scope == "tensor" else f"head_{metric}"

@@ -93,6 +93,8 @@ def support(points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = Fal
     needed: set[str] = set()
     for name in points:
         needed.update(inputs_of(name, sparse))
+        if name == "resid_in":  # it is what the layer before handed over
+            needed.add("resid_out")
         if name == "mlp_norm":  # a compiler may hand it the sum unrounded: its summands tell
             needed.update(POINTS["resid_mid"].inputs)
         if "decode" in phases and name in ("scores", "attn_out"):

@@ -204,8 +204,10 @@ class ErrorRecord(Record, frozen=True):
 
     Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
-    number. ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in
-    the run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
+    was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
+    ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
+    run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
     """
 
     prompt: str
@@ -232,6 +234,7 @@ class ErrorRecord(Record, frozen=True):
     worst: Worst | None = None
     explained: dict[str, Number] | None = None
     elided: dict[str, tuple[str, ...]] | None = None
+    inherits: str | None = None
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None

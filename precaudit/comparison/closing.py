@@ -1,7 +1,6 @@
 """Whether an emulation closes: what it leaves of an operation passes the gate's own limits."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, excesses, signed
 from precaudit.metrics.sizes import canonical, norm, own_index, ratio
-from precaudit.numpy_decoder.ensemble import common, ensemble
+from precaudit.numpy_decoder.ensemble import common, ensemble, weights
 from precaudit.numpy_decoder.magnitudes import half_ulp, inner_roundoff
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
@@ -33,7 +32,8 @@ class Residue:
 class Yardstick:
     """A recorded operation and what honest programs leave of it, all canonical [T, H, K] in FP64.
 
-    ``allowed``: the componentwise bound; ``hidden``: what is masked [T, 1, S].
+    ``allowed``: the componentwise bound; ``fused``: that of an emulation whose inputs were not rounded as recorded;
+    ``hidden``: what is masked [T, 1, S].
     """
 
     axes: str
@@ -43,13 +43,18 @@ class Yardstick:
     reference: Array
     noise: Noise
     allowed: Array
+    fused: Array | None = None
     hidden: Array | None = None
 
     def rows(self, some: slice) -> "Yardstick":
         """Return the yardstick of some rows."""
         cut = {name: getattr(self, name)[some] for name in ("positions", "candidate", "reference", "allowed")}
-        hidden = None if self.hidden is None else self.hidden[some]
-        return replace(self, **cut, noise=self.noise.rows(some), hidden=hidden)
+        fused, hidden = (None if x is None else x[some] for x in (self.fused, self.hidden))
+        return replace(self, **cut, noise=self.noise.rows(some), fused=fused, hidden=hidden)
+
+    def reading_unrounded(self) -> "Yardstick":
+        """Return the yardstick of emulations that read an input as it was before it was rounded."""
+        return self if self.fused is None else replace(self, allowed=self.fused)
 
     def residue(self, emulated: Array) -> Residue:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
@@ -123,9 +128,12 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     hidden = masked(point, o.positions, reference.shape[2], o.window)
     shown = reference if hidden is None else np.where(hidden, 0.0, reference)
     deviations = [np.where(hidden, 0.0, y - reference) if hidden is not None else y - reference for y in made]
-    noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config))
+    shares = weights(len(deviations), dtype)
+    noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)
-    allowed: Any = u * canonical(o.magnitude(u), o.axes) + half_ulp(reference, dtype)
+    sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
+    unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
     return Yardstick(
-        o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise, allowed, hidden
-    )
+        o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
+        allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
+    )  # fmt: skip

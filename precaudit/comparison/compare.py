@@ -11,6 +11,7 @@ import msgspec
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.forward import Tell, Truth, establish, forward_errors
+from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
 from precaudit.comparison.looks import Found, keep, resolve, reuse, visible, written
 from precaudit.comparison.notes import notes_on
@@ -216,6 +217,9 @@ def _per_layer(
                         place = Place(prompt, phase, 0, layer, point)
                         yield from local_errors(recorded, model, truth is not None, emulations, place)
                         yield from _forward(recorded, truth, problem, place)
+                if layer is not None and POINT in look.points:
+                    place = Place(prompt, phase, 0, layer, POINT)
+                    yield from handover_errors(recorded, model, truth is not None, place)
                 if phase == "decode" and layer is not None:
                     for cache in caches:
                         yield from state_errors(recorded, Place(prompt, phase, 0, layer, cache))

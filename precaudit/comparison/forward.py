@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from precaudit.comparison.reference_cache import References, prune
 from precaudit.comparison.rows import Place, measured, unseen
 from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, widen
-from precaudit.metrics.logits import distribution, kl
-from precaudit.metrics.sizes import norm, ratio
-from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
+from precaudit.metrics.sizes import Difference, canonical, norm, ratio
+from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.points import POINTS
@@ -24,6 +23,7 @@ from precaudit.records import ErrorRecord, Look, number
 
 OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
+ROWS = 8  # logits rows of a prompt whose errors are kept, to pool the noise of KL over
 Tell = Callable[[int, int, str], None]
 
 
@@ -31,16 +31,19 @@ Tell = Callable[[int, int, str], None]
 class Truth:
     """FP64 values of every prompt's sequence, and what the emulated policy's rounding does to them.
 
-    ``energy``: squared error of the emulated policy at every position, the mean over RUNS draws of its rounding errors;
-    ``kl``: KL(FP64 ‖ emulated) in nats of every logits row, the same mean.
+    ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(prompt, layer,
+    point): [T, H]}, H 1 where a point has no heads; ``decoded``: the same where attention reads the cache, if it
+    rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled.
     """
 
     prompts: tuple[str, ...]
     places: dict[str, References]
     rows: dict[str, Array]
     vocab: int
-    energy: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    noise: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    decoded: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
     kl: dict[str, Array] = field(default_factory=dict)
+    decoded_kl: dict[str, Array] = field(default_factory=dict)
     _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
 
     def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
@@ -61,10 +64,17 @@ class Truth:
         values, at = self.values(prompt, None, "logits"), np.flatnonzero(self.rows[prompt] == position)
         return None if values is None or not len(at) else values[int(at[0])]
 
+    def energy(self, place: Place) -> tuple[Array, Array | None]:
+        """Return (noise [T, H], KL's [R] for logits) of a place's phase."""
+        key = (place.prompt, place.layer, place.point)
+        decoded = place.phase == "decode" and bool(self.decoded)
+        kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
+        return kinds[0][key], kinds[1].get(place.prompt) if place.point == "logits" else None
+
     @property
     def sigma(self) -> float:
         """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
-        rows = [self.energy[p, None, "logits"] for p in self.prompts]
+        rows = [self.noise[p, None, "logits"] for p in self.prompts]
         n = sum(len(e) for e in rows) * self.vocab
         return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 
@@ -104,32 +114,71 @@ def establish(
     for place in places.values():
         place.touch()
 
-    rounding = replace(of_policy(policy), dot=single_precision_dot)
-    sequences = [np.asarray(tokens[p]) for p in prompts]
-    draws = [redrawn(rounding, seed) for seed in range(RUNS)]
-    weigh = partial(_weigh, truth, model.config)
-    forward(model, sequences, draws, want(prompts), weigh, lambda at: tell(at + 1, n, "emulated policy"))
+    _emulate(truth, model, recorded, policy, want(prompts), tell)
     prune(root, {p.folder for p in places.values()})
     return truth
 
 
-def _weigh(truth: Truth, config: DecoderConfig, i: int, layer: int | None, point: str, values: Array) -> None:
-    """Add one draw's error at one point to the pooled noise."""
-    prompt = truth.prompts[i]
-    reference = truth.values(prompt, layer, point)
-    assert reference is not None
-    error = values - reference
-    if POINTS[point].axes == "HTS":
-        keys = ~unseen(np.arange(error.shape[1]), error.shape[2], config.window_of(layer))
-        rows = np.einsum("hts,hts,ts->t", error, error, keys)
-    else:
-        flat = error.reshape(len(error), int(np.prod(error.shape[1:])))
-        rows = np.einsum("tk,tk->t", flat, flat)
-    key = (prompt, layer, point)
-    truth.energy[key] = truth.energy.get(key, 0.0) + rows / RUNS
-    if point == "logits":
-        here = np.array([kl(a, b) for a, b in zip(reference, values, strict=True)])
-        truth.kl[prompt] = truth.kl.get(prompt, 0.0) + here / RUNS
+def _emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, wanted: Wanted, tell: Tell) -> None:
+    """Pool the emulated policy's errors over RUNS draws, and once more where decode rounds otherwise than prefill."""
+    n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in truth.prompts]
+    plain, decode = (replace(of_policy(policy, d), dot=single_precision_dot) for d in (False, True))
+    draws = [redrawn(plain, seed) for seed in range(RUNS)]
+    passes: list[tuple[Pool, Decoding | None]] = [(Pool(truth, model.config, truth.noise, truth.kl), None)]
+    if "decode" in recorded.requested.phases and cached_otherwise(policy):
+        first = [len(recorded.run.prompts[p].tokens) - 1 for p in truth.prompts]
+        decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
+        passes.append((Pool(truth, model.config, truth.decoded, truth.decoded_kl), decoding))
+    for pool, rows in passes:
+        forward(model, sequences, draws, wanted, pool.add, lambda at: tell(at + 1, n, "emulated policy"), rows)
+        pool.finish()
+
+
+def cached_otherwise(policy: Policy) -> bool:
+    """Whether decode's attention rounds otherwise than prefill's: a cache of another format, or float32 attention."""
+    return policy.kv_cache != policy.activations or policy.decode_attention == "float32"
+
+
+@dataclass
+class Pool:
+    """Adds up what draws of the emulated policy leave; ``errors``: of the sampled logits rows of a prompt [S, V]."""
+
+    truth: Truth
+    config: DecoderConfig
+    noise: dict[tuple[str, int | None, str], Array]
+    kl: dict[str, Array]
+    errors: dict[str, list[Array]] = field(default_factory=dict)
+
+    def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
+        """Add one draw's error at one point."""
+        prompt = self.truth.prompts[i]
+        reference = self.truth.values(prompt, layer, point)
+        assert reference is not None
+        error = canonical(values - reference, POINTS[point].axes)
+        if POINTS[point].axes == "HTS":
+            hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
+            error = np.where(hidden[:, None], 0.0, error)
+        key = (prompt, layer, point)
+        self.noise[key] = self.noise.get(key, 0.0) + np.einsum("thk,thk->th", error, error) / RUNS
+        if point == "logits":
+            self.errors.setdefault(prompt, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
+
+    def sampled(self, rows: int) -> Array:
+        """Return the logits rows whose errors are kept."""
+        return np.unique(np.linspace(0, rows - 1, ROWS).astype(int)) if rows else np.zeros(0, int)
+
+    def finish(self) -> None:
+        """Pool the noise of KL over draws and rows: an error of another row, brought to a row's rms, is one more."""
+        for prompt, kept in self.errors.items():
+            logits = self.truth.values(prompt, None, "logits")
+            assert logits is not None
+            size = np.sqrt(self.noise[prompt, None, "logits"][:, 0])
+            own = size[self.sampled(len(size))]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                unit = [np.where(own[:, None] > 0, x / own[:, None], 0.0) for x in kept]
+            made = expected_kl(np.asarray(logits), np.concatenate(unit).astype(np.float64))
+            self.kl[prompt] = size**2 * made.mean(axis=1) + roundoff_kl(np.asarray(logits))
+        self.errors.clear()
 
 
 def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[ErrorRecord]:
@@ -152,15 +201,37 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
         else:
             values = np.asarray(reference[index])
         d, numbers = measured(stored, values, place.point, rows, recorded.config.window_of(place.layer))
-        emulated = float(np.sqrt(truth.energy[place.prompt, place.layer, place.point][index].sum()))
+        energy, chances = truth.energy(place)
+        emulated = float(np.sqrt(energy[index].sum()))
         numbers |= {
             "ratio": number(ratio(norm(d.error), emulated)),
             "noise": number(ratio(emulated, norm(d.reference))),
         }
-        if place.point == "logits":
-            chances = truth.kl[place.prompt][index]
-            numbers["distribution"] = distribution(widen(stored), values, rows, chances)
+        numbers["slices"] = _scopes(numbers["scopes"], d, energy[index], rows, place.point)
+        if chances is not None:
+            numbers["distribution"] = distribution(widen(stored), values, rows, chances[index])
         yield here.record("forward", run, "fp64", **numbers)
+
+
+def _scopes(scopes: dict[str, Any], d: Difference, energy: Array, rows: Any, point: str) -> dict[str, int]:
+    """Add the worst token's and head's ratio to a record's scopes; return how many there are.
+
+    Noise of a slice is that of the draws there and, as they are few, the tensor's relative noise: √(e + (ρ‖r‖)²).
+    """
+    error, power = (np.einsum("thk,thk->th", x, x) for x in (d.error, d.reference))
+    rho = ratio(float(energy.sum()), float(power.sum())) if power.any() else 0.0
+    slices = {}
+    for name, axis in (("token", 1), ("head", 0)):
+        if name == "head" and not POINTS[point].axes.endswith("K") and POINTS[point].axes != "HTS":
+            continue
+        top, noise = error.sum(axis=axis), energy.sum(axis=axis) + rho * power.sum(axis=axis)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sizes = np.where(top == 0, 0.0, np.sqrt(top / noise))
+        if sizes.size:
+            i = int(np.argmax(sizes))
+            scopes.setdefault(name, {})["ratio"] = (number(sizes[i]), int(rows[i]) if name == "token" else i)
+            slices[name] = sizes.size
+    return slices
 
 
 def _length(reference: Array, point: str) -> int:

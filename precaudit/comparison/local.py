@@ -1,13 +1,15 @@
 """Local errors: every operation on the candidate's own recorded inputs, in FP64 and as emulations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from precaudit.comparison.alternatives import Alternative, Alternatives
 from precaudit.comparison.attribution import CLEARLY
 from precaudit.comparison.closing import Yardstick, honest, measure
+from precaudit.comparison.inheritance import from_between
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
@@ -72,6 +74,22 @@ class Made:
     emulated: dict[str, Array]
     label: str
     elided: tuple[str, ...]
+    inherits: str | None = None
+
+    @property
+    def closes(self) -> bool:
+        """Whether what the policy makes of it passes the default limits."""
+        return self.closed_by(self.emulated[self.label])
+
+    @property
+    def measure(self) -> Yardstick:
+        """The yardstick of what the policy makes of it."""
+        unrounded = self.elided[:1] and self.elided[0] in POINTS
+        return self.yardstick.reading_unrounded() if unrounded else self.yardstick
+
+    def closed_by(self, emulated: Array) -> bool:
+        """Whether an emulation closes; one of other rows does not."""
+        return emulated.shape == self.yardstick.candidate.shape and self.measure.badness(emulated) <= 1
 
     def rows(self, some: slice) -> "Made":
         """Return what was made of some rows."""
@@ -101,7 +119,9 @@ def local_errors(
         if operation is None:
             yield from _unknown(part, place, run, "inputs were not recorded")
         else:
-            yield from _records(operation, _make(operation, emulations, model, decode))
+            others = Alternatives(recorded, model, operation, emulations.policy)
+            made = _make(operation, emulations, model, decode, others)
+            yield from _records(recorded, operation, made, others, of_policy(emulations.policy, decode))
 
 
 def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
@@ -131,7 +151,7 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
         yield replace(place, step=step).record("local", run, "fp64", unknown=why)
 
 
-def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> Made:
+def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, others: Alternatives) -> Made:
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
     roundings = emulations.of(point, model, decode)
@@ -146,33 +166,51 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool) -> M
     made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
     yard = measure(o, model, policy, arrays["fp64"], made)
     wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
-    if o.fused is not None and len(policies) > 1:
-        extra = [canonical(y, axes) for y in o.fused([roundings[p] for p in policies])]
-        arrays |= {f"{p}|resid_mid": y for p, y in zip(policies, extra, strict=True)}
-        policies += [f"{p}|resid_mid" for p in policies]
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = f"policy:{policy.name}"
     named = {label: arrays[best]}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
-    tried = [p for p in ([best] if share >= CLEARLY else policies) if p in roundings]
+    tried = [best] if share >= CLEARLY else policies
+    elided = tuple(best.split("|")[1:])
+    if share < CLEARLY:
+        near = min(others.unrounded(), key=lambda other: norm(wide - other[1]), default=None)
+        if near is not None and norm(wide - near[1]) < norm(wide - arrays[best]):
+            elided, named[label] = near
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
         outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
         named[f"accum:{name}"] = outs[0]
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
-    return Made(yard, named, label, tuple(best.split("|")[1:]))
+    return Made(yard, named, label, elided)
 
 
-def _records(o: Operation, made: Made) -> Iterator[ErrorRecord]:
+def _records(
+    recorded: Recorded, o: Operation, made: Made, others: Iterable[Alternative], base: Rounding
+) -> Iterator[ErrorRecord]:
     """Yield one local and the accum records of every step."""
     for step, rows in o.part.steps:
         keyed = "S" in o.axes
         index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
-            here = replace(o, place=replace(o.place, step=step))
-            yield from _step(here, o.stored if keyed else o.stored[one], made.rows(one))
+            here = replace(o, place=replace(o.place, step=step), positions=o.positions[one])
+            cut = _closest(made.rows(one), others, one)
+            if not cut.closes:
+                between = from_between(recorded, here, step, base)
+                cut = replace(cut, inherits=next((name for name, y in between if cut.closed_by(y)), None))
+            yield from _step(here, o.stored if keyed else o.stored[one], cut)
+
+
+def _closest(made: Made, others: Iterable[Alternative], one: slice) -> Made:
+    """Return what was made, with the first other honest emulation that closes where the policy's does not."""
+    if made.closes or not np.isfinite(made.yardstick.candidate).all():
+        return made
+    for name, whole in others:
+        other = replace(made, emulated={**made.emulated, made.label: whole[one]}, elided=name)
+        if other.closes:
+            return other
+    return made
 
 
 def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
@@ -182,7 +220,7 @@ def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
     d, numbers = measured(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
     shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
-    found = yard.residue(best)
+    found = made.measure.residue(best)
     for name, scope in found.scopes.items():
         numbers["scopes"].setdefault(name, {}).update(scope)
     extra: dict[str, Any] = {
@@ -191,9 +229,11 @@ def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
         "slices": found.slices,
         "ratio": number(ratio(error, norm(best - exact))),
     }
+    if made.inherits is not None:
+        extra["inherits"] = made.inherits
     if made.elided:
         extra["elided"] = {made.label: made.elided}
-    yield place.record("local", o.run, "fp64", **numbers, **extra)
+    yield place.record("local", o.id, "fp64", **numbers, **extra)
     for name, y in made.emulated.items():
         if name.startswith("accum:"):
             yield place.record("accum", name, "fp64", **_small(y, d.reference))

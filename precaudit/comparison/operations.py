@@ -1,40 +1,47 @@
 """A recorded point as an operation that can be made again from its recorded inputs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
 from precaudit.formats import Array, widen
+from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
-from precaudit.numpy_decoder.operators import Rule
+from precaudit.numpy_decoder.operators import Rule, attend, softmax
 from precaudit.numpy_decoder.rounding import Rounding, sharing_products
 from precaudit.points import CACHES, POINTS, inputs_of
 
-Evaluate = Callable[[Sequence[Rounding]], list[Array]]
 Magnitude = Callable[[float], Array]
+
+
+class Evaluate(Protocol):
+    """Runs an operation on ``inputs`` (as Operation's) under roundings, in a form (None: the textbook's)."""
+
+    def __call__(self, inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
+        """Return one array a rounding."""
 
 
 @dataclass(frozen=True)
 class Operation:
     """One point of one phase ready to be judged: its recorded rows, and how to make them again.
 
-    ``inputs``: in FP64, in the order of the point's inputs. ``evaluate`` runs the operation under roundings;
-    ``fused`` the same on summands a compiler may not have rounded; ``magnitude(u)`` returns |A|·|B| of every element,
-    for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None all.
+    ``inputs``: in FP64, in the order of the point's inputs. ``run`` runs the operation; ``magnitude(u)`` returns
+    |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
+    all.
     """
 
-    run: str
+    id: str
     place: Place
     part: Rows
     positions: Array
     inputs: tuple[Array, ...]
-    evaluate: Evaluate
+    run: Evaluate
     magnitude: Magnitude
-    fused: Evaluate | None = None
     window: int | None = None
 
     @property
@@ -47,16 +54,20 @@ class Operation:
         """The recorded values of the rows that can be made again."""
         return self.part.values if "S" in self.axes else self.part.at(self.positions)
 
+    def evaluate(
+        self, roundings: Sequence[Rounding], inputs: Sequence[Array] | None = None, form: Form | None = None
+    ) -> list[Array]:
+        """Return the operation on its recorded inputs, or others, under roundings."""
+        return self.run(self.inputs if inputs is None else inputs, roundings, form)
+
 
 def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Operation | None:
     """Return the operation behind recorded rows, ready to be evaluated; None where its inputs were not recorded."""
     found = _evaluation(recorded, model, place, part)
     if found is None:
         return None
-    positions, inputs, evaluate, magnitude = found
-    fused = _fused_residual(recorded, model, place, positions)
     window = model.config.window_of(place.layer)
-    return Operation(recorded.run.record.id, place, part, positions, inputs, evaluate, magnitude, fused, window)
+    return Operation(recorded.run.record.id, place, part, *found, window)
 
 
 def parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -98,29 +109,21 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
         return None
     values = [widen(rows.at(positions)) for rows in present]
 
-    def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
+    def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
+        summed = with_sums(roundings, form)
         if place.point == "logits":
-            return model.logits(values[0], roundings)
-        shared = sharing_products(roundings)
-        return [model.apply(place.point, model.context(layer, positions, r), values) for r in shared]
+            return model.logits(inputs[0], summed)
+        shared = sharing_products(summed)
+        return [model.apply(place.point, model.context(layer, positions, r), inputs) for r in shared]
 
-    return positions, tuple(values), evaluate, lambda u: rowwise(place.point, model, layer, values)
+    return positions, tuple(values), run, lambda u: rowwise(place.point, model, layer, values)
 
 
-def _fused_residual(recorded: Recorded, model: Model, place: Place, positions: Array) -> Evaluate | None:
-    """Return mlp_norm of resid_in + attn_proj as it was before it was rounded to resid_mid, where both were recorded.
-
-    A compiler that fuses the sum with the norm may never round it (docs/design.md §7, 2).
-    """
-    if place.point != "mlp_norm":
-        return None
-    parts = [recorded.rows(place.prompt, place.phase, place.layer, name) for name in ("resid_in", "attn_proj")]
-    if any(p is None or len(np.setdiff1d(positions, p.positions)) for p in parts):
-        return None
-    total = sum(widen(p.at(positions)) for p in parts if p is not None)
-    return lambda roundings: [
-        model.apply("mlp_norm", model.context(place.layer, positions, r), [np.asarray(total)]) for r in roundings
-    ]
+def with_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding]:
+    """Return the roundings with a form's sums."""
+    if form is None or form.dot is None:
+        return list(roundings)
+    return [replace(r, dot=form.dot) for r in roundings]
 
 
 def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Evaluation | None:
@@ -129,8 +132,8 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
     if place.point == "probs":
         return _softmax(recorded, rule.window, place, part)
     q = recorded.rows(prompt, phase, layer, "q")
-    keys = _keys(recorded, place, "k")
-    values = _keys(recorded, place, "v") if place.point == "attn_out" else keys
+    keys = keys_of(recorded, place, "k")
+    values = keys_of(recorded, place, "v") if place.point == "attn_out" else keys
     if q is None or keys is None or values is None:
         return None
     positions = np.intersect1d(part.positions, q.positions)
@@ -142,23 +145,26 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
     if place.point == "scores":
         width = part.values.shape[2]
         source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
-        return (
-            positions, (queries, source), lambda roundings: [all_scores(queries, source, rule, r) for r in roundings],
-            lambda u: scored(queries, source, rule),
-        )  # fmt: skip
 
-    def evaluate(roundings: Sequence[Rounding]) -> list[Array]:
-        out = attention_variants(queries, k[0], v[0], positions, rule, roundings)
+        def score(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
+            return [all_scores(inputs[0], inputs[1], rule, r) for r in with_sums(roundings, form)]
+
+        return positions, (queries, source), score, lambda u: scored(queries, source, rule)
+
+    def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
+        q, summed = inputs[0], with_sums(roundings, form)
+        inner = attend if form is None else form.attend
+        out = attention_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):
-            last = attention_variants(queries[-1:], k[1], v[1], positions[-1:], rule, roundings)
+            last = attention_variants(q[-1:], k[1], v[1], positions[-1:], rule, summed, inner)
             for whole, row in zip(out, last, strict=True):
                 whole[-1:] = row
         return out
 
-    return positions, (queries, k[0], v[0]), evaluate, lambda u: attended(queries, k[0], v[0], positions, rule, u)
+    return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
 
 
-def _keys(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
+def keys_of(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
     """Return [rows] attention saw in a prefill; [before the last step, at the last step] in decode."""
     assert place.layer is not None
     if place.phase == "decode":
@@ -175,7 +181,9 @@ def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -
         return None
     wide = widen(s)
     at = part.positions
-    return (
-        at, (wide,), lambda roundings: [all_probs(wide, at, window, r) for r in roundings],
-        lambda u: normalised(wide, at, window),
-    )  # fmt: skip
+
+    def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
+        inner = softmax if form is None else form.softmax
+        return [all_probs(inputs[0], at, window, r, inner) for r in roundings]
+
+    return at, (wide,), run, lambda u: normalised(wide, at, window)

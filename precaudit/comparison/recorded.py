@@ -82,6 +82,11 @@ class Recorded:
         record = self.index.get((prompt, phase, step, layer, point))
         return None if record is None else self.run.tensor(record)
 
+    def rows_of(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
+        """Return the positions of one recorded tensor, or None where it was not recorded."""
+        record = self.index.get((prompt, phase, step, layer, point))
+        return None if record is None else unpack_positions(record)
+
     def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
         """Return a point's rows of a phase (axis T first); None where any step lacks them."""
         values: list[Array] = []

@@ -211,7 +211,7 @@ def activated(form: str) -> Form:
 
     def change(o: Inputs, r: Rounding) -> Array:
         c = o.context(r)
-        gate, up = (r.gate_up(r.dot(o.values[0], c.tensor(f"mlp.{n}_proj.weight").T)) for n in ("gate", "up"))
+        gate, up = (r.gate(r.dot(o.values[0], c.tensor(f"mlp.{n}_proj.weight").T)) for n in ("gate", "up"))
         act = ACTIVATIONS[c.config.activation]
         if form == "exchanged":
             gate, up = up, gate

@@ -36,7 +36,7 @@ def uncovered(run: Run, seen: Container[Place]) -> Iterator[Verdict]:
                     point=e.point, text=problem[1],
                 )  # fmt: skip
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.point].state):
-                yield from _uncompared(prompt, e, seen)
+                yield from _uncompared(prompt, e, seen, run.record.requested.layers)
 
 
 def _problem(
@@ -52,9 +52,11 @@ def _problem(
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 
-def _uncompared(prompt: str, e: Entry, seen: Container[Place]) -> Iterator[Verdict]:
+def _uncompared(prompt: str, e: Entry, seen: Container[Place], layers: Container[int]) -> Iterator[Verdict]:
     point = POINTS[e.point]
-    kinds = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
+    kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
+    if e.point == "resid_in" and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
+        kinds = ("state", *kinds)
     for kind in kinds:
         if (kind, prompt, *e.key) not in seen:
             yield Verdict(

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from precaudit.points import CACHES, POINTS
+from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
 ORDER = {name: i for i, name in enumerate(POINTS)}
-ANY = -1  # any step
+BETWEEN = ("scores", "probs")  # what attention makes on the way to attn_out
 LAST = 1 << 30  # points outside layers come after them
 
 
@@ -34,6 +34,7 @@ class Verdict(Record, frozen=True):
     rel_l2: Number | None = None
     explained: Number | None = None
     policy: str = ""
+    inherits: str | None = None
     worst: Worst | None = None
     text: str = ""
     why: str = ""
@@ -52,7 +53,7 @@ class Verdict(Record, frozen=True):
         named = [k for k in e.explained or {} if k.startswith("policy:") and "+accum:" not in k]
         if named:
             found |= {"explained": (e.explained or {})[named[0]], "policy": named[0].removeprefix("policy:")}
-        return cls(status=status, **place, rel_l2=e.rel_l2, worst=e.worst, **found)
+        return cls(status=status, **place, rel_l2=e.rel_l2, worst=e.worst, inherits=e.inherits, **found)
 
     @classmethod
     def of_pair(cls, p: PrefillDecodeRecord, status: Status, **found: Any) -> "Verdict":
@@ -93,17 +94,14 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
 
 
 def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
-    """Return the verdicts with consumers of flagged inputs called ``input suspect`` instead of fail or nonfinite.
+    """Return the verdicts with those that something before them accounts for called ``input suspect``.
 
-    A local record's inputs are the points its operation read, for NaN and infinities, as for a forward record,
-    everything before it in the program.
-    State is judged bit for bit and has no inputs.
+    A local error is computed from recorded inputs and inherits nothing from them, but for two: what is not finite, and
+    attn_out that closes from the recorded scores or probs that failed themselves. A forward error inherits from
+    everything before it in the program. State is judged bit for bit and inherits nothing.
     """
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
-    sources = {(v.kind, *v.place): v for v in bad if v.kind in ("local", "state")}
-    flagged = {key[1:] for key in sources}
-    # a cache is recorded at some steps, and read at all
-    flagged |= {(p, phase, ANY, layer, point) for p, phase, _, layer, point in flagged if point in CACHES.values()}
+    flagged = {v.place for v in bad if v.kind == "local"}
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     for v in bad:
@@ -115,7 +113,7 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
 
     def inherits(v: Verdict) -> bool:
         if v.kind == "local" and v.status == "fail":
-            return any(i in flagged for i in inputs(v, layers))
+            return v.inherits is not None and any((*v.place[:4], name) in flagged for name in BETWEEN)
         if v.kind == "local":
             return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         earlier = [first[k] for k in ((v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
@@ -127,18 +125,3 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
         else v
         for v in verdicts
     ]  # fmt: skip
-
-
-def inputs(v: Verdict, layers: int) -> list[tuple[str, str, int, int | None, str]]:
-    """Return the places whose recorded values an operation was computed from."""
-    found = []
-    for name in POINTS[v.point].inputs if v.point in POINTS else ():
-        layer = layers - 1 if v.point == "final_norm" else v.layer
-        found.append((v.prompt, v.phase, v.step, layer if POINTS[name].per_layer else None, name))
-        if v.phase == "decode" and name in CACHES and v.point in ("scores", "attn_out"):
-            found.append((v.prompt, v.phase, ANY, v.layer, CACHES[name]))
-    if v.point == "mlp_out":  # of a mixture of experts, which alone has this point
-        found.append((v.prompt, v.phase, v.step, v.layer, "experts"))
-    if v.point == "attn_out":  # made from q, k and v, but on the way from scores and probs where those are seen
-        found += [(v.prompt, v.phase, v.step, v.layer, name) for name in ("scores", "probs")]
-    return found

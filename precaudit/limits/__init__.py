@@ -11,17 +11,20 @@ RATE = 1e-6  # of false alarms a record that the growth of a limit with n is mad
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest of ``n`` slices may be ``value``; ``n`` None: of any number."""
+    """The largest of ``n`` slices may be ``value``; ``n`` None: of any number. ``power``: 2 for squares."""
 
     value: float
     n: int | None = None
+    power: int = 1
 
     def at(self, n: int) -> float:
         """Return the limit on the largest of ``n``: as quantiles of the largest of n normal variates grow.
 
         value · z(n) / z(n₀) above n₀, with z(n) = Φ⁻¹(1 − RATE/2n) (the union bound); below n₀ it stays.
         """
-        return self.value if self.n is None or n <= self.n else self.value * quantile(n) / quantile(self.n)
+        if self.n is None or n <= self.n:
+            return self.value
+        return self.value * (quantile(n) / quantile(self.n)) ** self.power
 
 
 @cache
@@ -52,11 +55,17 @@ class Local:
 
 @dataclass(frozen=True)
 class Limits:
-    """``narrow``: results below float32; ``ratio``, ``kl``: forward error and logits over pooled emulated noise."""
+    """``narrow``, ``float32``: on local error.
+
+    The others are on forward error over pooled emulated noise: ``ratio`` of the tensor, ``token``, ``head``, ``kl``
+    of a row of logits.
+    """
 
     narrow: Local
     float32: Local
     ratio: Limit
+    token: Limit
+    head: Limit
     kl: Limit
 
     def local(self, dtype: str | None) -> Local:
@@ -73,5 +82,5 @@ class Limits:
 def default_limits() -> Limits:
     """Return the limits the package ships."""
     table = tomllib.loads((resources.files("precaudit.limits") / "limits.toml").read_text())
-    forward = {name: Limit(float(v), int(n)) for name, (v, n) in table["forward"].items()}
+    forward = {name: Limit(float(v), int(n), 1 + (name == "kl")) for name, (v, n) in table["forward"].items()}
     return Limits(Local.of(table["narrow"]), Local.of(table["float32"]), **forward)

@@ -43,6 +43,10 @@ def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
     """Yield what a forward record is judged by, each beside its limit."""
     if e.ratio is not None:
         yield "ratio", "tensor", value(e.ratio), limits.ratio.at(1), None
+    for scope in ("token", "head"):
+        if "ratio" in (e.scopes or {}).get(scope, {}):
+            found, index = (e.scopes or {})[scope]["ratio"]
+            yield "ratio", scope, value(found), getattr(limits, scope).at((e.slices or {}).get(scope, 1)), index
     d = e.distribution
     if d is not None and d.kl_noise is not None:
         sizes = [over(k, n) for k, n in zip(d.kl, d.kl_noise, strict=True)]

@@ -12,11 +12,36 @@ def log_softmax(x: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+SMALL = 1e-4  # below, eᵈ − 1 − d is taken from its series: a difference of FP64 numbers has no digits left
+
+
 def kl(p_logits: Array, q_logits: Array) -> float:
-    """KL(p ‖ q) in nats between the softmaxes of two logit rows [V]; NaN when either holds NaN."""
-    with np.errstate(invalid="ignore"):
+    """KL(p ‖ q) in nats between the softmaxes of two logit rows [V]; NaN when either holds NaN.
+
+    Σ p (eᵈ − 1 − d) with d = log q − log p: Σ p eᵈ = 1, and no term is negative, where −Σ p d is a difference of large
+    ones.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
         p, q = log_softmax(p_logits.astype(np.float64)), log_softmax(q_logits.astype(np.float64))
-        return float(np.sum(np.exp(p) * (p - q)))
+        d = q - p
+        close = np.exp(p) * np.where(
+            np.abs(d) < SMALL, d * d * (0.5 + d / 6 + d * d / 24), np.expm1(np.minimum(d, 1)) - d
+        )
+        return float(np.sum(np.where(d > 1, np.exp(q) - np.exp(p) * (1 + d), close)))
+
+
+def expected_kl(logits: Array, errors: Array) -> Array:
+    """Return ½ Var_p(δ) in nats [R, S]: KL, to second order, of R logit rows [R, V] under S errors δ [S, V].
+
+    A row's own draws are few: errors of other rows, brought to its size by the caller, are more of them.
+    """
+    p = np.exp(log_softmax(logits))
+    return np.asarray(0.5 * np.maximum(p @ (errors * errors).T - (p @ errors.T) ** 2, 0.0))
+
+
+def roundoff_kl(logits: Array) -> Array:
+    """Return the KL [R] that FP64 itself makes of rows [R, V]: ½ (4 u max|x|)²."""
+    return np.asarray(0.5 * (4 * 2.0**-53 * np.abs(logits).max(axis=-1)) ** 2)
 
 
 def top_ids(x: Array, k: int) -> Array:

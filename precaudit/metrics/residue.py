@@ -20,9 +20,9 @@ CONSTANT = 2.0**-24
 class Noise:
     """An ensemble of M honest deviations from the reference r, pooled.
 
-    ``power`` [T, H, K]: mean square of the deviations; ``gains``, ``means`` [M, T, H]: Σₖ deviation · r and Σₖ
-    deviation; ``relative``: their rms size in the whole tensor over ‖r‖, at least u/√3 of the output's format;
-    ``common``: a relative error that all elements may share, as that of a reciprocal or of a constant.
+    ``power`` [T, H, K]: weighted mean square of the deviations; ``gains``, ``means`` [M, T, H]: Σₖ deviation · r and
+    Σₖ deviation, times √weight; ``relative``: their rms size in the whole tensor over ‖r‖, at least u/√3 of the
+    output's format; ``common``: a relative error that all elements may share, as that of a reciprocal or a constant.
     """
 
     power: Array
@@ -33,20 +33,26 @@ class Noise:
 
     @classmethod
     def pooled(
-        cls, deviations: Sequence[Array], reference: Array, unit_roundoff: float, common: float = 0.0
+        cls,
+        deviations: Sequence[Array],
+        reference: Array,
+        unit_roundoff: float,
+        common: float = 0.0,
+        weights: Sequence[float] | None = None,
     ) -> "Noise":
         """Pool deviations [T, H, K] of honest realisations; what is not finite in one is no noise.
+
+        ``weights`` add up to 1; None: all alike.
 
         Rounding a value uniform over one binade makes relative errors of rms u/√3 at most.
         """
         power = np.zeros_like(reference)
         gains, means = [], []
-        for d in deviations:
-            clean = np.where(np.isfinite(d), d, 0.0)
+        for d, weight in zip(deviations, weights or [1 / len(deviations)] * len(deviations), strict=True):
+            clean = np.where(np.isfinite(d), d, 0.0) * weight**0.5
             power += clean * clean
             gains.append(np.einsum("thk,thk->th", clean, reference))
             means.append(clean.sum(axis=2))
-        power /= max(len(gains), 1)
         size = norm(reference)
         relative = float(np.sqrt(power.sum())) / size if size else 0.0
         return cls(power, np.array(gains), np.array(means), max(unit_roundoff / 3**0.5, relative), common)
@@ -132,8 +138,8 @@ def _variances(clusters: Array, noise: Noise, reference: Array, w: Array) -> Arr
     """Return the variance of Σ noise · w of every head."""
     found = np.zeros(reference.shape[1])
     if len(clusters):
-        apart = np.einsum("mth,mth->h", clusters, clusters) / len(clusters)
-        alike = (clusters.sum(axis=1) ** 2).mean(axis=0)
+        apart = np.einsum("mth,mth->h", clusters, clusters)
+        alike = (clusters.sum(axis=1) ** 2).sum(axis=0)
         found = np.maximum(apart, alike)
     sizes = np.abs(reference * w)
     independent = noise.relative**2 * np.einsum("thk,thk->h", sizes, sizes)
@@ -144,7 +150,7 @@ def _variances(clusters: Array, noise: Noise, reference: Array, w: Array) -> Arr
 
 def _together(clusters: Array) -> float:
     """Return the mean square over the ensemble of the sum over all tokens and heads."""
-    return float((clusters.sum(axis=(1, 2)) ** 2).mean()) if len(clusters) else 0.0
+    return float((clusters.sum(axis=(1, 2)) ** 2).sum()) if len(clusters) else 0.0
 
 
 def _signed(sums: Array, variances: Array, together: float, scale: float) -> Signed:

@@ -21,7 +21,7 @@ from precaudit.numpy_decoder.rounding import (
 )
 from precaudit.policies import Policy
 
-DRAWS = 2  # of the policy's rounding errors, beside every elision
+DRAWS = 3  # of the policy's rounding errors, beside every elision
 # What the limits are made for: exp, tanh and 1/√x of a device are within ULPS units in the last place, and a
 # reciprocal or root is off by RECIPROCAL for all elements alike at most.
 ULPS = 4.0
@@ -33,14 +33,22 @@ WITH_RECIPROCAL = ("attn_norm", "mlp_norm", "final_norm", "probs", "attn_out", "
 def ensemble(point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str) -> list[Rounding]:
     """Return roundings that honest programs may have at ``point``, whose result has format ``dtype``.
 
-    Below float32: every elision, and DRAWS other draws of the rounding errors. Float32: three orders of the sums, with
-    three draws of the errors of exp, tanh, 1/√x and of every rounding.
+    Below float32: every elision, and DRAWS other draws of the rounding errors and of those of exp, tanh, 1/√x. Float32:
+    three orders of the sums, with three draws of both.
     """
     if dtype in ("float32", "float64"):
         orders = (one_by_one, backwards, single_precision_dot)
         return [replace(in_single(redrawn(base, i), i), dot=dot) for i, dot in enumerate(orders)]
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
-    return [*kept, *(in_single(redrawn(base, seed), 0) for seed in range(1, 1 + DRAWS))]
+    return [*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS))]
+
+
+def weights(members: int, dtype: str) -> list[float]:
+    """Return the weight of each of an ensemble's members: below float32, half for the elisions, half for the draws."""
+    if dtype in ("float32", "float64"):
+        return [1 / members] * members
+    kept = members - DRAWS
+    return [0.5 / kept] * kept + [0.5 / DRAWS] * DRAWS
 
 
 def common(point: str, config: DecoderConfig) -> float:

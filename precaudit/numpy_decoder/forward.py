@@ -27,6 +27,14 @@ Emit = Callable[[int, int | None, str, Array], None]
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """Rows that attend over the cache: from ``first[i]`` on in sequence i, under ``roundings``, one for each pass."""
+
+    first: Sequence[int]
+    roundings: Sequence[Rounding]
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What to emit: points, layers (None: all), and for each sequence the rows whose logits are wanted."""
 
@@ -42,13 +50,14 @@ def forward(
     wanted: Wanted,
     emit: Emit,
     progress: Callable[[int], None] = lambda layer: None,
+    decoding: Decoding | None = None,
 ) -> None:
     """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
     ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
     Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
-    rows). An emitted array is the caller's. Rows of all sequences go through each matrix together, and a layer's
-    tensors are widened once for all roundings.
+    rows). ``decoding``: rows that attend over the cache. An emitted array is the caller's. Rows of all sequences go
+    through each matrix together, and a layer's tensors are widened once for all roundings.
     """
     lengths = [len(s) for s in sequences]
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
@@ -65,14 +74,21 @@ def forward(
                 emit(i, layer, point, values)
 
             for n, rounding in enumerate(roundings):
-                states[n] = _layer(model.context(layer, positions, rounding), states[n], spans, points, at_layer)
+                cached = None if decoding is None else (decoding.first, decoding.roundings[n])
+                here = model.context(layer, positions, rounding)
+                states[n] = _layer(here, states[n], spans, points, at_layer, cached)
             progress(layer)
         for x, rounding in zip(states, roundings, strict=True):
             _outside(model, positions, x, spans, rounding, wanted, emit)
 
 
 def _layer(
-    context: Context, x: Array, spans: list[slice], points: set[str], emit: Callable[[int, str, Array], None]
+    context: Context,
+    x: Array,
+    spans: list[slice],
+    points: set[str],
+    emit: Callable[[int, str, Array], None],
+    cached: tuple[Sequence[int], Rounding] | None,
 ) -> Array:
     values = {"resid_in": x}
     _chain(context, values, BEFORE_ATTENTION, {"q", "k", "v", *points})
@@ -80,13 +96,21 @@ def _layer(
     rule = Rule.of(context.config, context.layer)
     for i, span in enumerate(spans):
         q, k, v, at = values["q"][span], values["k"][span], values["v"][span], context.positions[span]
-        values["attn_out"][span] = attention(q, k, v, at, rule, context.rounding)
-        if points & {"scores", "probs"}:
-            s = all_scores(q, k, rule, context.rounding)
-            if "scores" in points:
-                emit(i, "scores", s)
+        parts = [(slice(None), context.rounding, k, v)]
+        if cached is not None:
+            first, r = cached[0][i], cached[1]
+            parts = [(slice(first), context.rounding, k, v), (slice(first, None), r, r.cache(k), r.cache(v))]
+        made: dict[str, list[Array]] = {"scores": [], "probs": []}
+        for rows, r, keys, vals in parts:
+            if not len(q[rows]):
+                continue
+            values["attn_out"][span][rows] = attention(q[rows], keys, vals, at[rows], rule, r)
+            if points & {"scores", "probs"}:
+                made["scores"].append(all_scores(q[rows], keys, rule, r))
             if "probs" in points:
-                emit(i, "probs", all_probs(s, at, rule.window, context.rounding))
+                made["probs"].append(all_probs(made["scores"][-1], at[rows], rule.window, r))
+        for name in points & set(made):
+            emit(i, name, np.concatenate(made[name], axis=1))
     after = WITH_EXPERTS if context.config.sparse else AFTER_ATTENTION
     _chain(context, values, after, {"resid_out", *points})
     found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]

@@ -14,6 +14,8 @@ from precaudit.numpy_decoder.threads import SMALL, each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048
+Attend = Callable[[Array, Array, Array, int | None, Rounding], Array]
+Softmax = Callable[[Array, Array, int | None, Rounding], Array]
 BEFORE_ATTENTION = ("attn_norm", "q", "k", "v")
 AFTER_ATTENTION = ("attn_proj", "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_out")
 WITH_EXPERTS = ("attn_proj", "resid_mid", "mlp_norm", "router", "experts", "mlp_out", "resid_out")
@@ -122,9 +124,12 @@ def attention(q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundi
 
 
 def attention_variants(
-    q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundings: Sequence[Rounding]
+    q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundings: Sequence[Rounding], inner: Attend = attend
 ) -> list[Array]:
-    """Return ``attention`` under several roundings; those with the same ``dot`` share the product q · kᵀ."""
+    """Return ``attention`` under several roundings; those with the same ``dot`` share the product q · kᵀ.
+
+    ``inner``: how one head's output is made from its scores, as ``attend`` does.
+    """
     outs = [np.empty(q.shape) for _ in roundings]
     group = q.shape[1] // k.shape[1]
 
@@ -135,7 +140,7 @@ def attention_variants(
             if r.dot not in products:
                 products[r.dot] = r.dot(q[a:b, head], k[first:keys, g].T)
             s = scaled(products[r.dot], rule, r)
-            out[a:b, head] = attend(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
+            out[a:b, head] = inner(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
 
     jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
     if len(q) < SMALL:
@@ -158,12 +163,12 @@ def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:
     return out
 
 
-def all_probs(s: Array, positions: Array, window: int | None, rounding: Rounding) -> Array:
-    """Return probabilities [H, T, S] from scores [H, T, S]."""
+def all_probs(s: Array, positions: Array, window: int | None, rounding: Rounding, inner: Softmax = softmax) -> Array:
+    """Return probabilities [H, T, S] from scores [H, T, S], each head's as ``inner`` makes them."""
     out = np.empty(s.shape)
 
     def head(h: int) -> None:
-        out[h] = softmax(s[h], positions, window, rounding)
+        out[h] = inner(s[h], positions, window, rounding)
 
     each(head, [(h,) for h in range(len(s))])
     return out

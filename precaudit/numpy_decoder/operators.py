@@ -105,18 +105,23 @@ def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
 
 def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """Softmax over the keys s ≤ position of each row, the last ``window`` of them; s [T, S], positions [T]."""
-    weights, total = _exponentials(s.copy(), positions, window, r)
+    weights, total = exponentials(hide(s.copy(), positions, window), r)
     return r.probs(weights / total)
 
 
-def _exponentials(s: Array, positions: Array, window: int | None, r: Rounding) -> tuple[Array, Array]:
-    """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
+def hide(s: Array, positions: Array, window: int | None) -> Array:
+    """Set scores [T, S] of the keys a row does not see to −∞, in place: those after it, or before its window."""
     at = np.asarray(positions)[:, None]
     first = int(positions[0]) + 1  # every row sees the keys before
     tail = s[:, first:]
     tail[np.arange(first, s.shape[1]) > at] = -np.inf
     if window is not None:
         s[np.arange(s.shape[1]) <= at - window] = -np.inf
+    return s
+
+
+def exponentials(s: Array, r: Rounding) -> tuple[Array, Array]:
+    """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=1, keepdims=True)
     s = r.shifted(s)
@@ -130,7 +135,7 @@ def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding
 
     Divides after the product where nothing is rounded.
     """
-    weights, total = _exponentials(s, positions, window, r)
+    weights, total = exponentials(hide(s, positions, window), r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(r.dot(r.probs(weights / total), v))
@@ -160,6 +165,6 @@ ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
     """act(gate) · up (Shazeer 2020); [T, F]."""
-    s = r.silu(ACTIVATIONS[activation](r.gate_up(gate), r.curve))
-    s *= r.gate_up(up)
+    s = r.silu(ACTIVATIONS[activation](r.gate(gate), r.curve))
+    s *= r.up(up)
     return r.mlp_act(s)

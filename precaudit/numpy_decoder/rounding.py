@@ -20,7 +20,7 @@ class Rounding:
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
-    scale), score_scaled (before a cap), scores, probs, gate_up, silu. norm_scale (1/rms), shifted (scores minus their
+    scale), score_scaled (before a cap), scores, probs, gate, up, silu. norm_scale (1/rms), shifted (scores minus their
     maximum), exponential and curve (tanh, the logistic function) are those of float32 arithmetic inside norm, softmax
     and activation.
     """
@@ -42,7 +42,8 @@ class Rounding:
     attn_out: Place = identity
     proj: Place = identity
     residual: Place = identity
-    gate_up: Place = identity
+    gate: Place = identity
+    up: Place = identity
     curve: Place = identity
     silu: Place = identity
     mlp_act: Place = identity
@@ -68,7 +69,7 @@ ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "scores": (("score_dot",),),
     "attn_out": (("score_dot",), ("scores",), ("probs",)),
     "mlp_norm": (("norm_inner",),),
-    "mlp_act": (("gate_up",), ("silu",)),
+    "mlp_act": (("gate",), ("up",), ("silu",)),
     "final_norm": (("norm_inner",),),
 }
 BIASES = {"q": "qkv_bias", "k": "qkv_bias", "v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
@@ -101,8 +102,10 @@ def inner_places(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ..
     bias = BIASES.get(point)
     biased = bias is not None and getattr(config, bias)
     found: list[str] = []
-    if point == "mlp_out" and config.sparse:
-        found = ["gate_up", "silu", "mlp_act", "linear"]
+    if point == "mlp_act" and config.mlp_bias:
+        found = ["linear", "gate", "up", "silu"]
+    elif point == "mlp_out" and config.sparse:
+        found = ["gate", "up", "silu", "mlp_act", "linear"]
     elif point in ("q", "k"):
         found = ["linear", *(["biased"] if biased else []), *(["norm_inner", "norm"] if config.qk_norm else [])]
     elif post is not None or (point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0):
@@ -142,7 +145,8 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         attn_out=rounder(policy.attn_out),
         proj=activations,
         residual=rounder(policy.residual),
-        gate_up=activations,
+        gate=activations,
+        up=activations,
         silu=rounder(policy.mlp),
         mlp_act=activations,
         logits=rounder(policy.logits),

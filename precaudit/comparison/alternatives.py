@@ -1,0 +1,111 @@
+"""What else honest programs make of an operation, tried where the textbook's way does not close."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from precaudit.comparison.operations import Operation, parts, prepare
+from precaudit.comparison.recorded import Recorded, Rows
+from precaudit.comparison.rows import Place
+from precaudit.formats import Array
+from precaudit.metrics.sizes import canonical
+from precaudit.numpy_decoder.honest import honest_forms
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import elisions, of_policy
+from precaudit.points import POINTS, inputs_of
+from precaudit.policies import Policy
+
+# The place at which a point itself is rounded
+STORED = {
+    "attn_norm": "norm", "q": "rows", "k": "rows", "v": "rows", "scores": "scores", "probs": "probs",
+    "attn_out": "attn_out", "attn_proj": "proj", "resid_mid": "residual", "mlp_norm": "norm", "mlp_act": "mlp_act",
+    "mlp_out": "proj", "resid_out": "residual", "final_norm": "norm", "router": "rows", "experts": "rows",
+}  # fmt: skip
+
+Alternative = tuple[tuple[str, ...], Array]
+
+
+class Alternatives(Iterable[Alternative]):
+    """(What is done otherwise, what it makes [T, H, K]), each made when first asked for and kept."""
+
+    def __init__(self, recorded: Recorded, model: Model, o: Operation, policy: Policy) -> None:
+        self._made: list[Alternative] = []
+        self._more = _every(recorded, model, o, policy)
+
+    def __iter__(self) -> Iterator[Alternative]:
+        """Yield those made before, then more."""
+        i = 0
+        while True:
+            if i == len(self._made):
+                one = next(self._more, None)
+                if one is None:
+                    return
+                self._made.append(one)
+            yield self._made[i]
+            i += 1
+
+    def unrounded(self) -> list[Alternative]:
+        """Return those that read an input as it was before it was rounded."""
+        return list(takewhile(lambda other: other[0][0] in POINTS, self))
+
+
+def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> Iterator[Alternative]:
+    point = o.place.point
+    base = of_policy(policy, o.place.phase == "decode")
+    sets = elisions(point, model.config, policy)
+    roundings = [base.eliding(places) for places in sets]
+    for name, inputs in _unrounded(recorded, model, o, policy):
+        for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
+            yield (*name, *places), canonical(y, o.axes)
+    for form in honest_forms(point, o.stored.dtype.name):
+        for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
+            yield (form.name, *places), canonical(y, o.axes)
+
+
+def _unrounded(
+    recorded: Recorded, model: Model, o: Operation, policy: Policy
+) -> Iterator[tuple[tuple[str, ...], Sequence[Array]]]:
+    """Yield the operation's inputs with one as it was before it was rounded to be stored, made from its own inputs.
+
+    A compiler that fuses an operation with the next, or widens what it has just rounded, hands the unrounded value on
+    (docs/design.md §7, 2). Keys and values that come from a cache were stored.
+    """
+    if policy.excess_precision == "off":
+        return
+    place = o.place
+    names = inputs_of(place.point, model.config.sparse)[: len(o.inputs)]
+    for j, name in enumerate(names):
+        if place.phase == "decode" and j and place.point in ("scores", "attn_out"):
+            return
+        source = _source(place, name, model.config.layers)
+        rows = None if source is None else _rows(recorded, source, o)
+        if source is None or rows is None or rows.values.dtype == np.float32:
+            continue
+        producer = prepare(recorded, model, source, rows)
+        if producer is None or not np.isin(o.positions, producer.positions).all():
+            continue
+        keep = np.searchsorted(producer.positions, o.positions if j == 0 or "S" not in o.axes else producer.positions)
+        base = of_policy(policy, place.phase == "decode")
+        for places in elisions(source.point, model.config, policy):
+            made = producer.evaluate([base.eliding((*places, STORED[source.point]))])[0]
+            if made[keep].shape == o.inputs[j].shape:
+                yield (source.point, *places), [*o.inputs[:j], made[keep], *o.inputs[j + 1 :]]
+
+
+def _rows(recorded: Recorded, source: Place, o: Operation) -> Rows | None:
+    """Return the rows of the point that made an input, all steps or (over keys) the operation's own."""
+    steps = {step for step, _ in o.part.steps}
+    return next((part for part in parts(recorded, source) if steps == {step for step, _ in part.steps}), None)
+
+
+def _source(place: Place, name: str, layers: int) -> Place | None:
+    """Return the place that made an input; None where no operation of the layers did."""
+    layer = place.layer
+    if place.point == "final_norm":
+        layer = layers - 1
+    if name == "resid_in":
+        if not layer:
+            return None
+        layer, name = layer - 1, "resid_out"
+    return Place(place.prompt, place.phase, 0, None if name == "final_norm" else layer, name)

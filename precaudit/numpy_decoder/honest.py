@@ -1,0 +1,157 @@
+"""Other honest ways to write an operation: what people, kernels and devices do that rounds elsewhere, not worse.
+
+An emulation under one of them is as good as one of the textbook's order: a record that one closes does not fail.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise as neighbours
+
+import numpy as np
+
+from precaudit.formats import Array, rounder
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise
+from precaudit.numpy_decoder.ensemble import backwards
+from precaudit.numpy_decoder.model import Attend, Softmax
+from precaudit.numpy_decoder.operators import attend, exponentials, hide, softmax
+from precaudit.numpy_decoder.rounding import Rounding
+
+Dot = Callable[[Array, Array], Array]
+BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
+SPLITS = (2, 4, 8, 16)  # parts of the keys, each with a softmax of its own
+CHUNKS = (16, 8, 4, 32)  # terms a matrix unit adds before it truncates
+SUMS = ("q", "k", "v", "scores", "attn_out", "attn_proj", "router", "mlp_act", "mlp_out", "logits")
+single = rounder("float32")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way: ``attend`` and ``softmax`` of one head, ``dot`` the sums (None: as the rounding has them)."""
+
+    name: str
+    says: str
+    attend: Attend = attend
+    softmax: Softmax = softmax
+    dot: Dot | None = None
+
+
+def honest_forms(point: str, dtype: str) -> Iterator[Form]:
+    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``."""
+    if point in ("attn_out", "probs"):
+        yield from _softmaxes()
+    if point == "attn_out":
+        yield from _attentions()
+    if point in SUMS and dtype == "float32":
+        yield from _orders()
+
+
+def _softmaxes() -> Iterator[Form]:
+    for name, rounded in (("", False), (" and summed so", True)):
+        yield Form(
+            f"exponentials rounded{name}", f"exponentials are rounded as probabilities before the division{name}",
+            partial(_rounded_first, rounded), partial(_divided, rounded),
+        )  # fmt: skip
+
+
+def _attentions() -> Iterator[Form]:
+    for name, rounded in (("", False), (", rounded ones summed", True)):
+        says = f"exponentials are rounded as probabilities, and divided by their sum after the product{name}"
+        yield Form(f"divided at the end{name}", says, partial(_divided_last, rounded))
+    for block in BLOCKS:
+        says = f"blocks of {block} keys under a running maximum, in float32"
+        yield Form(f"flash, blocks of {block}", says, partial(_flash, block))
+    for parts in SPLITS:
+        says = f"{parts} parts of the keys, each with its own softmax, merged in float32"
+        yield Form(f"split in {parts}", says, partial(_split, parts))
+
+
+def _orders() -> Iterator[Form]:
+    yield Form("sums in float32", "sums are rounded to float32 term by term", dot=accumulating("float32"))
+    yield Form("sums in float32, backwards", "sums run from the last term to the first", dot=backwards)
+    yield Form("sums in float32, pairwise", "sums are rounded to float32, pair by pair", dot=pairwise("float32"))
+    says = "sums are rounded to float32 every 128 terms"
+    yield Form("sums in float32, blocks of 128", says, dot=accumulating("float32/128"))
+    for chunk in CHUNKS:
+        says = f"sums are truncated to float32 every {chunk} terms, as a matrix unit does"
+        yield Form(f"sums in float32, truncated every {chunk}", says, dot=partial(truncated, chunk))
+    yield Form("products in six bfloat16 passes", "float32 operands are three bfloat16 parts each", dot=six_passes)
+
+
+def truncated(chunk: int, a: Array, b: Array) -> Array:
+    """Return a · b whose running sum is cut to float32 towards zero every ``chunk`` terms, these added exactly.
+
+    What NVIDIA's tensor cores do (Fasi, Higham, Mikaitis & Pranesh 2021, §3.2).
+    """
+    total = np.zeros((a.shape[0], b.shape[1]))
+    for i in range(0, a.shape[1], chunk):
+        exact = total + a[:, i : i + chunk] @ b[i : i + chunk]
+        near = exact.astype(np.float32)
+        total = np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0)), near).astype(np.float64)
+    return total
+
+
+def six_passes(a: Array, b: Array) -> Array:
+    """Return a · b of float32 operands as the six largest products of three bfloat16 parts each, summed in float32."""
+    narrow = rounder("bfloat16")
+
+    def parts(x: Array) -> list[Array]:
+        first = narrow(x)
+        second = narrow(x - first)
+        return [first, second, narrow(x - first - second)]
+
+    left, right = parts(a), parts(b)
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for i, j in ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0)):
+        total += left[i].astype(np.float32) @ right[j].astype(np.float32)
+    return total.astype(np.float64)
+
+
+def _divided(rounded: bool, s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    e, total = exponentials(hide(s.copy(), positions, window), r)
+    p = r.probs(e)
+    return r.probs(p / (p.sum(axis=1, keepdims=True) if rounded else total))
+
+
+def _rounded_first(rounded: bool, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    return r.attn_out(r.dot(_divided(rounded, s, positions, window, r), v))
+
+
+def _divided_last(rounded: bool, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    e, total = exponentials(hide(s, positions, window), r)
+    p = r.probs(e)
+    return r.attn_out(r.dot(p, v) / (p.sum(axis=1, keepdims=True) if rounded else total))
+
+
+def _flash(block: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    """Attention a block of keys at a time (Dao et al. 2022, algorithm 1); running sums in float32."""
+    s = hide(s, positions, window)
+    top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
+    out = np.zeros((len(s), v.shape[1]))
+    for i in range(0, s.shape[1], block):
+        part = s[:, i : i + block]
+        new = np.maximum(top, part.max(axis=1, keepdims=True))
+        safe = np.where(np.isfinite(new), new, 0.0)
+        shrink, e = np.exp(top - safe), r.exponential(np.exp(r.shifted(part - safe)))
+        mass = single(mass * shrink + e.sum(axis=1, keepdims=True))
+        out = single(out * shrink + r.dot(r.probs(e), v[i : i + block]))
+        top = new
+    return r.attn_out(out / mass)
+
+
+def _split(parts: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
+    """Attention of parts of the keys, merged by their sums of exponentials (flash decoding)."""
+    s = hide(s, positions, window)
+    edges = np.linspace(0, s.shape[1], parts + 1).astype(int)
+    outs, tops, masses = [], [], []
+    for a, b in neighbours(edges):
+        if a == b:
+            continue
+        top = s[:, a:b].max(axis=1, keepdims=True)
+        e = r.exponential(np.exp(r.shifted(s[:, a:b] - np.where(np.isfinite(top), top, 0.0))))
+        mass = e.sum(axis=1, keepdims=True)
+        outs.append(single(r.dot(r.probs(e / np.where(mass > 0, mass, 1.0)), v[a:b])))
+        tops.append(top)
+        masses.append(mass)
+    weights = np.exp(np.stack(tops) - np.max(tops, axis=0)) * np.stack(masses)
+    return r.attn_out((weights * np.stack(outs)).sum(axis=0) / weights.sum(axis=0))
