@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_record
 from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
@@ -733,10 +734,20 @@ def verdict(point, status="fail", kind="local", layer=1, phase="prefill", prompt
 
 
 @pytest.mark.parametrize("cause", ["fail", "nonfinite", "missing"])
-def test_a_consumer_of_a_flagged_input_is_suspect_and_a_sibling_is_not(cause):
-    given = [verdict("q", cause), verdict("attn_out"), verdict("k"), verdict("attn_out", layer=2)]
-    given += [verdict("attn_out", prompt="p1"), verdict("attn_out", phase="rescore"), verdict("attn_out", step=1)]
-    assert [v.status for v in suspect(given, 5)] == [cause, "input suspect", "fail", "fail", "fail", "fail", "fail"]
+def test_a_failing_input_excuses_no_local_error(cause):
+    """A local error is computed from recorded inputs: RoPE that is wrong does not make attention wrong."""
+    given = [verdict("q", cause), verdict("attn_out"), verdict("resid_out"), verdict("final_norm", layer=None)]
+    given += [verdict("k_cache", kind="state", phase="decode"), verdict("attn_out", phase="decode")]
+    assert [v.status for v in suspect(given, 5)] == [cause, *["fail"] * 5]
+
+
+@pytest.mark.parametrize("between", ["scores", "probs"])
+def test_attention_that_closes_from_what_failed_on_the_way_is_suspect(between):
+    closes = replace_record(verdict("attn_out"), inherits="probs")
+    assert suspect([verdict(between), closes], 5)[1].status == "input suspect"
+    for elsewhere in (verdict("q"), verdict(between, layer=2), verdict(between, "unknown"), verdict(between, step=1)):
+        assert suspect([elsewhere, closes], 5)[1].status == "fail"
+    assert suspect([verdict(between), verdict("attn_out")], 5)[1].status == "fail"
 
 
 def test_a_cause_that_is_only_unknown_flags_nothing():
@@ -750,18 +761,6 @@ def test_what_follows_a_failure_and_was_not_judged_is_not_suspect(status):
     later = Verdict(status=status, kind="forward", prompt="a", phase="prefill", layer=3, point="resid_out")
     first = Verdict(status="nonfinite", kind="local", prompt="a", phase="prefill", layer=1, point="v")
     assert [v.status for v in suspect([first, later], 5)] == ["nonfinite", status]
-
-
-def test_a_bad_cache_makes_decode_attention_suspect():
-    given = [verdict("k_cache", kind="state", phase="decode"), verdict("attn_out", phase="decode")]
-    given += [verdict("attn_out", phase="decode", layer=2), verdict("attn_out")]
-    assert [v.status for v in suspect(given, 5)] == ["fail", "input suspect", "fail", "fail"]
-
-
-def test_the_last_layer_makes_the_final_norm_suspect():
-    norm = verdict("final_norm", layer=None)
-    assert suspect([verdict("resid_out", layer=4), norm], 5)[1].status == "input suspect"
-    assert suspect([verdict("resid_out", layer=3), norm], 5)[1].status == "fail"
 
 
 def test_nan_is_inherited_downstream_only():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from precaudit.metrics.sizes import canonical
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import elisions, of_policy
-from precaudit.points import POINTS, inputs_of
+from precaudit.points import inputs_of
 from precaudit.policies import Policy
 
 # The place at which a point itself is rounded
@@ -23,11 +24,25 @@ STORED = {
     "mlp_out": "proj", "resid_out": "residual", "final_norm": "norm", "router": "rows", "experts": "rows",
 }  # fmt: skip
 
-Alternative = tuple[tuple[str, ...], Array]
+
+class Alternative(NamedTuple):
+    """What is done otherwise, what that makes [T, H, K], and the part of its error that is not known.
+
+    ``unrounded``: it reads an input as it was before it was rounded.
+    """
+
+    name: tuple[str, ...]
+    made: Array
+    doubt: float = 0.0
+    unrounded: bool = False
+
+    def rows(self, some: slice) -> "Alternative":
+        """Return what it makes of some rows."""
+        return self._replace(made=self.made[some])
 
 
 class Alternatives(Iterable[Alternative]):
-    """(What is done otherwise, what it makes [T, H, K]), each made when first asked for and kept."""
+    """Other honest emulations of an operation, each made when first asked for and kept."""
 
     def __init__(self, recorded: Recorded, model: Model, o: Operation, policy: Policy) -> None:
         self._made: list[Alternative] = []
@@ -47,7 +62,7 @@ class Alternatives(Iterable[Alternative]):
 
     def unrounded(self) -> list[Alternative]:
         """Return those that read an input as it was before it was rounded."""
-        return list(takewhile(lambda other: other[0][0] in POINTS, self))
+        return list(takewhile(lambda other: other.unrounded, self))
 
 
 def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> Iterator[Alternative]:
@@ -57,10 +72,10 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     roundings = [base.eliding(places) for places in sets]
     for name, inputs in _unrounded(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
-            yield (*name, *places), canonical(y, o.axes)
+            yield Alternative((*name, *places), canonical(y, o.axes), unrounded=True)
     for form in honest_forms(point, o.stored.dtype.name):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
-            yield (form.name, *places), canonical(y, o.axes)
+            yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
 
 
 def _unrounded(
@@ -85,7 +100,9 @@ def _unrounded(
         producer = prepare(recorded, model, source, rows)
         if producer is None or not np.isin(o.positions, producer.positions).all():
             continue
-        keep = np.searchsorted(producer.positions, o.positions if j == 0 or "S" not in o.axes else producer.positions)
+        wanted = o.positions if j == 0 or "S" not in o.axes else producer.positions
+        keep: Any = np.searchsorted(producer.positions, wanted)
+        keep = (slice(None), keep) if producer.axes == "HTS" else keep
         base = of_policy(policy, place.phase == "decode")
         for places in elisions(source.point, model.config, policy):
             made = producer.evaluate([base.eliding((*places, STORED[source.point]))])[0]

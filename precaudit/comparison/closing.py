@@ -56,6 +56,13 @@ class Yardstick:
         """Return the yardstick of emulations that read an input as it was before it was rounded."""
         return self if self.fused is None else replace(self, allowed=self.fused)
 
+    def doubting(self, emulated: Array, doubt: float) -> "Yardstick":
+        """Return the yardstick where a part of an emulation's error is not known."""
+        if not doubt:
+            return self
+        unknown = self._seen(doubt * (emulated - self.reference))
+        return replace(self, noise=self.noise.doubting(unknown, self._seen(self.reference)))
+
     def residue(self, emulated: Array) -> Residue:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
         error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - emulated)

@@ -1,8 +1,10 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import msgspec
 
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.cache_state import state_errors
-from precaudit.comparison.forward import Tell, Truth, establish, forward_errors
+from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
 from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
 from precaudit.comparison.looks import Found, keep, resolve, reuse, visible, written
@@ -26,6 +28,7 @@ from precaudit.coverage import entries
 from precaudit.errors import UserError
 from precaudit.formats import Array
 from precaudit.numpy_decoder.accumulation import parse_accumulation
+from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.points import POINTS
@@ -179,6 +182,9 @@ def _compute(
     emulations = Emulations(policy, look.accum)
     errors = list(_missing(recorded, look))
     errors += _per_layer(recorded, model, truth, problem, emulations, look, tell)
+    if truth is not None and (dot := _summed(errors)) is not None:
+        emulate(truth, model, recorded, policy, dot, tell)
+        errors = [e for e in errors if e.kind != "forward"] + list(_forwards(recorded, truth, look))
     if checkpoint is not None:
         errors += weight_errors(checkpoint, look.layers)
     pairs = list(prefill_decode(recorded, look.prompts, truth))
@@ -224,6 +230,20 @@ def _per_layer(
                     for cache in caches:
                         yield from state_errors(recorded, Place(prompt, phase, 0, layer, cache))
         tell(i + 1, len(groups), "local errors and emulations")
+
+
+def _summed(errors: list[ErrorRecord]) -> Callable[[Array, Array], Array] | None:
+    """Return the sums of another honest form by which local records close, the one of most; None without any."""
+    dots = {f.name: f.dot for point in ("q", "logits") for f in honest_forms(point, "float32") if f.dot is not None}
+    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in dots)
+    return dots[used.most_common(1)[0][0]] if used else None
+
+
+def _forwards(recorded: Recorded, truth: Truth, look: Look) -> Iterator[ErrorRecord]:
+    """Yield the forward records of a look."""
+    for layer, prompt, phase, point in product((*look.layers, None), look.prompts, look.phases, look.points):
+        if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
+            yield from forward_errors(recorded, truth, Place(prompt, phase, 0, layer, point))
 
 
 def _forward(recorded: Recorded, truth: Truth | None, problem: str, place: Place) -> Iterator[ErrorRecord]:

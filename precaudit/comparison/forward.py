@@ -25,6 +25,7 @@ OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
 ROWS = 8  # logits rows of a prompt whose errors are kept, to pool the noise of KL over
 Tell = Callable[[int, int, str], None]
+Dot = Callable[[Array, Array], Array]
 
 
 @dataclass
@@ -33,7 +34,8 @@ class Truth:
 
     ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(prompt, layer,
     point): [T, H]}, H 1 where a point has no heads; ``decoded``: the same where attention reads the cache, if it
-    rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled.
+    rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled. ``wanted``:
+    what was asked for.
     """
 
     prompts: tuple[str, ...]
@@ -44,6 +46,7 @@ class Truth:
     decoded: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
     kl: dict[str, Array] = field(default_factory=dict)
     decoded_kl: dict[str, Array] = field(default_factory=dict)
+    wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
     _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
 
     def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
@@ -114,15 +117,21 @@ def establish(
     for place in places.values():
         place.touch()
 
-    _emulate(truth, model, recorded, policy, want(prompts), tell)
+    truth.wanted = want(prompts)
+    emulate(truth, model, recorded, policy, single_precision_dot, tell)
     prune(root, {p.folder for p in places.values()})
     return truth
 
 
-def _emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, wanted: Wanted, tell: Tell) -> None:
-    """Pool the emulated policy's errors over RUNS draws, and once more where decode rounds otherwise than prefill."""
+def emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, dot: Dot, tell: Tell) -> None:
+    """Pool the emulated policy's errors over RUNS draws, and once more where decode rounds otherwise than prefill.
+
+    ``dot``: how its products are summed. What was pooled before is forgotten.
+    """
     n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in truth.prompts]
-    plain, decode = (replace(of_policy(policy, d), dot=single_precision_dot) for d in (False, True))
+    for pooled in (truth.noise, truth.decoded, truth.kl, truth.decoded_kl):
+        pooled.clear()
+    plain, decode = (replace(of_policy(policy, d), dot=dot) for d in (False, True))
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
     passes: list[tuple[Pool, Decoding | None]] = [(Pool(truth, model.config, truth.noise, truth.kl), None)]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
@@ -130,7 +139,7 @@ def _emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, wan
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
         passes.append((Pool(truth, model.config, truth.decoded, truth.decoded_kl), decoding))
     for pool, rows in passes:
-        forward(model, sequences, draws, wanted, pool.add, lambda at: tell(at + 1, n, "emulated policy"), rows)
+        forward(model, sequences, draws, truth.wanted, pool.add, lambda at: tell(at + 1, n, "emulated policy"), rows)
         pool.finish()
 
 

@@ -81,15 +81,15 @@ class Made:
         """Whether what the policy makes of it passes the default limits."""
         return self.closed_by(self.emulated[self.label])
 
-    @property
-    def measure(self) -> Yardstick:
-        """The yardstick of what the policy makes of it."""
-        unrounded = self.elided[:1] and self.elided[0] in POINTS
-        return self.yardstick.reading_unrounded() if unrounded else self.yardstick
-
     def closed_by(self, emulated: Array) -> bool:
         """Whether an emulation closes; one of other rows does not."""
-        return emulated.shape == self.yardstick.candidate.shape and self.measure.badness(emulated) <= 1
+        return emulated.shape == self.yardstick.candidate.shape and self.yardstick.badness(emulated) <= 1
+
+    def otherwise(self, other: Alternative) -> "Made":
+        """Return the same with another honest emulation as the policy's."""
+        yard = self.yardstick.reading_unrounded() if other.unrounded else self.yardstick
+        named = {**self.emulated, self.label: other.made}
+        return replace(self, yardstick=yard.doubting(other.made, other.doubt), emulated=named, elided=other.name)
 
     def rows(self, some: slice) -> "Made":
         """Return what was made of some rows."""
@@ -174,9 +174,9 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, othe
     tried = [best] if share >= CLEARLY else policies
     elided = tuple(best.split("|")[1:])
     if share < CLEARLY:
-        near = min(others.unrounded(), key=lambda other: norm(wide - other[1]), default=None)
-        if near is not None and norm(wide - near[1]) < norm(wide - arrays[best]):
-            elided, named[label] = near
+        near = min(others.unrounded(), key=lambda other: norm(wide - other.made), default=None)
+        if near is not None and norm(wide - near.made) < norm(wide - arrays[best]):
+            elided, named[label], yard = near.name, near.made, yard.reading_unrounded()
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
         outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
         named[f"accum:{name}"] = outs[0]
@@ -206,10 +206,10 @@ def _closest(made: Made, others: Iterable[Alternative], one: slice) -> Made:
     """Return what was made, with the first other honest emulation that closes where the policy's does not."""
     if made.closes or not np.isfinite(made.yardstick.candidate).all():
         return made
-    for name, whole in others:
-        other = replace(made, emulated={**made.emulated, made.label: whole[one]}, elided=name)
-        if other.closes:
-            return other
+    for other in others:
+        changed = made.otherwise(other.rows(one))
+        if changed.closes:
+            return changed
     return made
 
 
@@ -220,7 +220,7 @@ def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
     d, numbers = measured(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
     shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
-    found = made.measure.residue(best)
+    found = yard.residue(best)
     for name, scope in found.scopes.items():
         numbers["scopes"].setdefault(name, {}).update(scope)
     extra: dict[str, Any] = {

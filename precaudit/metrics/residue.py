@@ -57,6 +57,14 @@ class Noise:
         relative = float(np.sqrt(power.sum())) / size if size else 0.0
         return cls(power, np.array(gains), np.array(means), max(unit_roundoff / 3**0.5, relative), common)
 
+    def doubting(self, deviation: Array, reference: Array) -> "Noise":
+        """Return the noise with one more deviation [T, H, K] that may be there in full."""
+        gain, mean = np.einsum("thk,thk->th", deviation, reference), deviation.sum(axis=2)
+        return replace(
+            self, power=self.power + deviation**2, gains=np.concatenate([self.gains, gain[None]]),
+            means=np.concatenate([self.means, mean[None]]),
+        )  # fmt: skip
+
     def rows(self, some: slice) -> "Noise":
         """Return the noise of some rows."""
         return replace(self, power=self.power[some], gains=self.gains[:, some], means=self.means[:, some])

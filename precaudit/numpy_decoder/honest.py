@@ -21,19 +21,24 @@ Dot = Callable[[Array, Array], Array]
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
 SPLITS = (2, 4, 8, 16)  # parts of the keys, each with a softmax of its own
 CHUNKS = (16, 8, 4, 32)  # terms a matrix unit adds before it truncates
+DOUBT = 0.25
 SUMS = ("q", "k", "v", "scores", "attn_out", "attn_proj", "router", "mlp_act", "mlp_out", "logits")
 single = rounder("float32")
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way: ``attend`` and ``softmax`` of one head, ``dot`` the sums (None: as the rounding has them)."""
+    """One way: ``attend`` and ``softmax`` of one head, ``dot`` the sums (None: as the rounding has them).
+
+    ``doubt``: the part of its error that is not known: units that truncate differ in what they align and keep.
+    """
 
     name: str
     says: str
     attend: Attend = attend
     softmax: Softmax = softmax
     dot: Dot | None = None
+    doubt: float = 0.0
 
 
 def honest_forms(point: str, dtype: str) -> Iterator[Form]:
@@ -74,7 +79,7 @@ def _orders() -> Iterator[Form]:
     yield Form("sums in float32, blocks of 128", says, dot=accumulating("float32/128"))
     for chunk in CHUNKS:
         says = f"sums are truncated to float32 every {chunk} terms, as a matrix unit does"
-        yield Form(f"sums in float32, truncated every {chunk}", says, dot=partial(truncated, chunk))
+        yield Form(f"sums in float32, truncated every {chunk}", says, dot=partial(truncated, chunk), doubt=DOUBT)
     yield Form("products in six bfloat16 passes", "float32 operands are three bfloat16 parts each", dot=six_passes)
 
 

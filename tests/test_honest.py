@@ -1,0 +1,377 @@
+"""Honest programs pass: other ways to write an operation, devices, traits of large models; and their faults do not."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from benchmarks.traits import TRAITS, models, prompts
+from precaudit import assert_close
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
+from precaudit.formats import FORMATS, as_format
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.parts import attend, masked_softmax
+from precaudit.judging.gate import gate
+from precaudit.limits import Limit, default_limits, quantile
+from precaudit.metrics.logits import expected_kl, kl, log_softmax
+from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.numpy_decoder.honest import truncated
+from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.numpy_decoder.rounding import PLACES, Rounding
+from precaudit.policies import KEYS, WORDS
+from precaudit.prompts import Prompt
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+
+TEXT = "def read(path):\n    with open(path) as f:\n        return [line for line in f]"
+f32 = jnp.float32
+
+
+def judged(folder, subject, given=None, points="all", phases="prefill,decode", steps=1):
+    given = given or [Prompt(id="c0", prompt=TEXT), Prompt(id="c1", prompt="import os")]
+    run = trace(
+        subject, folder / "run", given, Selection.parse(points=points, phases=phases), Options(steps, force=True)
+    )
+    return gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))
+
+
+def failures(judgement):
+    return [(v.status, v.kind, v.layer, v.point, v.metric, v.scope, v.value, v.limit) for v in judgement.verdicts]
+
+
+# Attention written otherwise
+
+
+def unnormalised(rounded):
+    """P cast to v's format before the division, which comes last; float32 scores (flash attention's epilogue)."""
+    totals = []
+
+    def softmax(s, mask, a):
+        x = jnp.where(mask, s.astype(f32), -jnp.inf)
+        e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+        p = lax.reduce_precision(e, 8, 7) if a.probs == FORMATS["bfloat16"].dtype else e
+        totals.append((p if rounded else e).sum(axis=-1))
+        return p.astype(a.probs)
+
+    def weighted(p, v, a):
+        out = attend(p, v, replace(a, attn_out=FORMATS["float32"].dtype))
+        return (out / jnp.moveaxis(totals.pop(), 1, 2)[..., None]).astype(a.attn_out)
+
+    return replace(Parts(), softmax=softmax, attend=weighted)
+
+
+def rounded_first(s, mask, a):
+    """P rounded before the division, and after."""
+    x = jnp.where(mask, s.astype(f32), -jnp.inf)
+    e = lax.reduce_precision(jnp.exp(x - x.max(axis=-1, keepdims=True)), 8, 7)
+    return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
+
+
+def running(block):
+    """Probabilities relative to a running maximum over blocks of keys, sums in float32, one division at the end."""
+    held = []
+
+    def softmax(s, mask, a):
+        held.append(jnp.where(mask, s.astype(f32), -jnp.inf))
+        return masked_softmax(s, mask, a)
+
+    def weighted(p, v, a):
+        s = held.pop()
+        b, h, t, n = s.shape
+        wide = jnp.repeat(v.astype(f32), h // v.shape[2], axis=2)
+        top, mass = jnp.full((b, h, t, 1), -jnp.inf), jnp.zeros((b, h, t, 1))
+        out = jnp.zeros((b, h, t, v.shape[3]))
+        for i in range(0, n, block):
+            part = s[..., i : i + block]
+            new = jnp.maximum(top, part.max(axis=-1, keepdims=True))
+            safe = jnp.where(jnp.isfinite(new), new, 0.0)
+            shrink, e = jnp.exp(top - safe), jnp.exp(part - safe)
+            mass = mass * shrink + e.sum(axis=-1, keepdims=True)
+            q = lax.reduce_precision(e, 8, 7) if a.probs != f32 else e
+            out = out * shrink + jnp.einsum("bhts,bshk->bhtk", q, wide[:, i : i + block], precision="highest")
+            top = new
+        return jnp.moveaxis(out / mass, 1, 2).astype(a.attn_out)
+
+    return replace(Parts(), softmax=softmax, attend=weighted)
+
+
+FORMS = {
+    "divided at the end": unnormalised(False), "rounded sums divided at the end": unnormalised(True),
+    "P rounded before the division": replace(Parts(), softmax=rounded_first),
+    "running maxima, blocks of 16": running(16), "running maxima, blocks of 32": running(32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores"])
+@pytest.mark.parametrize("name", FORMS)
+def test_attention_written_otherwise_passes(tmp_path, name, policy):
+    points = "all" if name == "P rounded before the division" else "q,k,v,attn_out"
+    found = judged(tmp_path, load("tiny", policy, None, "cpu", FORMS[name]), points=points)
+    assert found.exit_code == 0, failures(found)
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.02])
+def test_a_scaled_one_of_them_fails(tmp_path, factor):
+    form = unnormalised(False)
+    parts = replace(form, attend=lambda p, v, a: (form.attend(p, v, a).astype(f32) * factor).astype(a.attn_out))
+    found = judged(tmp_path, load("tiny", "bf16-fp32-scores", None, "cpu", parts), points="q,k,v,attn_out")
+    assert {v.point for v in found.verdicts if v.kind == "local" and v.status == "fail"} == {"attn_out"}
+
+
+# Devices
+
+
+def cut_sums(x, w, bias, a):
+    """A projection whose float32 sum is cut towards zero every 16 terms, as a tensor core does."""
+
+    def step(total, i):
+        part = jnp.einsum(
+            "...i,oi->...o", lax.dynamic_slice_in_dim(x, i, 16, x.ndim - 1), lax.dynamic_slice_in_dim(w, i, 16, 1),
+            precision="highest",
+        )  # fmt: skip
+        high, low = two_sum(total, part)
+        toward = jnp.where((low != 0) & (jnp.sign(low) != jnp.sign(high)), jnp.nextafter(high, 0.0), high)
+        return toward, None
+
+    first = jnp.zeros((*x.shape[:-1], w.shape[0]), f32)
+    return lax.scan(step, first, jnp.arange(0, x.shape[-1], 16))[0].astype(a.activations)
+
+
+def two_sum(a, b):
+    """The rounded sum and its error (Knuth 1998, §4.2.2)."""
+    s = a + b
+    z = s - a
+    return s, (a - (s - z)) + (b - z)
+
+
+def rough_exp(s, mask, a):
+    """Softmax whose exp is off by up to 4 units in the last place, and its reciprocal by 2⁻²²."""
+    x = jnp.where(mask, s.astype(f32), -jnp.inf)
+    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    off = jnp.round(4 * jnp.sin(1e4 * jnp.arange(e.size, dtype=f32).reshape(e.shape)))
+    e = e * (1 + off * 2.0**-23)
+    return (e * ((1 / e.sum(axis=-1, keepdims=True)) * (1 + 2.0**-22))).astype(a.probs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("traits")
+
+
+@pytest.fixture(scope="module")
+def wide(folder):
+    return next(t for t in TRAITS if t.name == "wide").make(folder / "wide")
+
+
+def test_sums_truncated_as_on_a_tensor_core_pass(tmp_path, wide):
+    subject = load(str(wide), "fp32-highest", None, "cpu", replace(Parts(), project=cut_sums))
+    given = [Prompt(id="c0", tokens=tuple(range(2, 22)))]
+    found = judged(tmp_path, subject, given, points="q,v,attn_proj,mlp_out", phases="prefill", steps=0)
+    assert found.exit_code == 0, failures(found)
+
+
+def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
+    found = judged(tmp_path, load("tiny", "fp32-highest", None, "cpu", replace(Parts(), softmax=rough_exp)))
+    assert found.exit_code == 0, failures(found)
+
+
+def test_truncation_is_toward_zero():
+    a = np.array([[1.0] * 16 + [2.0**-24] * 16])
+    b = np.ones((32, 1))
+    assert truncated(16, a, b)[0, 0] == 16.0
+    assert truncated(16, -a, b)[0, 0] == -16.0
+
+
+# Traits of large models
+
+
+@pytest.fixture(scope="module")
+def written(folder):
+    return models(folder / "models")
+
+
+QUICK = ("massive activations", "key biases", "scores beyond 1000", "vanishing gelu", "float32 weights")
+
+
+def pass_with(tmp_path, path, policy):
+    subject = load(str(path), policy, None, "cpu")
+    found = judged(tmp_path, subject, prompts(subject.config.vocab))
+    assert found.exit_code == 0, failures(found)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
+    pass_with(tmp_path, written[name], "bf16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores", "fp32-highest"])
+@pytest.mark.parametrize("name", [*(t.name for t in TRAITS), "tiny in float32", "tiny in float16"])
+def test_every_model_with_a_trait_passes(tmp_path, written, name, policy):
+    pass_with(tmp_path, written[name], policy)
+
+
+# Every policy key at every value
+
+
+def values():
+    for key in KEYS:
+        for value in WORDS.get(key, ("float32", "bfloat16", "float16")):
+            yield key, value
+
+
+def test_a_float8_cache_passes(tmp_path):
+    found = judged(tmp_path, load("tiny", "bf16", {"kv_cache": "float8_e4m3fn"}, "cpu"), steps=3)
+    assert found.exit_code == 0, failures(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), values())
+def test_every_value_of_every_key_passes_or_is_refused_or_unknown(tmp_path, key, value):
+    from precaudit.errors import UserError
+
+    try:
+        subject = load("tiny", "bf16", {key: value}, "cpu")
+    except UserError:
+        return
+    found = judged(tmp_path, subject)
+    assert found.exit_code == 0 or {v.status for v in found.verdicts} == {"unknown"}, failures(found)
+
+
+def test_every_place_is_read_by_an_operation(tmp_path):
+    """A place that is declared and read by nothing emulates nothing: in the forward pass, and in operations."""
+    from precaudit.configs import expected_tensors
+    from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
+    from precaudit.numpy_decoder.model import Model
+    from tests.conftest import FIXTURES
+
+    seen = set()
+
+    def noting(place):
+        def call(x):
+            seen.add(place)
+            return x + 0.0
+
+        return call
+
+    rounding = Rounding(**{place: noting(place) for place in PLACES})
+    for name in ("gemma2-caps", "llama-bias", "qwen3-moe-gqa", "granite-gqa"):
+        subject = load(str(FIXTURES / name), device="cpu")
+        assert expected_tensors(subject.config)
+        model = Model(subject.config, subject.checkpoint.tensors.read)
+        wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
+        forward(model, [np.arange(1, 8)], [rounding], wanted, lambda *a: None, decoding=Decoding([4], [rounding]))
+    assert seen == set(PLACES)
+
+
+# Numbers
+
+
+def test_a_narrow_accumulator_fails_assert_close():
+    draw = np.random.default_rng(4)
+    bf = FORMATS["bfloat16"].dtype
+    x, w = (as_format(draw.standard_normal(s), "bfloat16") for s in ((32, 1024), (1024, 64)))
+
+    def product(x, w):
+        return x @ w
+
+    honest = (x.astype(np.float32) @ w.astype(np.float32)).astype(bf)
+    assert_close(honest, product, inputs=[x, w])
+    for block in (128, 32):
+        total = np.zeros((32, 64), bf)
+        for i in range(0, 1024, block):
+            part = x[:, i : i + block].astype(np.float32) @ w[i : i + block].astype(np.float32)
+            total = (total.astype(np.float32) + part).astype(bf)
+        with pytest.raises(AssertionError, match="fail"):
+            assert_close(total, product, inputs=[x, w])
+    # inputs that were rounded just before: only on request
+    off = (x * (1 + draw.uniform(-1, 1, x.shape) * 2.0**-8)).astype(bf)
+    moved = (off.astype(np.float32) @ w.astype(np.float32)).astype(bf)
+    with pytest.raises(AssertionError):
+        assert_close(moved, product, inputs=[x, w])
+    assert_close(moved, product, inputs=[x, w], perturbed=True)
+
+
+def test_float16_is_floored_below_its_smallest_normal_only():
+    y = np.array([0.01, 6.2e-5, 6.0e-5, 1e-7, 0.0])
+    ulps = np.abs(np.spacing(y.astype(np.float16))).astype(np.float64) / 2
+    smallest = 2.0**-14
+    assert np.array_equal(half_ulp(y, "float16"), np.where(y < smallest, smallest, ulps))
+
+
+def test_kl_is_never_negative_and_is_exact_near_zero():
+    import mpmath
+
+    draw = np.random.default_rng(0)
+    for size in (1e-15, 1e-9, 1e-4, 0.3, 30.0):
+        for _ in range(20):
+            p = 8 * draw.standard_normal(50)
+            q = p + size * draw.standard_normal(50)
+            found = kl(p, q)
+            assert found >= 0
+            with mpmath.workdps(60):
+                a, b = ([mpmath.mpf(float(v)) for v in x] for x in (p, q))
+                za, zb = (mpmath.log(sum(map(mpmath.exp, x))) for x in (a, b))
+                exact = sum(mpmath.exp(u - za) * ((u - za) - (v - zb)) for u, v in zip(a, b, strict=True))
+            if size >= 1e-9:
+                assert abs(found - float(exact)) <= 1e-5 * float(exact)
+
+
+def test_expected_kl_is_kl_to_second_order():
+    draw = np.random.default_rng(1)
+    x, e = 4 * draw.standard_normal((3, 60)), 1e-4 * draw.standard_normal((5, 60))
+    made = expected_kl(x, e)
+    for r in range(3):
+        for s in range(5):
+            assert made[r, s] == pytest.approx(kl(x[r], x[r] + e[s]), rel=1e-3)
+    assert np.allclose(np.exp(log_softmax(x)).sum(axis=1), 1.0)
+
+
+def test_negative_noise_passes_nothing():
+    from precaudit.limits.checks import over, units
+    from precaudit.records import Signed
+
+    assert not over(1.0, -1.0) <= 1e9
+    assert not units(Signed(value=1.0, noise=-1.0)) <= 1e9
+
+
+def test_limits_grow_with_the_number_of_slices():
+    limit = Limit(2.5, 512)
+    assert limit.at(1) == limit.at(512) == 2.5
+    assert 2.5 < limit.at(10**4) < limit.at(10**7) < 2 * 2.5
+    assert Limit(2.5).at(10**7) == 2.5
+    assert Limit(30.0, 1, 2).at(1000) == pytest.approx(30 * (quantile(1000) / quantile(1)) ** 2)
+
+
+@pytest.mark.parametrize("n", [10**2, 10**4, 10**6, 10**7])
+def test_honest_noise_of_any_number_of_elements_stays_within(n):
+    """Rounding errors of another draw: no false alarm in the worst of n elements, tokens and channels."""
+    draw = np.random.default_rng(n)
+    limits = default_limits().narrow
+    k = min(n, 64)
+    shape = (n // k, 1, k)
+    r = draw.standard_normal(shape)
+    u = 2.0**-9 / 3**0.5
+    left, *others = (u * r * draw.uniform(-1.0, 1.0, shape) * 3**0.5 for _ in range(4))
+    noise = Noise.pooled(others, r, 2.0**-9)
+    whole, worst, slices = excesses(left, noise, r, np.arange(shape[0]), "TD")
+    assert whole <= limits.tensor.at(1)
+    for scope, (found, _) in worst.items():
+        assert found <= getattr(limits, scope).at(slices[scope]), scope
+    tensor, _ = signed(left, noise, r, False)
+    for name in ("gain", "mean"):
+        assert abs(tensor[name].value) <= getattr(limits, name).at(1) * tensor[name].noise * 3
+
+
+def test_equal_tokens_round_alike_and_their_noise_adds_up():
+    draw = np.random.default_rng(3)
+    one = draw.standard_normal((1, 1, 64))
+    r = np.repeat(one, 400, axis=0)
+    errors = [np.repeat(1e-3 * draw.standard_normal((1, 1, 64)), 400, axis=0) for _ in range(4)]
+    noise = Noise.pooled(errors[1:], r, 2.0**-9)
+    tensor, _ = signed(errors[0], noise, r, False)
+    assert abs(tensor["gain"].value) < 4 * tensor["gain"].noise
