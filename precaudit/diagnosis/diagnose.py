@@ -307,7 +307,10 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[Finding]:
-    """Tell findings of a formula from those of a format by the shadow; a formula no finding shows is one of its own."""
+    """Call what nothing reproduces semantics where the shadow leaves the reference; that alone is a finding of its own.
+
+    A shadow that is the reference names no format: only an emulation that reproduces the error does.
+    """
     if formula.unknown is not None:
         return list(findings)
     found = []
@@ -317,8 +320,8 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
             kind = "semantics" if f.kind == "unknown" else f.kind
             f = msgspec.structs.replace(f, kind=kind, shadow=here.distance)
         elif not formula.differs and f.kind == "unknown" and f.cause == "none reproduces it":
-            says = f"rounding beyond the policy: the formula is the reference's; {f.says}"
-            f = msgspec.structs.replace(f, kind="format", shadow=0.0, says=says)
+            says = f"the program's FP64 shadow is the reference, which names no format; {f.says}"
+            f = msgspec.structs.replace(f, shadow=0.0, says=says)
         found.append(f)
     if not found:
         for d in formula.differs[:1]:
