@@ -116,12 +116,17 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
 
 
 class Neutrality(Record, frozen=True, omit_defaults=False):
-    """Whether capturing left a phase's logits bit for bit as the bare program's, on one batch."""
+    """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
+
+    ``shape``: of its tokens [B, T]; in decode of its cache, [B, S].
+    """
 
     phase: str
     prompts: tuple[str, ...]
     bitwise: bool
     max_diff: Number
+    step: int = 0
+    shape: tuple[int, ...] = ()
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):

@@ -10,7 +10,7 @@ from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
-from precaudit.records import PointRecord, PrefillDecodeRecord
+from precaudit.records import PointRecord, PrefillDecodeRecord, value
 from precaudit.store import Run, unpack_positions
 
 
@@ -60,6 +60,30 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Place]) -> Iterator[Verdi
             yield Verdict(
                 status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
                 text="no such record in errors.jsonl; compare again without filters",
+            )  # fmt: skip
+
+
+def disturbed(run: Run) -> Iterator[Verdict]:
+    """Yield ``unknown`` for every program whose logits capturing changed, ``missing`` for a phase never checked.
+
+    What was recorded is then of another program than the one that runs without the audit.
+    """
+    asked = run.record.requested
+    for n in run.record.neutrality:
+        if not n.bitwise:
+            size = f"step {n.step}, {' × '.join(map(str, n.shape))}" if n.shape else f"step {n.step}"
+            yield Verdict(
+                status="unknown", kind="neutrality", prompt=", ".join(n.prompts), phase=n.phase, step=n.step,
+                text=f"capturing changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}: the audit "
+                "disturbs the program; record fewer points, or set excess_precision=off, and look again",
+            )  # fmt: skip
+    checked = {n.phase for n in run.record.neutrality}
+    captured = {p.phase for p in run.points if p.point != "logits"}
+    for phase in asked.phases:
+        if phase in captured and phase not in checked:
+            yield Verdict(
+                status="missing", kind="neutrality", phase=phase,
+                text=f"whether capturing changed the {phase} logits was not checked; trace again",
             )  # fmt: skip
 
 
