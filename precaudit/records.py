@@ -91,7 +91,7 @@ class PointRecord(Record, frozen=True, omit_defaults=False):
 
 
 class Requested(Record, frozen=True, omit_defaults=False):
-    """What a run was asked to record."""
+    """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last."""
 
     prompts: tuple[str, ...]
     layers: tuple[int, ...]
@@ -104,6 +104,7 @@ class Requested(Record, frozen=True, omit_defaults=False):
     batch: int
     pad: str
     tokens_from: str | None
+    cache_hashes: bool = False
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=False):
@@ -210,6 +211,8 @@ class ErrorRecord(Record, frozen=True):
     Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
     number. ``missing``: requested and not in the run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    ``mismatched``: elements of a cache whose bits differ from the rows written; at steps where caches are hashed
+    (``dtype`` uint32, ``n`` rows) the rows that differ. ``rows``: which rows, as [first, end).
     """
 
     prompt: str
@@ -240,6 +243,7 @@ class ErrorRecord(Record, frozen=True):
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None
     mismatched: int | None = None
+    rows: tuple[tuple[int, int], ...] | None = None
     distribution: Distribution | None = None
     noise: Number | None = None
     missing: str | None = None

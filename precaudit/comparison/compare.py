@@ -194,7 +194,7 @@ def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
     for prompt in look.prompts:
         for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
             wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
-            if wanted and (prompt, *e.key) not in recorded.index:
+            if wanted and (prompt, *e.key) not in (recorded.hashed if e.hashed else recorded.index):
                 place = Place(prompt, e.phase, e.step, e.layer, e.point)
                 why = recorded.misfits.get((prompt, *e.key), "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)

@@ -16,7 +16,7 @@ from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
-from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.caches import cache_state, spans
 from precaudit.diagnosis.closure import Closure, closure
 from precaudit.diagnosis.flips import flips, sentence
 from precaudit.diagnosis.formula import establish, program_of
@@ -188,7 +188,7 @@ def _finding(
         "rel_l2": e.rel_l2, "worst": e.worst,
     }  # fmt: skip
     if worst.kind == "state":
-        return _state(recorded, worst, shared)
+        return _state(recorded, worst, group, shared)
     replayed = _replay(recorded, model, worst)
     if replayed is None:
         return Finding(
@@ -273,16 +273,14 @@ def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, 
     return None
 
 
-def _state(recorded: Recorded, v: Verdict, shared: dict[str, Any]) -> Finding:
-    assert v.layer is not None
-    found = recorded.tensor(v.prompt, v.phase, v.step, v.layer, v.point)
-    expected = recorded.expected_cache(v.prompt, v.layer, v.point, v.step)
-    assert found is not None
-    assert expected is not None
-    state = explain(found, expected)
+def _state(recorded: Recorded, v: Verdict, group: Sequence[Verdict], shared: dict[str, Any]) -> Finding:
+    """Say what a cache holds instead of the rows written, and at which steps."""
+    state = cache_state(recorded, Place(v.prompt, v.phase, v.step, v.layer, v.point))
+    steps = tuple(sorted({g.step for g in group if g.prompt == v.prompt}))
+    when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {spans(steps)}"
     return Finding(
-        kind=state.kind, cause=state.cause, says=state.says, explained=number(state.explained), equal=None, second=None,
-        **shared,
+        kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=number(state.explained),
+        equal=None, second=None, **shared,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator
 import msgspec
 
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import Entry, entries, misfit, point_format
+from precaudit.coverage import Entry, entries, entry_format, misfit
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
@@ -48,7 +48,7 @@ def _problem(
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
     cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")
-    wanted = "float32" if cast_up else point_format(policy, e.point)
+    wanted = "float32" if cast_up else entry_format(policy, e)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 

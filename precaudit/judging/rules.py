@@ -43,7 +43,7 @@ def _state(e: ErrorRecord) -> Verdict:
         return Verdict.of(e, "unknown", text="the caches were not compared")
     if not e.mismatched:
         return Verdict.of(e, "pass")
-    index = (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
+    index = e.rows[0][0] if e.rows else (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
     return Verdict.of(
         e, "fail", metric="mismatched", scope="token", value=float(e.mismatched), limit=0.0, index=index
     )  # fmt: skip

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from precaudit.diagnosis.caches import spans
 from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
@@ -164,17 +165,6 @@ def details(f: Finding) -> list[str]:
 def share(x: Any) -> str:
     """Return a share of an error as a percentage; none of it where it is negative."""
     return "none of it" if value(x) <= 0 else f"{100 * value(x):.2f} %"
-
-
-def spans(layers: tuple[int, ...]) -> str:
-    """Return layer numbers, runs of them as ``a to b``."""
-    runs: list[list[int]] = []
-    for i in layers:
-        if runs and i == runs[-1][-1] + 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def invariances(ways: Any) -> list[str]:

@@ -82,7 +82,8 @@ class Session:
         here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
         partial_rows = {e.point for e in here if phase != "decode" and len(e.positions) < e.keys}
         points = frozenset(e.point for e in here)
-        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}))
+        hashed = frozenset(e.point for e in here if e.hashed)
+        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}), hashed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
         """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
