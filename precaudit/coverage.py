@@ -1,6 +1,6 @@
 """Which tensors a run holds when it holds all that was requested: the plan of trace, the yardstick of compare."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -51,6 +51,20 @@ class Entry:
             "K": config.head_dim, "F": config.mlp_width, "V": config.vocab, "E": config.experts, "W": LANES,
         }  # fmt: skip
         return tuple(sizes[a] for a in self.axes)
+
+
+def formula_keys(requested: Requested, config: DecoderConfig, phases: Collection[str]) -> Iterator[Key]:
+    """Yield every place the program's FP64 shadow is compared with the reference, of any one prompt.
+
+    All layers, of the points recorded, attn_out, resid_out and logits: what comes before shows in them. Scores and
+    probs show in attn_out, and grow with the square of the length.
+    """
+    wanted = {*requested.points, *requested.support, "attn_out", "resid_out", "logits"} - {"scores", "probs"}
+    for phase in phases:
+        for step in steps_of(requested) if phase == "decode" else range(1):
+            for point in (p for p in POINTS if p in wanted and (phase == "decode" or not POINTS[p].state)):
+                for layer in range(config.layers) if POINTS[point].per_layer else (None,):
+                    yield (phase, step, layer, point)
 
 
 def steps_of(requested: Requested) -> range:

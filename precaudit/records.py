@@ -220,7 +220,7 @@ class ErrorRecord(Record, frozen=True):
     step: int
     layer: int | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula"]
     candidate: str
     reference: str
     dtype: str | None = None
@@ -278,7 +278,7 @@ class PrefillDecodeRecord(Record, frozen=True):
 
 
 class Look(Record, frozen=True, omit_defaults=False):
-    """A selection that was computed, resolved."""
+    """A selection that was computed, resolved; ``formula``: with the program's FP64 shadow, at all its places."""
 
     prompts: tuple[str, ...]
     phases: tuple[str, ...]
@@ -286,6 +286,7 @@ class Look(Record, frozen=True, omit_defaults=False):
     layers: tuple[int, ...]
     accum: tuple[str, ...]
     weights: bool
+    formula: bool = False
 
 
 class CompareRecord(Record, frozen=True, omit_defaults=False):

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator
 import msgspec
 
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import Entry, entries, entry_format, misfit
+from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
@@ -61,6 +61,18 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Place]) -> Iterator[Verdi
                 status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
                 text="no such record in errors.jsonl; compare again without filters",
             )  # fmt: skip
+
+
+def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Place]) -> Iterator[Verdict]:
+    """Yield ``missing`` for every place whose formula was asked for (of ``prompts``) and has no record."""
+    config = msgspec.convert(run.record.model.config, DecoderConfig)
+    for prompt in prompts:
+        for phase, step, layer, point in formula_keys(run.record.requested, config, run.record.requested.phases):
+            if ("formula", prompt, phase, step, layer, point) not in seen:
+                yield Verdict(
+                    status="missing", kind="formula", prompt=prompt, phase=phase, step=step, layer=layer, point=point,
+                    text="no such record in errors.jsonl; compare again with --formula and without filters",
+                )  # fmt: skip
 
 
 def disturbed(run: Run) -> Iterator[Verdict]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from precaudit.comparison.formula import SAME
 from precaudit.judging.limits import Limits, Local
 from precaudit.judging.verdicts import PASS, Verdict
 from precaudit.points import POINTS
@@ -14,7 +15,7 @@ Check = tuple[str, str, float, float, Any]
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
     """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair)."""
-    if e.kind not in ("local", "forward", "state"):
+    if e.kind not in ("local", "forward", "state", "formula"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -26,6 +27,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
     if e.kind == "state":
         return _state(e)
+    if e.kind == "formula":
+        return _formula(e)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
     checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
@@ -47,6 +50,17 @@ def _state(e: ErrorRecord) -> Verdict:
     return Verdict.of(
         e, "fail", metric="mismatched", scope="token", value=float(e.mismatched), limit=0.0, index=index
     )  # fmt: skip
+
+
+def _formula(e: ErrorRecord) -> Verdict:
+    """Judge the distance of the program's FP64 shadow from the reference: no rounding is in it."""
+    if e.rel_l2 is None:
+        return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
+    if value(e.rel_l2) <= SAME:
+        return PASS
+    token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
+    text = f"the program's FP64 shadow is not the reference, most at position {token}"
+    return Verdict.of(e, "fail", metric="rel_l2", scope="tensor", value=value(e.rel_l2), limit=SAME, text=text)
 
 
 def _lacking(e: ErrorRecord) -> str | None:

@@ -97,7 +97,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
 
     A local record's inputs are the points its operation read, for NaN and infinities, as for a forward record,
     everything before it in the program.
-    State is judged bit for bit and has no inputs.
+    State is judged bit for bit and has no inputs. A formula holds or not whatever was recorded: after the first point
+    where one does not, what follows in the program inherits, there and in what decode and rescore read of prefill.
     """
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     sources = {(v.kind, *v.place): v for v in bad if v.kind in ("local", "state")}
@@ -113,7 +114,14 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
             if v.status == "nonfinite":
                 poisoned[key] = min(poisoned.get(key, v.depth), v.depth)
 
+    parted: dict[tuple[str, str], tuple[int, int]] = {}
+    for v in bad:
+        if v.kind == "formula":
+            parted[v.prompt, v.phase] = min(parted.get((v.prompt, v.phase), v.depth), v.depth)
+
     def inherits(v: Verdict) -> bool:
+        if v.kind == "formula":
+            return any(parted.get((v.prompt, phase), v.depth) < v.depth for phase in (v.phase, "prefill"))
         if v.kind == "local" and v.status == "fail":
             return any(i in flagged for i in inputs(v, layers))
         if v.kind == "local":
