@@ -371,6 +371,12 @@ MISTAKES = (
         "prompts' caches exchanged", "cache_read", exchanged(cache_read), "k_cache", "state", "row of prompt b",
         phases=D, prompts=(TEXT, OTHER), **FIRST,
     ),
+    M(
+        "prompts' rows exchanged", "attend", exchanged(attend), "attn_out", "state", "row of prompt b",
+        prompts=(TEXT, OTHER),
+    ),
+    M("values × 1.02 in batches", "attend", in_batches(1.02, attend), "attn_out", "semantics", None,
+      prompts=(TEXT, OTHER)),
     M("KV cache in fp8", "cache_read", cache_in_fp8, "k_cache", "format", "cache in float8_e4m3fn", phases=D),
     M("cache reads zeros", "cache_read", zeros_read, "k_cache", "state", "rows not written", phases=D),
     M(

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchmarks.exam_diagnose import MIDDLE
-from benchmarks.mistakes import MISTAKES, placed
+from benchmarks.mistakes import MISTAKES, Mistake, placed
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
 from precaudit.configs import DecoderConfig
@@ -20,10 +20,11 @@ from precaudit.coverage import predicted_bytes
 from precaudit.diagnosis.caches import explain, explain_hashes
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.formats import FORMATS
+from precaudit.jax_decoder.parts import attend
 from precaudit.judging.gate import gate
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
-from precaudit.records import Neutrality
+from precaudit.records import Neutrality, value
 from precaudit.row_hashes import row_hashes
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
@@ -184,6 +185,42 @@ def test_a_cache_of_another_prompt_is_named(tmp_path):
     first = asked(tmp_path, mistake).findings[0]
     assert (first.kind, first.cause, first.layer, first.point) == ("state", "row of prompt b", MIDDLE, "k_cache")
     assert "of prompt b, which ran in the same batch" in first.says
+
+
+def test_rows_of_another_prompt_are_named(tmp_path):
+    """The shadow of the batch leaves the reference there too; that a batch exchanges rows is state, and says whose."""
+    mistake = next(m for m in MISTAKES if m.name == "prompts' rows exchanged")
+    first = asked(tmp_path, mistake).findings[0]
+    mate = {"a": "b", "b": "a"}[first.prompts[0]] if len(first.prompts) == 1 else None
+    assert (first.kind, first.layer, first.point) == ("state", MIDDLE, "attn_out")
+    assert first.cause in ({f"row of prompt {mate}"} if mate else {"row of prompt a", "row of prompt b"})
+    assert value(first.explained) > 0.99
+    assert value(first.shadow) > 0.1
+
+
+def moved(change):
+    """Return attention's output with rows [B, T, H, K] moved about in prefill."""
+
+    def part(p, v, a):
+        y = attend(p, v, a)
+        return change(y) if y.shape[1] > 1 else y
+
+    return Mistake("moved", "attend", part, "attn_out", "state", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause", "says"),
+    [
+        (lambda y: y.at[:, 9].set(y[:, 7]), "row of position 7", "row 9 is that of 7"),
+        (lambda y: y.at[:, :, 1].set(y[:, :, 3]), "row of head 3", "head 1 holds head 3, at "),
+        (lambda y: y.at[:, 9].multiply(1.5), "none reproduces it", "none of the variants"),
+    ],
+)
+def test_rows_of_other_positions_and_heads_are_named(tmp_path, change, cause, says):
+    first = asked(tmp_path, moved(change)).findings[0]
+    assert (first.cause, first.layer, first.point) == (cause, MIDDLE, "attn_out")
+    assert says in first.says
+    assert first.kind == ("semantics" if cause == "none reproduces it" else "state")
 
 
 def test_rows_of_another_prompt_are_told_from_stale_ones():

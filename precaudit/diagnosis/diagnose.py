@@ -12,12 +12,13 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.looks import written
-from precaudit.comparison.operations import parts, prepare
+from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.caches import cache_state, spans
 from precaudit.diagnosis.closure import Closure, closure
+from precaudit.diagnosis.exchanged import whose
 from precaudit.diagnosis.flips import flips, sentence
 from precaudit.diagnosis.formula import establish, program_of
 from precaudit.diagnosis.positions import by_position
@@ -195,7 +196,7 @@ def _finding(
             kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
             equal=None, second=None, **shared,
         )  # fmt: skip
-    found, shared["positions"], finite = replayed
+    found, shared["positions"], finite, operation = replayed
     broken = [w for w in recorded.run.record.warnings if w.startswith("weights:") and _of_layer(w, worst.layer)]
     if worst.status == "nonfinite" and broken:
         return Finding(
@@ -210,6 +211,9 @@ def _finding(
         "second": None if second is None else (second.variant.name, number(second.explained)), **shared,
     }  # fmt: skip
     if found.named is None or found.named is found.announced:
+        if finite and worst.status == "fail" and (other := whose(recorded, model, operation)) is not None:
+            rest["explained"] = number(other.explained)
+            return Finding(kind="state", cause=other.cause, says=other.says, **rest | {"equal": None})
         says = f"none of the variants tried reproduces it; the nearest: {found.best.variant.says}"
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     named = found.named.variant
@@ -258,8 +262,8 @@ def _badness(v: Verdict) -> float:
     return size if size == size else float("inf")
 
 
-def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool] | None:
-    """Replay the operation behind a verdict; also how its error depends on position, and if its inputs are finite."""
+def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool, Operation] | None:
+    """Replay the operation behind a verdict; also how its error depends on position, if inputs are finite, and it."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
     policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
     for part in parts(recorded, place):
@@ -269,7 +273,7 @@ def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, 
                 return None
             announced = of_policy(policy, v.phase == "decode")
             finite = all(bool(np.isfinite(x).all()) for x in operation.inputs)
-            return replay(operation, model, policy), by_position(operation, announced), finite
+            return replay(operation, model, policy), by_position(operation, announced), finite, operation
     return None
 
 
