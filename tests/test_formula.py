@@ -79,9 +79,9 @@ def test_a_formula_that_rounding_hides_fails(tmp_path, name):
     assert any(v.status == "input suspect" for v in found.verdicts if v.kind == "formula")
 
 
-def test_bfloat16_hides_a_smaller_epsilon_from_everything_else(tmp_path):
-    parts, _ = FAULTS["epsilon 1e-6"]
-    run = traced(tmp_path, parts)
+@pytest.mark.parametrize("name", FAULTS)
+def test_rounding_hides_it_from_everything_else(tmp_path, name):
+    run = traced(tmp_path, FAULTS[name][0], points="attn_out,logits")
     assert gate(compare(run, options=options(tmp_path, False))).exit_code == 0
 
 

@@ -129,18 +129,19 @@ def _of_head(own: Rows, wrong: Array, limit: float) -> Whose | None:
     if own.stored.shape[1] < 2:
         return None
     far = _distance(own.stored[:, :, None], own.expected[:, :, None])
-    pairs: Counter[tuple[int, int]] = Counter()
-    made, total = {int(t): own.expected[t].copy() for t in wrong}, 0
-    for t in made:
-        for h in np.flatnonzero(far[t] > limit):
-            total += 1
-            pool = own.expected[t][:, None]
-            if (g := _nearest(own.stored[t, h][None], pool, limit, far[t, h], None)) is not None:
-                pairs[int(h), g] += 1
-                made[t][h] = own.expected[t, g]
-    if not pairs or sum(pairs.values()) < ENOUGH * total:
+    holds: dict[int, Counter[int]] = {}
+    places = [(int(t), int(h)) for t in wrong for h in np.flatnonzero(far[t] > limit)]
+    for t, h in places:  # the first rows of heads that share their keys are equal: what most rows say decides
+        d = _distance(own.stored[t, h][None, None], own.expected[t][:, None])
+        near = np.flatnonzero(d <= min(limit, far[t, h] / NEARER))
+        holds.setdefault(h, Counter()).update(int(g) for g in near)
+    named = {h: found.most_common(1)[0] for h, found in holds.items() if found}
+    if not places or sum(n for _, n in named.values()) < ENOUGH * len(places):
         return None
-    sources = {g for _, g in pairs}
+    made = {int(t): own.expected[t].copy() for t in wrong}
+    for t, h in places:
+        made[t][h] = own.expected[t, named[h][0]] if h in named else own.expected[t, h]
+    sources = {g for g, _ in named.values()}
     cause = f"row of head {next(iter(sources))}" if len(sources) == 1 else "rows of other heads"
-    told = ", ".join(f"head {h} holds head {g}" for h, g in sorted(pairs))
+    told = ", ".join(f"head {h} holds head {g}" for h, (g, _) in sorted(named.items()))
     return Whose(cause, f"{told}, at {len(made)} positions", _explained(own, made))
