@@ -63,7 +63,7 @@ def tensor(point: str, phase: str, change: Callable[[Any], Any]) -> Callable[[Pa
         rows = [json.loads(x) for x in (folder / "points.jsonl").read_text().splitlines()]
         row = next(r for r in rows if (r["point"], r["phase"], r["layer"]) == (point, phase, 1))
         path = folder / row["file"]
-        files = SafetensorsFiles.open([path])
+        files = SafetensorsFiles.open([path], words=True)
         held = {k: np.array(files.read(k)) for k in files.entries}
         new = held[row["key"]] = np.ascontiguousarray(change(held[row["key"]]))
         save_file(held, path)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.mistakes import MISTAKES, Mistake, placed
+from benchmarks.mistakes import MISTAKES, TEXT, Mistake, placed
 from benchmarks.rewrites import REWRITES, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
@@ -24,7 +24,6 @@ from precaudit.selection import Selection
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.trace import Options, trace
 
-TEXT = "def read(path):\n    with open(path) as f:\n        return [line"
 MIDDLE = 2
 
 
@@ -49,18 +48,20 @@ class Cell:
         return self.found == self.wanted and self.layer in first
 
 
-def traced(folder: Path, subject: Subject) -> Diagnosis:
-    """Trace a subject and diagnose it."""
+def traced(folder: Path, subject: Subject, texts: tuple[str, ...] = (TEXT,), steps: int = 2) -> Diagnosis:
+    """Trace a subject over texts in one batch and diagnose it."""
     select = Selection.parse(points="all", phases="prefill,decode")
-    prompts = [Prompt(id="a", prompt=TEXT)]
+    prompts = [Prompt(id=name, prompt=text) for name, text in zip("abcd", texts, strict=False)]
     with placed():
-        run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=2))
+        run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=steps, batch=len(texts)))
         return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
 def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
     """Make a mistake in the middle layer or in all, and ask."""
-    found = traced(folder, mistake.subject(MIDDLE if layers == "middle" else None)).findings
+    found = traced(
+        folder, mistake.subject(MIDDLE if layers == "middle" else None), mistake.prompts, mistake.steps
+    ).findings
     wanted = (mistake.point, mistake.kind, mistake.cause or "none reproduces it")
     if not found:
         return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0, mistake.at)

@@ -103,7 +103,7 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
     text, tokens = encode_prompt(Prompt(id="p", tokens=token_ids(subject.config.vocab)), None)
     batch = Batch.of([PromptRecord(id="p", text=text, tokens=tokens)], requested)
     manifest, rows = begin(subject, requested, "run", "benchmark"), np.arange(0 if every else LENGTH - 1, LENGTH)
-    neutrality: list[Any] = []  # checked once a run however many prompts it has: here in the unmeasured call
+    checked: set[Any] = set()  # once a compiled program however many prompts it runs: here in the unmeasured call
 
     def run(capture: Capture | None) -> object:
         program, tables = prefill_program(subject, capture), subject.tables(LENGTH)
@@ -114,7 +114,7 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
         place = tempfile.TemporaryDirectory(dir=folder)
         writer = RunWriter(Path(place.name), manifest, batch.prompts)
         with Background() as background:
-            Session(subject, requested, writer, background, neutrality=neutrality).run(batch, lambda what: None)
+            Session(subject, requested, writer, background, checked=checked).run(batch, lambda what: None)
         writer.finish(manifest)
         return place  # freed, and so deleted, after the time was taken: every round finds the disk as the first did
 

@@ -31,11 +31,14 @@ from precaudit.jax_decoder.parts import (
     rope,
     swiglu,
 )
+from precaudit.prompts import Prompt, encode_prompt
 from precaudit.tracing.subject import Subject, load
 
 f32 = jnp.float32
 WINDOW = 8
-_WHERE: list[tuple[Any, bool]] = []  # (layer, whether decoding) while a layer is traced
+TEXT = "def read(path):\n    with open(path) as f:\n        return [line"
+OTHER = "class Reader:\n    def close(self):\n        self.open = False\n"
+_WHERE: list[tuple[Any, Any]] = []  # (layer, cache slots of the new rows, None in prefill) while a layer is traced
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Mistake:
 
     ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
     is announced. ``phases``: where it is made. ``model``: what is loaded for a faulty layer.
-    ``at``: the first faulty layer of a ``whole`` one.
+    ``at``: the first faulty layer of a ``whole`` one. ``prompts`` run in one batch, ``steps`` after decode0.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Mistake:
     whole: bool = False
     model: Callable[[int | None], str] = lambda layer: "tiny"
     at: int | None = None
+    prompts: tuple[str, ...] = (TEXT,)
+    steps: int = 2
 
     def subject(self, layer: int | None) -> Subject:
         """Return tiny with the mistake in one layer or in all (None); ``whole`` ones change the subject itself."""
@@ -76,8 +81,8 @@ class Mistake:
             here, count = count % self.calls, count + 1
             if not _WHERE or (self.call is not None and here != self.call):
                 return honest(*args)
-            at, decoding = _WHERE[-1]
-            if ("decode" if decoding else "prefill") not in self.phases:
+            at, slots = _WHERE[-1]
+            if ("prefill" if slots is None else "decode") not in self.phases:
                 return honest(*args)
             if layer is None:
                 return self.wrong(*args)
@@ -92,7 +97,7 @@ def placed() -> Iterator[None]:
     original, output = Decoder._layer, Decoder._logits
 
     def layer(self: Any, x: Any, cache: Any, w: Any, index: Any, step: Any) -> Any:
-        _WHERE.append((index, step.slots is not None))
+        _WHERE.append((index, step.slots))
         try:
             if not isinstance(self, TwiceRounded):
                 return original(self, x, cache, w, index, step)
@@ -239,6 +244,33 @@ def stale_entry(cache: Any, layer: Any) -> Any:
     return cache_read(cache, layer).at[:, 2].set(cache_read(cache, layer)[:, 1])
 
 
+def stale_between(cache: Any, layer: Any) -> Any:
+    """Read row 3 in place of row 5 at decode steps 1 to 4, and never at those whose cache is recorded whole."""
+    x, step = cache_read(cache, layer), _WHERE[-1][1] - (length(TEXT) - 1)
+    stale = x.at[:, 5].set(x[:, 3])
+    return jnp.where(((step >= 1) & (step <= 4))[:, None, None, None], stale, x)
+
+
+@cache
+def length(text: str) -> int:
+    return len(encode_prompt(Prompt(id="a", prompt=text), load("tiny", device="cpu").tokenizer)[1])
+
+
+def exchanged(honest: Callable[..., Any]) -> Callable[..., Any]:
+    """Give every prompt of a batch what belongs to its neighbour."""
+    return lambda *args: jnp.flip(honest(*args), axis=0)
+
+
+def in_batches(factor: float, honest: Callable[..., Any]) -> Callable[..., Any]:
+    """Scale what more than one prompt makes together."""
+
+    def scaled_together(*args: Any) -> Any:
+        y = honest(*args)
+        return y if y.shape[0] == 1 else (y.astype(f32) * factor).astype(y.dtype)
+
+    return scaled_together
+
+
 def zeros_read(cache: Any, layer: Any) -> Any:
     return jnp.zeros_like(cache_read(cache, layer))
 
@@ -331,6 +363,20 @@ MISTAKES = (
     M("mask one ahead", "softmax", mask_ahead, "probs", "semantics", "mask one ahead", phases=("prefill",)),
     M("heads interleaved", "scores", heads_interleaved, "scores", "semantics", "heads interleaved"),
     M("stale KV entry", "cache_read", stale_entry, "k_cache", "state", "stale row", phases=D, **FIRST),
+    M(
+        "stale KV entry in steps 1 to 4", "cache_read", stale_between, "k_cache", "state", "stale row", phases=D,
+        steps=6, **FIRST,
+    ),
+    M(
+        "prompts' caches exchanged", "cache_read", exchanged(cache_read), "k_cache", "state", "row of prompt b",
+        phases=D, prompts=(TEXT, OTHER), **FIRST,
+    ),
+    M(
+        "prompts' rows exchanged", "attend", exchanged(attend), "attn_out", "state", "row of prompt b",
+        prompts=(TEXT, OTHER),
+    ),
+    M("values × 1.02 in batches", "attend", in_batches(1.02, attend), "attn_out", "semantics", None,
+      prompts=(TEXT, OTHER)),
     M("KV cache in fp8", "cache_read", cache_in_fp8, "k_cache", "format", "cache in float8_e4m3fn", phases=D),
     M("cache reads zeros", "cache_read", zeros_read, "k_cache", "state", "rows not written", phases=D),
     M(

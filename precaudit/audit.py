@@ -39,6 +39,7 @@ class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pad: str = "right"
     device: str = "auto"
     accum: list[str] = []
+    formula: bool = True
     budgets: str | None = None
     baseline: str | None = None
     across_devices: bool = False
@@ -89,7 +90,7 @@ def audit(
     options = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
     prompts = root / c.prompts if c.prompts is not None else None
     run = trace(subject, root / c.output, prompts, select, options, Progress(advance=tell))
-    found = compare(run, options=CompareOptions(accum=tuple(c.accum)), tell=tell)
+    found = compare(run, options=CompareOptions(accum=tuple(c.accum), formula=c.formula), tell=tell)
     budgets = root / c.budgets if c.budgets is not None else None
     baseline = root / c.baseline if c.baseline is not None else None
     return Audit(run.folder, gate(found, budgets, baseline, c.across_devices))

@@ -1,6 +1,6 @@
 """Which tensors a run holds when it holds all that was requested: the plan of trace, the yardstick of compare."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from precaudit.formats import FORMATS, Array
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
 from precaudit.records import Requested
+from precaudit.row_hashes import HASH_FORMAT, LANES
 from precaudit.selection import parse_positions
 
 Key = tuple[str, int, int | None, str]
@@ -19,7 +20,10 @@ Key = tuple[str, int, int | None, str]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: where it belongs, which positions it holds along T (caches: along S), and whether as support."""
+    """One tensor: where it belongs, which positions it holds along T (caches: along S), and whether as support.
+
+    ``hashed``: a hash of every row instead of the rows (precaudit/row_hashes.py).
+    """
 
     phase: str
     step: int
@@ -28,6 +32,12 @@ class Entry:
     positions: tuple[int, ...]
     keys: int
     support: bool
+    hashed: bool = False
+
+    @property
+    def axes(self) -> str:
+        """Its axes: the point's, or rows and words of their hashes."""
+        return "SW" if self.hashed else POINTS[self.point].axes
 
     @property
     def key(self) -> Key:
@@ -38,9 +48,23 @@ class Entry:
         """Its shape, without batch."""
         sizes = {
             "T": len(self.positions), "S": self.keys, "D": config.width, "H": config.heads, "G": config.kv_heads,
-            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab, "E": config.experts,
+            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab, "E": config.experts, "W": LANES,
         }  # fmt: skip
-        return tuple(sizes[a] for a in POINTS[self.point].axes)
+        return tuple(sizes[a] for a in self.axes)
+
+
+def formula_keys(requested: Requested, config: DecoderConfig, phases: Collection[str]) -> Iterator[Key]:
+    """Yield every place the program's FP64 shadow is compared with the reference, of any one prompt.
+
+    All layers, of the points recorded, attn_out, resid_out and logits: what comes before shows in them. Scores and
+    probs show in attn_out, and grow with the square of the length.
+    """
+    wanted = {*requested.points, *requested.support, "attn_out", "resid_out", "logits"} - {"scores", "probs"}
+    for phase in phases:
+        for step in steps_of(requested) if phase == "decode" else range(1):
+            for point in (p for p in POINTS if p in wanted and (phase == "decode" or not POINTS[p].state)):
+                for layer in range(config.layers) if POINTS[point].per_layer else (None,):
+                    yield (phase, step, layer, point)
 
 
 def steps_of(requested: Requested) -> range:
@@ -55,8 +79,9 @@ def entries(requested: Requested, length: int) -> Iterator[Entry]:
         for point in recorded:
             rows, keys = _rows(requested, phase, step, point, length)
             if rows:
+                hashed = POINTS[point].state and step not in (0, requested.decode_steps)
                 for layer in requested.layers if POINTS[point].per_layer else (None,):
-                    yield Entry(phase, step, layer, point, rows, keys, point not in requested.points)
+                    yield Entry(phase, step, layer, point, rows, keys, point not in requested.points, hashed)
 
 
 def calls(requested: Requested) -> list[tuple[str, int]]:
@@ -81,7 +106,7 @@ def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tu
     last = n + requested.decode_steps
     if phase == "decode":
         if POINTS[point].state:
-            whole = step in (0, requested.decode_steps)
+            whole = requested.cache_hashes or step in (0, requested.decode_steps)
             return (tuple(range(n + step)), n + step) if whole else ((), 0)
         return (n - 1 + step,), n + step
     if POINTS[point].state:
@@ -119,6 +144,11 @@ def misfit(entry: Entry, rows: Array, shape: tuple[int, ...], config: DecoderCon
     return None
 
 
+def entry_format(policy: Policy, entry: Entry) -> str:
+    """Return the format a tensor is recorded in."""
+    return HASH_FORMAT if entry.hashed else point_format(policy, entry.point)
+
+
 def point_format(policy: Policy, point: str) -> str:
     """Return the format a policy stores a point in."""
     own = {
@@ -134,6 +164,7 @@ def predicted_bytes(requested: Requested, config: DecoderConfig, policy: Policy,
     total = 0
     for length in lengths:
         for entry in entries(requested, length):
-            size = FORMATS[point_format(policy, entry.point)].dtype.itemsize
+            name = entry_format(policy, entry)
+            size = np.dtype(name).itemsize if entry.hashed else FORMATS[name].dtype.itemsize
             total += size * prod(entry.shape(config))
     return total

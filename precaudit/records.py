@@ -91,7 +91,7 @@ class PointRecord(Record, frozen=True, omit_defaults=False):
 
 
 class Requested(Record, frozen=True, omit_defaults=False):
-    """What a run was asked to record."""
+    """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last."""
 
     prompts: tuple[str, ...]
     layers: tuple[int, ...]
@@ -104,6 +104,7 @@ class Requested(Record, frozen=True, omit_defaults=False):
     batch: int
     pad: str
     tokens_from: str | None
+    cache_hashes: bool = False
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=False):
@@ -116,12 +117,17 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
 
 
 class Neutrality(Record, frozen=True, omit_defaults=False):
-    """Whether capturing left a phase's logits bit for bit as the bare program's, on one batch."""
+    """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
+
+    ``shape``: of its tokens [B, T]; in decode of its cache, [B, S].
+    """
 
     phase: str
     prompts: tuple[str, ...]
     bitwise: bool
     max_diff: Number
+    step: int = 0
+    shape: tuple[int, ...] = ()
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):
@@ -207,7 +213,9 @@ class ErrorRecord(Record, frozen=True):
     number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
-    run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was
+    handed on, whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
+    that differ. ``rows``: which rows, as [first, end).
     """
 
     prompt: str
@@ -215,7 +223,7 @@ class ErrorRecord(Record, frozen=True):
     step: int
     layer: int | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula"]
     candidate: str
     reference: str
     dtype: str | None = None
@@ -240,6 +248,7 @@ class ErrorRecord(Record, frozen=True):
     scopes: dict[str, Scope] | None = None
     slices: dict[str, int] | None = None
     mismatched: int | None = None
+    rows: tuple[tuple[int, int], ...] | None = None
     distribution: Distribution | None = None
     noise: Number | None = None
     missing: str | None = None
@@ -274,7 +283,7 @@ class PrefillDecodeRecord(Record, frozen=True):
 
 
 class Look(Record, frozen=True, omit_defaults=False):
-    """A selection that was computed, resolved."""
+    """A selection that was computed, resolved; ``formula``: with the program's FP64 shadow, at all its places."""
 
     prompts: tuple[str, ...]
     phases: tuple[str, ...]
@@ -282,6 +291,7 @@ class Look(Record, frozen=True, omit_defaults=False):
     layers: tuple[int, ...]
     accum: tuple[str, ...]
     weights: bool
+    formula: bool = False
 
 
 class CompareRecord(Record, frozen=True, omit_defaults=False):

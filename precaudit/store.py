@@ -197,7 +197,7 @@ class Run:
         if record.file not in self._files:
             if len(self._files) >= OPEN:
                 self._files.clear()  # every map holds a file descriptor
-            self._files[record.file] = SafetensorsFiles.open([path])
+            self._files[record.file] = SafetensorsFiles.open([path], words=True)
         files = self._files[record.file]
         entry = files.entries.get(record.key)
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:

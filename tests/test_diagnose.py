@@ -26,7 +26,6 @@ from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.positions import shape
 from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
-from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.diagnosis.shares import PLANTED, shares
 from precaudit.diagnosis.views import _relative, partings, summary
 from precaudit.formats import FORMATS, widen
@@ -39,6 +38,7 @@ from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import growth, jumps, spans, text
 from precaudit.selection import Selection
 from precaudit.tracing.repeat import _compared, repeat
+from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import load
 from precaudit.transforms import plant
 from tests.programs import everything, record
@@ -102,7 +102,7 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     options = Options(accum=(), cache=tmp_path / "refs")
     first = diagnose(tmp_path / "run", options=options)
     assert (first.exit_code, first.formula.differs, first.formula.unknown) == (0, (), None)
-    monkeypatch.setattr("precaudit.diagnosis.shadowed.distances", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *a: pytest.fail("computed again"))
     again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
     assert again.formula == first.formula
     assert again.judged == 2

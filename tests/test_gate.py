@@ -94,7 +94,7 @@ def manifest(folder, change):
 def retensor(folder, point, change):
     """Replace prompt p0's prefill tensor of layer 1 by what ``change`` makes of it; return nothing else altered."""
     path = folder / "tensors" / "p0.prefill.0.safetensors"
-    files = SafetensorsFiles.open([path])
+    files = SafetensorsFiles.open([path], words=True)
     tensors = {k: np.array(files.read(k)) for k in files.entries}
     new = tensors[f"1.{point}"] = np.ascontiguousarray(change(tensors[f"1.{point}"]))
     save_file(tensors, path)

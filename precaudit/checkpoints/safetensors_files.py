@@ -17,6 +17,7 @@ DTYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
+WORDS = {"U32": "uint32"}  # what runs may hold beside floats
 MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 
 
@@ -30,8 +31,11 @@ class Entry:
     end: int
 
 
-def read_header(path: Path) -> dict[str, Entry]:
-    """Return the tensors of a safetensors file; raises UserError when the header contradicts the file."""
+def read_header(path: Path, words: bool = False) -> dict[str, Entry]:
+    """Return the tensors of a safetensors file; raises UserError when the header contradicts the file.
+
+    ``words``: take unsigned integers too, which no model has.
+    """
     size = path.stat().st_size
     with path.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
@@ -47,11 +51,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     start, entries = 8 + length, {}
     for name, item in header.items():
         if name != "__metadata__":
-            entries[name] = _entry(path, name, item, start, size)
+            entries[name] = _entry(path, name, item, start, size, words)
     return entries
 
 
-def _entry(path: Path, name: str, item: Any, start: int, size: int) -> Entry:
+def _entry(path: Path, name: str, item: Any, start: int, size: int, words: bool) -> Entry:
     try:
         stored, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         sound = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and isinstance(stored, str)
@@ -59,15 +63,20 @@ def _entry(path: Path, name: str, item: Any, start: int, size: int) -> Entry:
         sound = False
     if not sound:
         raise UserError(f"{path}: tensor {name!r} has a malformed header entry")
-    dtype = DTYPES.get(stored, stored)
-    check_format(dtype, name, str(path))
-    nbytes = prod(shape) * FORMATS[dtype].dtype.itemsize
+    dtype = (DTYPES | WORDS if words else DTYPES).get(stored, stored)
+    if not (words and stored in WORDS):
+        check_format(dtype, name, str(path))
+    nbytes = prod(shape) * _dtype(dtype).itemsize
     if end - begin != nbytes or start + end > size:
         raise UserError(
             f"{path}: tensor {name!r} {shape} {stored} claims bytes {begin} to {end}, needs {nbytes}, "
             f"and the file holds {max(size - start, 0)}: truncated or altered"
         )
     return Entry(dtype, tuple(shape), start + begin, start + end)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name) if name in WORDS.values() else FORMATS[name].dtype
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,15 @@ class SafetensorsFiles:
     _maps: dict[Path, Array] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, paths: list[Path]) -> "SafetensorsFiles":
-        """Read the headers of ``paths``; raises UserError for a broken one or a tensor in two files."""
+    def open(cls, paths: list[Path], words: bool = False) -> "SafetensorsFiles":
+        """Read the headers of ``paths``; raises UserError for a broken one or a tensor in two files.
+
+        ``words``: as of ``read_header``.
+        """
         entries: dict[str, Entry] = {}
         where: dict[str, Path] = {}
         for path in paths:
-            for name, entry in read_header(path).items():
+            for name, entry in read_header(path, words).items():
                 if name in entries:
                     raise UserError(f"{path}: tensor {name!r} is also in {where[name].name}")
                 entries[name], where[name] = entry, path
@@ -97,7 +109,7 @@ class SafetensorsFiles:
     def read(self, name: str) -> Array:
         """Return a read-only view of the file."""
         entry = self.entries[name]
-        dtype = FORMATS[entry.dtype].dtype
+        dtype = _dtype(entry.dtype)
         if prod(entry.shape) == 0:
             return np.zeros(entry.shape, dtype)
         path = self.where[name]

@@ -13,6 +13,7 @@ from precaudit.cli._options import console, narrowed, progress_bar, selection_op
 @selection_options
 @click.option("--accum", default="float16,bfloat16,float32", show_default=True, metavar="FORMATS",
               help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
+@click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
@@ -25,6 +26,7 @@ def command(
     phases: str | None,
     prompt: str | None,
     accum: str,
+    formula: bool,
     model: str | None,
     partial: bool,
     verbose: bool,
@@ -43,7 +45,8 @@ def command(
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance:
-        found = compare(opened, against, asked, Options(accum=accums, model=model, partial=partial), advance)
+        options = Options(accum=accums, model=model, partial=partial, formula=formula)
+        found = compare(opened, against, asked, options, advance)
     if asked is None:
         report = found.folder / "report.md"
         temporary = report.with_name(".report.md.part")

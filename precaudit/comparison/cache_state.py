@@ -7,26 +7,67 @@ import numpy as np
 
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place, measured
-from precaudit.formats import widen
+from precaudit.formats import Array, widen
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord
+from precaudit.row_hashes import HASH_FORMAT, row_hashes
 
 
 def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:
-    """Yield one record for each recorded cache; ``mismatched`` counts the elements whose bits differ."""
-    run = recorded.run.record.id
-    assert place.layer is not None
+    """Yield one record for each recorded cache; ``mismatched`` counts the elements, or hashed rows, that differ."""
     for step in recorded.steps("decode"):
         found = recorded.tensor(place.prompt, "decode", step, place.layer, place.point)
+        if found is not None:
+            yield _whole(recorded, replace(place, step=step), found)
+    keys = {s: (place.prompt, "decode", s, place.layer, place.point) for s in recorded.steps("decode")}
+    if hashed := [s for s, key in keys.items() if key in recorded.hashed]:
+        yield from _by_hashes(recorded, place, hashed)
+
+
+def _whole(recorded: Recorded, here: Place, found: Array) -> ErrorRecord:
+    """Compare a cache [S, G, K] with the rows that were written, element by element."""
+    assert here.layer is not None
+    run, rows = recorded.run.record.id, POINTS[here.point].inputs[0]
+    expected = recorded.expected_cache(here.prompt, here.layer, here.point, here.step)
+    if expected is None or expected.shape != found.shape:
+        return here.record("state", run, rows, unknown=f"the {rows} rows were not recorded")
+    different = bits(found) != bits(expected)
+    _, numbers = measured(found, widen(expected), here.point, np.arange(len(found)))
+    at = spans(np.flatnonzero(different.any(axis=(1, 2))))
+    return here.record("state", run, rows, **numbers, mismatched=int(different.sum()), rows=at or None)
+
+
+def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[ErrorRecord]:
+    """Compare the hashes of a cache's rows with those of the rows that were written; ``n`` counts rows.
+
+    Rows of equal hashes are equal: NaN in a row that was written is NaN in what was read.
+    """
+    assert place.layer is not None
+    run, rows = recorded.run.record.id, POINTS[place.point].inputs[0]
+    written = recorded.written(place.prompt, place.layer, place.point)
+    known = None if written is None else row_hashes(written)
+    broken = None if written is None else np.isnan(widen(written)).sum(axis=(1, 2))
+    for step in steps:
+        here, found = replace(place, step=step), recorded.hashes(place.prompt, step, place.layer, place.point)
         if found is None:
+            yield here.record("state", run, rows, unknown="what was recorded are no hashes")
             continue
-        here = replace(place, step=step)
-        rows = POINTS[place.point].inputs[0]
-        expected = recorded.expected_cache(place.prompt, place.layer, place.point, step)
-        if expected is None or expected.shape != found.shape:
+        if known is None or broken is None or len(known) < len(found):
             yield here.record("state", run, rows, unknown=f"the {rows} rows were not recorded")
             continue
-        word = np.dtype(f"u{found.dtype.itemsize}")
-        different = np.ascontiguousarray(found).view(word) != np.ascontiguousarray(expected).view(word)
-        _, numbers = measured(found, widen(expected), place.point, np.arange(len(found)))
-        yield here.record("state", run, rows, **numbers, mismatched=int(different.sum()))
+        different = np.flatnonzero((found != known[: len(found)]).any(axis=1))
+        yield here.record(
+            "state", run, rows, dtype=HASH_FORMAT, n=len(found), nonfinite=int(broken[: len(found)].sum()),
+            mismatched=len(different), rows=spans(different) or None,
+        )  # fmt: skip
+
+
+def bits(x: Array) -> Array:
+    """Return a tensor's bits as unsigned integers."""
+    return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))
+
+
+def spans(rows: Array) -> tuple[tuple[int, int], ...]:
+    """Return ascending row numbers as [first, end) of consecutive ones."""
+    cuts = np.flatnonzero(np.diff(rows) > 1) + 1
+    return tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(rows, cuts) if len(part))

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import msgspec
 
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.cache_state import state_errors
+from precaudit.comparison.formula import formula_errors
 from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
 from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
-from precaudit.comparison.looks import Found, keep, resolve, reuse, visible, written
+from precaudit.comparison.looks import Found, covers, keep, resolve, reuse, visible, written
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
@@ -24,7 +26,7 @@ from precaudit.comparison.reference_cache import default_folder
 from precaudit.comparison.rows import Place
 from precaudit.comparison.weight_rounding import weight_errors
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import entries
+from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
 from precaudit.formats import Array
 from precaudit.numpy_decoder.accumulation import parse_accumulation
@@ -49,7 +51,7 @@ DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
 
 @dataclass(frozen=True)
 class Comparison:
-    """What compare found: the records, restricted to what was looked at."""
+    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
 
     run: Run
     errors: list[ErrorRecord]
@@ -57,6 +59,7 @@ class Comparison:
     notes: tuple[str, ...]
     folder: Path
     against: Run | None = None
+    formula: tuple[str, ...] = ()
 
     def frame(self) -> Any:
         """Return the error records as a pandas DataFrame, nested fields as ``worst.candidate`` and the like."""
@@ -77,7 +80,8 @@ def _frame(records: list[Any]) -> Any:
 class Options:
     """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
 
-    ``partial``: open a run that was cut off; ``fresh``: compute again what is there.
+    ``partial``: open a run that was cut off; ``fresh``: compute again what is there; ``formula``: compare the program's
+    FP64 shadow with the reference too (needs JAX).
     """
 
     accum: tuple[str, ...] = DEFAULT_ACCUM
@@ -85,6 +89,7 @@ class Options:
     partial: bool = False
     cache: Path = field(default_factory=default_folder)
     fresh: bool = False
+    formula: bool = False
 
 
 def compare(
@@ -93,10 +98,12 @@ def compare(
     select: Selection | None = None,
     options: Options | None = None,
     tell: Tell = lambda done, total, what: None,
+    subject: Any = None,
 ) -> Comparison:
     """Compare a recorded run with FP64 and emulations, or (``against``) with another run; write the errors beside it.
 
-    ``select`` filters; None takes all that was recorded. Raises UserError for a run that was altered, weights that
+    ``select`` filters; None takes all that was recorded. ``subject``: the program that was recorded, for its formula,
+    where it is not the shipped decoder. Raises UserError for a run that was altered, weights that
     are not the run's, or a selection outside what was recorded.
     """
     options = options or Options()
@@ -107,17 +114,21 @@ def compare(
     if against is not None:
         return _pair(recorded, Recorded.of(open_run(against, options.partial)), look, tell)
     absent = _absent(recorded.run, options)
-    look = msgspec.structs.replace(look, weights=not absent)
+    look = msgspec.structs.replace(look, weights=not absent, formula=options.formula)
     verify(recorded, look, tell)
     kept = None if options.fresh else reuse(recorded.run, look)
     if kept is None:
         checkpoint = None if absent else _checkpoint(recorded.run, options)
         with one_blas_thread():
-            kept = _compute(recorded, look, checkpoint, absent, options, tell)
+            if look.formula:
+                kept = _added(recorded, look, checkpoint, absent, options, tell, subject)
+            else:
+                kept = _compute(recorded, look, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     return Comparison(
-        recorded.run, visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder
-    )
+        recorded.run, visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder,
+        formula=look.prompts if look.formula else (),
+    )  # fmt: skip
 
 
 def recall(run: Path | str) -> Comparison:
@@ -128,7 +139,8 @@ def recall(run: Path | str) -> Comparison:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
     errors = read_lines(opened.folder / "errors.jsonl", ErrorRecord)
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
-    return Comparison(opened, errors, pairs, before.notes, opened.folder)
+    asked = tuple(dict.fromkeys(p for look in before.looks if look.formula for p in look.prompts))
+    return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)
 
 
 def verify(recorded: Recorded, look: Look, tell: Tell) -> None:
@@ -192,6 +204,38 @@ def _compute(
     return keep(run, look, Found(errors, pairs, notes), None if truth is None else number(truth.sigma))
 
 
+def _added(
+    recorded: Recorded,
+    look: Look,
+    checkpoint: Checkpoint | None,
+    absent: str,
+    options: Options,
+    tell: Tell,
+    subject: Any,
+) -> Found:
+    """Add formula records to what a look holds beside them, which is computed where no earlier look wrote it."""
+    run, without = recorded.run, msgspec.structs.replace(look, formula=False)
+    if options.fresh or reuse(run, without) is None:
+        _compute(recorded, without, checkpoint, absent, options, tell)
+    held = written(run)
+    assert held is not None
+    started = perf_counter()
+    tell(0, 1, "FP64 shadow")
+    if checkpoint is None:
+        keys = list(formula_keys(recorded.requested, recorded.config, look.phases))
+        places = [Place(prompt, *key) for prompt in look.prompts for key in keys]
+        made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
+    else:
+        model = Model(recorded.config, checkpoint.tensors.read)
+        made = list(formula_errors(recorded, model, look.prompts, subject, options.model, look.phases))
+    n = len(look.prompts)
+    note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
+    base = next(x for x in held.looks if covers(x, without))
+    grown = msgspec.structs.replace(look, accum=base.accum)
+    kept = keep(run, grown, Found(made, [], (*held.notes, note)), held.sigma)
+    return Found(kept.errors, kept.pairs, kept.notes)
+
+
 def _no_weights(name: str) -> Array:
     raise AssertionError(f"{name} was asked for without weights")
 
@@ -201,7 +245,7 @@ def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
     for prompt in look.prompts:
         for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
             wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
-            if wanted and (prompt, *e.key) not in recorded.index:
+            if wanted and (prompt, *e.key) not in (recorded.hashed if e.hashed else recorded.index):
                 place = Place(prompt, e.phase, e.step, e.layer, e.point)
                 why = recorded.misfits.get((prompt, *e.key), "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)

@@ -74,7 +74,8 @@ def reuse(run: Run, look: Look) -> Found | None:
     held = written(run)
     if held is None or not any(covers(old, look) for old in held.looks):
         return None
-    errors = read_layers(run.folder / "errors.jsonl", look.layers)
+    path = run.folder / "errors.jsonl"
+    errors = read_lines(path, ErrorRecord) if look.formula else read_layers(path, look.layers)
     return Found(errors, read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
 
 
@@ -99,7 +100,8 @@ def _identity(run: Run) -> str:
 def covers(old: Look, new: Look) -> bool:
     """Whether everything in ``new`` is in ``old``."""
     fields = ("prompts", "phases", "points", "layers", "accum")
-    return old.weights >= new.weights and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
+    known = old.weights >= new.weights and old.formula >= new.formula
+    return known and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
 
 
 def visible(errors: list[ErrorRecord], look: Look) -> list[ErrorRecord]:
@@ -108,6 +110,9 @@ def visible(errors: list[ErrorRecord], look: Look) -> list[ErrorRecord]:
     accums = {f"accum:{a}" for a in look.accum}
     found = []
     for e in errors:
+        if e.kind == "formula":  # of the whole program, whatever was recorded
+            found += [e] if look.formula and e.prompt in prompts and e.phase in phases else []
+            continue
         if e.layer is not None and e.layer not in layers:
             continue
         if e.kind == "weights":
@@ -133,7 +138,8 @@ def keep(run: Run, look: Look, found: Found, sigma: Number | None) -> Found:
         # rows of this look replace an older look's, which stays complete only where it knew no more than this one
         kept = [x for x in held.looks if x.weights <= look.weights and set(x.accum) <= set(look.accum)]
         others = [x for x in kept if not covers(look, x)]
-        looks = (*others, look)
+        asked = [_formula_of(x) for x in held.looks if x.formula and x not in others and not look.formula]
+        looks = (*others, *asked, look)
         notes = tuple(dict.fromkeys((*notes, *(held.notes if others else ()))))
     write_lines(run.folder / "errors.jsonl", errors)
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
@@ -144,6 +150,11 @@ def keep(run: Run, look: Look, found: Found, sigma: Number | None) -> Found:
     )  # fmt: skip
     write_lines(run.folder / "compare.json", [record])
     return Found(errors, pairs, notes)
+
+
+def _formula_of(look: Look) -> Look:
+    """Return what is left of a look whose other rows were made anew: that the formula was asked for."""
+    return msgspec.structs.replace(look, points=(), layers=(), accum=())
 
 
 def _key(e: ErrorRecord) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """What a run recorded, put together the way comparisons need it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, takewhile
 
 import msgspec
@@ -12,6 +12,7 @@ from precaudit.coverage import entries, misfit
 from precaudit.formats import Array
 from precaudit.points import CACHES, POINTS
 from precaudit.records import PointRecord, Requested
+from precaudit.row_hashes import HASH_FORMAT
 from precaudit.store import Run, unpack_positions
 
 Call = tuple[str, int]
@@ -43,12 +44,14 @@ class Recorded:
     """A run's tensors by prompt, phase, step, layer and point.
 
     ``misfits``: those of another shape or other positions than requested, and what is wrong; nothing reads them.
+    ``hashed``: caches of which the hashes of rows were recorded.
     """
 
     run: Run
     index: dict[Key, PointRecord]
     misfits: dict[Key, str]
     config: DecoderConfig
+    hashed: dict[Key, PointRecord] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> "Recorded":
@@ -57,16 +60,17 @@ class Recorded:
         asked = run.record.requested
         planned = {(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
         index: dict[Key, PointRecord] = {}
+        hashed: dict[Key, PointRecord] = {}
         misfits: dict[Key, str] = {}
         for p in run.points:
             key = (p.prompt, p.phase, p.step, p.layer, p.point)
             if key in planned:
                 problem = misfit(planned[key], unpack_positions(p), p.shape, config)
                 if problem is None:
-                    index[key] = p
+                    (hashed if planned[key].hashed else index)[key] = p
                 else:
                     misfits[key] = problem.text
-        return cls(run, index, misfits, config)
+        return cls(run, index, misfits, config, hashed)
 
     @property
     def requested(self) -> Requested:
@@ -86,6 +90,17 @@ class Recorded:
         """Return the positions of one recorded tensor, or None where it was not recorded."""
         record = self.index.get((prompt, phase, step, layer, point))
         return None if record is None else unpack_positions(record)
+
+    def hashes(self, prompt: str, step: int, layer: int, cache: str) -> Array | None:
+        """Return the recorded hashes [S, LANES] of a cache's rows at a decode step, or None."""
+        record = self.hashed.get((prompt, "decode", step, layer, cache))
+        return None if record is None or record.dtype != HASH_FORMAT else self.run.tensor(record)
+
+    def batch_of(self, prompt: str) -> tuple[str, ...]:
+        """Return the prompts that ran together with one, itself included, as far as the run holds them."""
+        asked = self.requested.prompts
+        first = asked.index(prompt) // self.requested.batch * self.requested.batch
+        return tuple(p for p in asked[first : first + self.requested.batch] if p in self.run.prompts)
 
     def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
         """Return a point's rows of a phase (axis T first); None where any step lacks them."""
@@ -115,9 +130,17 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
-        record = self.index.get((prompt, "decode", step, layer, cache))
+        held = (self.index.get((prompt, "decode", s, layer, cache)) for s in (step, 0))
+        names = [record.dtype for record in held if record is not None]
         rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
-        return rows if record is None or rows.dtype.name == record.dtype else _cast(rows, record.dtype)
+        return _cast(rows, names[0] if names else self.run.record.policy["kv_cache"])
+
+    def written(self, prompt: str, layer: int, cache: str) -> Array | None:
+        """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
+        point = {c: row for row, c in CACHES.items()}[cache]
+        steps = takewhile(lambda s: (prompt, "decode", s, layer, point) in self.index, count())
+        last = max(steps, default=None)
+        return None if last is None else self.expected_cache(prompt, layer, cache, last)
 
     def keys_read(self, prompt: str, layer: int, cache: str) -> tuple[Array, Array] | None:
         """Return what decode attention read: (rows during the steps before the last, rows at the last step).

@@ -11,19 +11,22 @@ import numpy as np
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Comparison, Options, compare
 from precaudit.comparison.forward import Tell
+from precaudit.comparison.handover import POINT as HANDED
 from precaudit.comparison.looks import written
-from precaudit.comparison.operations import parts, prepare
+from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
-from precaudit.diagnosis.caches import explain
+from precaudit.diagnosis.caches import cache_state, spans
 from precaudit.diagnosis.closure import Closure, closure
+from precaudit.diagnosis.exchanged import whose
 from precaudit.diagnosis.flips import flips, sentence
 from precaudit.diagnosis.formula import establish, program_of
 from precaudit.diagnosis.positions import by_position
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
 from precaudit.diagnosis.replay import Replay, replay
+from precaudit.diagnosis.streams import stream_state
 from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge, judge_pair
@@ -188,14 +191,14 @@ def _finding(
         "rel_l2": e.rel_l2, "worst": e.worst,
     }  # fmt: skip
     if worst.kind == "state":
-        return _state(recorded, worst, shared)
+        return _state(recorded, model, worst, group, shared)
     replayed = _replay(recorded, model, worst)
     if replayed is None:
         return Finding(
             kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
             equal=None, second=None, **shared,
         )  # fmt: skip
-    found, shared["positions"], finite = replayed
+    found, shared["positions"], finite, operation = replayed
     broken = [w for w in recorded.run.record.warnings if w.startswith("weights:") and _of_layer(w, worst.layer)]
     if worst.status == "nonfinite" and broken:
         return Finding(
@@ -210,6 +213,9 @@ def _finding(
         "second": None if second is None else (second.variant.name, number(second.explained)), **shared,
     }  # fmt: skip
     if found.named is None or found.named is found.announced:
+        if finite and worst.status == "fail" and (other := whose(recorded, model, operation)) is not None:
+            rest["explained"] = number(other.explained)
+            return Finding(kind="state", cause=other.cause, says=other.says, **rest | {"equal": None})
         says = f"none of the variants tried reproduces it; the nearest: {found.best.variant.says}"
         return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     named = found.named.variant
@@ -258,8 +264,8 @@ def _badness(v: Verdict) -> float:
     return size if size == size else float("inf")
 
 
-def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool] | None:
-    """Replay the operation behind a verdict; also how its error depends on position, and if its inputs are finite."""
+def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool, Operation] | None:
+    """Replay the operation behind a verdict; also how its error depends on position, if inputs are finite, and it."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
     policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
     for part in parts(recorded, place):
@@ -269,20 +275,19 @@ def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, 
                 return None
             announced = of_policy(policy, v.phase == "decode")
             finite = all(bool(np.isfinite(x).all()) for x in operation.inputs)
-            return replay(operation, model, policy), by_position(operation, announced), finite
+            return replay(operation, model, policy), by_position(operation, announced), finite, operation
     return None
 
 
-def _state(recorded: Recorded, v: Verdict, shared: dict[str, Any]) -> Finding:
-    assert v.layer is not None
-    found = recorded.tensor(v.prompt, v.phase, v.step, v.layer, v.point)
-    expected = recorded.expected_cache(v.prompt, v.layer, v.point, v.step)
-    assert found is not None
-    assert expected is not None
-    state = explain(found, expected)
+def _state(recorded: Recorded, model: Model, v: Verdict, group: Sequence[Verdict], shared: dict[str, Any]) -> Finding:
+    """Say what a cache, or a layer's input, holds instead of the rows written, and at which steps."""
+    place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
+    state = stream_state(recorded, model, place) if v.point == HANDED else cache_state(recorded, place)
+    steps = tuple(sorted({g.step for g in group if g.prompt == v.prompt}))
+    when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {spans(steps)}"
     return Finding(
-        kind=state.kind, cause=state.cause, says=state.says, explained=number(state.explained), equal=None, second=None,
-        **shared,
+        kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=number(state.explained),
+        equal=None, second=None, **shared,
     )  # fmt: skip
 
 
@@ -307,7 +312,10 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[Finding]:
-    """Tell findings of a formula from those of a format by the shadow; a formula no finding shows is one of its own."""
+    """Call what nothing reproduces semantics where the shadow leaves the reference; that alone is a finding of its own.
+
+    A shadow that is the reference names no format: only an emulation that reproduces the error does.
+    """
     if formula.unknown is not None:
         return list(findings)
     found = []
@@ -317,8 +325,8 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
             kind = "semantics" if f.kind == "unknown" else f.kind
             f = msgspec.structs.replace(f, kind=kind, shadow=here.distance)
         elif not formula.differs and f.kind == "unknown" and f.cause == "none reproduces it":
-            says = f"rounding beyond the policy: the formula is the reference's; {f.says}"
-            f = msgspec.structs.replace(f, kind="format", shadow=0.0, says=says)
+            says = f"the program's FP64 shadow is the reference, which names no format; {f.says}"
+            f = msgspec.structs.replace(f, shadow=0.0, says=says)
         found.append(f)
     if not found:
         for d in formula.differs[:1]:

@@ -1,76 +1,79 @@
 """Is it the formula? Where the program's FP64 shadow first leaves the independent FP64 reference."""
 
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from precaudit import __version__
+from precaudit.comparison.formula import SAME, formula_errors
+from precaudit.comparison.looks import written
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Differs, FormulaRecord
-from precaudit.errors import UserError
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.numpy_decoder.model import Model
-from precaudit.policies import Policy
-from precaudit.records import number, write_lines
-from precaudit.store import file_hash
+from precaudit.records import ErrorRecord, number, read_lines, value, write_lines
+from precaudit.store import Run, file_hash
 
+PHASES = ("prefill", "decode")
 replace = msgspec.structs.replace
-# Constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
-SAME = 1e-6
 
 
 def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where: str | None = None) -> FormulaRecord:
-    """Return where shadow and reference first part, from formula.json where this very run was asked before.
+    """Return where shadow and reference first part: from compare's formula records, formula.json, or computed now.
 
     ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded, with the weights that
-    lie at ``where`` (None: where they were).
+    lie at ``where`` (None: where they were). Computed are the prompts of the batch ``prompt`` ran in.
     """
     run = recorded.run
     path, identity = run.folder / "formula.json", file_hash(run.folder / "run.json")
     given = FormulaRecord(precaudit=__version__, run=identity, prompt=prompt, differs=(), largest=0.0)
-    if subject is None:
-        held = _kept(path, given)
-        if held is not None:
-            return held
-        subject = program_of(recorded, model=where)
-    if subject is None:
-        return replace(given, unknown="the program is not the shipped decoder: diagnose(run, subject=…) tells")
-    from precaudit.diagnosis.shadowed import distances  # JAX
-    from precaudit.transforms import CannotLift
-
-    try:
-        found = list(distances(recorded, subject, model, prompt))
-    except CannotLift as error:
-        return replace(given, unknown=str(error))
-    if not found:
+    compared = [e for e in _compared(run) if e.phase in PHASES and e.unknown is None]
+    if compared:
+        return _summary(given, compared)
+    if subject is None and (held := _kept(path, given)) is not None:
+        return held
+    asked = [p for p in PHASES if p in recorded.requested.phases]
+    if not asked:
         return replace(given, unknown="neither prefill nor decode was recorded: nothing was compared")
-    first: dict[str, Differs] = {}
-    for d in sorted(found, key=_order):
-        if not float(d.distance) <= SAME:
-            first.setdefault(d.phase, d)
-    largest = max((float(d.distance) for d in found), default=0.0)
-    made = replace(given, differs=tuple(first.values()), largest=number(largest))
+    found = list(formula_errors(recorded, model, recorded.batch_of(prompt), subject, where, asked))
+    if unknown := next((e.unknown for e in found if e.unknown is not None), None):
+        return replace(given, unknown=unknown)
+    made = _summary(given, [e for e in found if e.missing is None])
     write_lines(path, [made])
     return made
 
 
+def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
+    """Return where records first part in each phase, the prompt that is of, and the largest distance."""
+    found = [(e.prompt, Differs(**_place(e), distance=e.rel_l2)) for e in records if e.rel_l2 is not None]
+    first: dict[str, tuple[str, Differs]] = {}
+    for prompt, d in sorted(found, key=lambda x: _order(x[1])):
+        if not value(d.distance) <= SAME:
+            first.setdefault(d.phase, (prompt, d))
+    largest = max((value(d.distance) for _, d in found), default=0.0)
+    prompt = next((p for p, _ in first.values()), given.prompt)
+    return replace(given, prompt=prompt, differs=tuple(d for _, d in first.values()), largest=number(largest))
+
+
+def _place(e: ErrorRecord) -> dict[str, Any]:
+    return {"phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point}
+
+
+def _compared(run: Run) -> list[ErrorRecord]:
+    """Return the formula records compare wrote about this very run."""
+    held = written(run)
+    if held is None or not any(look.formula for look in held.looks):
+        return []
+    return [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if e.kind == "formula"]
+
+
 def program_of(recorded: Recorded, device: str = "cpu", model: str | None = None) -> Any:
-    """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
+    """Return the program a run was made with, as ``precaudit.tracing.subject.program_of`` does."""
+    from precaudit.tracing.subject import program_of
 
-    ``model``: where its weights lie now. Raises UserError where the device is not there, or other weights are.
-    """
-    from precaudit.tracing.subject import load
-
-    record = recorded.run.record
-    policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-    if record.program != "shipped":
-        return None
-    subject = load(model or record.model.reference, policy, None, device)
-    if subject.checkpoint.hashes.sha256() != record.model.sha256:
-        raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
-    return subject
+    return program_of(recorded.run, device, model)
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

@@ -8,12 +8,12 @@ import numpy as np
 
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Share, Shares
-from precaudit.diagnosis.shadowed import exact_tables
 from precaudit.formats import Array, widen
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS, present
 from precaudit.records import number
 from precaudit.tracing.programs import Capture, bucket, prefill_program
+from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
 

@@ -127,7 +127,7 @@ def seal(record: BaselineRecord, body: bytes) -> str:
 
 def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[BaselineLine]:
     for e in errors:
-        if e.kind not in ("local", "forward", "state"):
+        if e.kind not in ("local", "forward", "state", "formula"):
             continue
         old = before.lines.get(place_of(e)) if before is not None else None
         first = old.first if old is not None and old.first is not None else e.rel_l2
@@ -184,7 +184,7 @@ def drift(baseline: Baseline, errors: Iterable[ErrorRecord]) -> list[tuple[float
     """Return (rel_l2 over the baseline's, over the first of the chain's, record), largest first."""
     found = []
     for e in errors:
-        old = baseline.lines.get(place_of(e))
+        old = baseline.lines.get(place_of(e)) if e.kind != "formula" else None  # below its limit it is no error
         if old is not None and e.rel_l2 is not None and value(old.rel_l2) and value(old.first):
             found.append((value(e.rel_l2) / value(old.rel_l2), value(e.rel_l2) / value(old.first), e))
     return sorted(found, key=lambda x: float("-inf") if math.isnan(x[0]) else -x[0])

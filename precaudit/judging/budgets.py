@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: str | list[str] = "*"
     phases: list[str] | None = None
     layers: str | None = None
-    kind: Literal["local", "forward", "state"] = "local"
+    kind: Literal["local", "forward", "state", "formula"] = "local"
     metric: str | None = None
     scope: str = "tensor"
     limit: float | None = None
@@ -132,6 +132,8 @@ def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
 def _has(point: str, kind: str) -> bool:
     """Whether a point has errors of a kind."""
     p = POINTS[point]
+    if kind == "formula":
+        return point not in ("scores", "probs")
     return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))
 
 

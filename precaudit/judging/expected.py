@@ -5,12 +5,12 @@ from collections.abc import Container, Iterable, Iterator
 import msgspec
 
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import Entry, entries, misfit, point_format
+from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
-from precaudit.records import PointRecord, PrefillDecodeRecord
+from precaudit.records import PointRecord, PrefillDecodeRecord, value
 from precaudit.store import Run, unpack_positions
 
 
@@ -48,7 +48,7 @@ def _problem(
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
     cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")
-    wanted = "float32" if cast_up else point_format(policy, e.point)
+    wanted = "float32" if cast_up else entry_format(policy, e)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 
@@ -62,6 +62,42 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Place], layers: Container
             yield Verdict(
                 status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
                 text="no such record in errors.jsonl; compare again without filters",
+            )  # fmt: skip
+
+
+def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Place]) -> Iterator[Verdict]:
+    """Yield ``missing`` for every place whose formula was asked for (of ``prompts``) and has no record."""
+    config = msgspec.convert(run.record.model.config, DecoderConfig)
+    for prompt in prompts:
+        for phase, step, layer, point in formula_keys(run.record.requested, config, run.record.requested.phases):
+            if ("formula", prompt, phase, step, layer, point) not in seen:
+                yield Verdict(
+                    status="missing", kind="formula", prompt=prompt, phase=phase, step=step, layer=layer, point=point,
+                    text="no such record in errors.jsonl; compare again with --formula and without filters",
+                )  # fmt: skip
+
+
+def disturbed(run: Run) -> Iterator[Verdict]:
+    """Yield ``unknown`` for every program whose logits capturing changed, ``missing`` for a phase never checked.
+
+    What was recorded is then of another program than the one that runs without the audit.
+    """
+    asked = run.record.requested
+    for n in run.record.neutrality:
+        if not n.bitwise:
+            size = f"step {n.step}, {' × '.join(map(str, n.shape))}" if n.shape else f"step {n.step}"
+            yield Verdict(
+                status="unknown", kind="neutrality", prompt=", ".join(n.prompts), phase=n.phase, step=n.step,
+                text=f"capturing changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}: the audit "
+                "disturbs the program; record fewer points, or set excess_precision=off, and look again",
+            )  # fmt: skip
+    checked = {n.phase for n in run.record.neutrality}
+    captured = {p.phase for p in run.points if p.point != "logits"}
+    for phase in asked.phases:
+        if phase in captured and phase not in checked:
+            yield Verdict(
+                status="missing", kind="neutrality", phase=phase,
+                text=f"whether capturing changed the {phase} logits was not checked; trace again",
             )  # fmt: skip
 
 

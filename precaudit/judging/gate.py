@@ -15,7 +15,7 @@ from precaudit.comparison.compare import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
-from precaudit.judging.expected import absent, uncovered, unpaired
+from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
 from precaudit.limits import Limits, default_limits
@@ -23,7 +23,7 @@ from precaudit.records import ErrorRecord, value
 from precaudit.store import once
 
 CHUNK = 1 << 22
-JUDGED = ("local", "forward", "state")
+JUDGED = ("local", "forward", "state", "formula")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         verdict = judge_pair(p)
         rules.passed += verdict.status == "pass"
         verdicts += [verdict] if verdict.status != "pass" else []
-    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode)]
+    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode), *disturbed(run)]
+    verdicts += unshadowed(run, found.formula, rules.seen)
     notes: list[str] = list(found.notes)
     drifted: tuple[tuple[float, float, ErrorRecord], ...] = ()
     if rules.baseline is not None:

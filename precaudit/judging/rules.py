@@ -1,6 +1,7 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
-from precaudit.judging.verdicts import PASS, Verdict
+from precaudit.comparison.formula import SAME
+from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import forward_checks, local_checks
 from precaudit.points import POINTS
@@ -9,7 +10,7 @@ from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
     """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair)."""
-    if e.kind not in ("local", "forward", "state"):
+    if e.kind not in ("local", "forward", "state", "formula"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -21,6 +22,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
     if e.kind == "state":
         return _state(e)
+    if e.kind == "formula":
+        return _formula(e)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
     checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
@@ -38,10 +41,22 @@ def _state(e: ErrorRecord) -> Verdict:
         return Verdict.of(e, "unknown", text="the caches were not compared")
     if not e.mismatched:
         return Verdict.of(e, "pass")
-    index = (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
+    index = e.rows[0][0] if e.rows else (e.scopes or {}).get("token", {}).get("max_diff", (0.0, None))[1]
+    metric = "mismatched" if e.dtype != "uint32" else HASHED
     return Verdict.of(
-        e, "fail", metric="mismatched", scope="token", value=float(e.mismatched), limit=0.0, index=index
+        e, "fail", metric=metric, scope="token", value=float(e.mismatched), limit=0.0, index=index
     )  # fmt: skip
+
+
+def _formula(e: ErrorRecord) -> Verdict:
+    """Judge the distance of the program's FP64 shadow from the reference: no rounding is in it."""
+    if e.rel_l2 is None:
+        return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
+    if value(e.rel_l2) <= SAME:
+        return PASS
+    token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
+    text = f"the program's FP64 shadow is not the reference, most at position {token}"
+    return Verdict.of(e, "fail", metric="rel_l2", scope="tensor", value=value(e.rel_l2), limit=SAME, text=text)
 
 
 def _lacking(e: ErrorRecord) -> str | None:

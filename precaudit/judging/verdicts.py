@@ -12,6 +12,7 @@ from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
 ORDER = {name: i for i, name in enumerate(POINTS)}
+HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
 BETWEEN = ("scores", "probs")  # what attention makes on the way to attn_out
 LAST = 1 << 30  # points outside layers come after them
 
@@ -96,12 +97,16 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
 def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     """Return the verdicts with those that something before them accounts for called ``input suspect``.
 
-    A local error is computed from recorded inputs and inherits nothing from them, but for two: what is not finite, and
-    attn_out that closes from the recorded scores or probs that failed themselves. A forward error inherits from
-    everything before it in the program. State is judged bit for bit and inherits nothing.
+    A local error is computed from recorded inputs and inherits nothing from them, but for three: what is not finite,
+    attn_out that closes from the recorded scores or probs that failed themselves, and attention that read a cache which
+    was hashed and differs from the rows that it is judged by. A forward error inherits from
+    everything before it in the program. State is judged bit for bit and inherits nothing. A formula holds or not
+    whatever was recorded: after the first point where one does not, what follows in the program inherits, there and in
+    what decode and rescore read of prefill.
     """
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     flagged = {v.place for v in bad if v.kind == "local"}
+    altered = {v.place[:4] for v in bad if v.kind == "state" and v.metric == HASHED}
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     for v in bad:
@@ -111,9 +116,17 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
             if v.status == "nonfinite":
                 poisoned[key] = min(poisoned.get(key, v.depth), v.depth)
 
+    parted: dict[tuple[str, str], tuple[int, int]] = {}
+    for v in bad:
+        if v.kind == "formula":
+            parted[v.prompt, v.phase] = min(parted.get((v.prompt, v.phase), v.depth), v.depth)
+
     def inherits(v: Verdict) -> bool:
+        if v.kind == "formula":
+            return any(parted.get((v.prompt, phase), v.depth) < v.depth for phase in (v.phase, "prefill"))
         if v.kind == "local" and v.status == "fail":
-            return v.inherits is not None and any((*v.place[:4], name) in flagged for name in BETWEEN)
+            between = v.inherits is not None and any((*v.place[:4], name) in flagged for name in BETWEEN)
+            return between or (v.point in ("scores", "attn_out") and v.place[:4] in altered)
         if v.kind == "local":
             return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         earlier = [first[k] for k in ((v.prompt, v.phase), (v.prompt, "prefill")) if k in first]

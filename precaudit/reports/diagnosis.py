@@ -1,14 +1,16 @@
 """A diagnosis in the terminal: the verdict first, then each finding, then error growth over layers."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from precaudit.diagnosis.caches import spans
 from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
-from precaudit.records import ErrorRecord, device_kind, value
+from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.tables import short
 
 JUMP = 3.0  # growth from a layer to the next that is pointed out
@@ -54,12 +56,19 @@ def sound(found: Diagnosis) -> str:
     if not checks:
         capture = "whether capturing changed the logits was not checked"
     elif all(n.bitwise for n in checks):
-        capture = f"capturing left the logits as they are, bit for bit ({', '.join(n.phase for n in checks)})"
+        capture = f"capturing left the logits as they are, bit for bit ({_programs(checks)})"
     else:
         worst = max(value(n.max_diff) for n in checks)
         capture = f"capturing changed the logits by up to {short(worst)}: smaller findings are not sure"
     told = [_closed(c) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
+
+
+def _programs(checks: Sequence[Neutrality]) -> str:
+    """Return how many compiled programs of each phase were checked."""
+    return ", ".join(
+        phase if n == 1 else f"{n} programs of {phase}" for phase, n in Counter(c.phase for c in checks).items()
+    )
 
 
 def _closed(c: Closure) -> str:
@@ -156,17 +165,6 @@ def details(f: Finding) -> list[str]:
 def share(x: Any) -> str:
     """Return a share of an error as a percentage; none of it where it is negative."""
     return "none of it" if value(x) <= 0 else f"{100 * value(x):.2f} %"
-
-
-def spans(layers: tuple[int, ...]) -> str:
-    """Return layer numbers, runs of them as ``a to b``."""
-    runs: list[list[int]] = []
-    for i in layers:
-        if runs and i == runs[-1][-1] + 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def invariances(ways: Any) -> list[str]:

@@ -126,6 +126,8 @@ def next_command(verdicts: Sequence[Verdict], run: str) -> str:
         return (
             "Next: trace as the baseline says, or freeze a new one: precaudit baseline RUN -o FILE --accept --why TEXT"
         )
+    if v.kind == "formula" and v.status != "unknown":
+        return f"Next: precaudit diagnose {run}"
     if v.status == "unknown" or v.depth[0] == LAST:
         return f"Next: precaudit report {run} -v"
     return f"Next: precaudit compare {run} --layers {v.layer} -v"

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from precaudit.comparison.attribution import Attribution, attribute
+from precaudit.comparison.formula import SAME
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.selection import PHASES
 
 ORDER = {name: i for i, name in enumerate(POINTS)}
 
@@ -172,6 +174,27 @@ def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     return f"State: {known} of {len(rows)} caches equal the rows that were written, bit for bit."
 
 
+def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
+    """Say whether the program's FP64 shadow is the reference."""
+    rows = [e for e in errors if e.kind == "formula"]
+    if not rows:
+        return None
+    lacking = [e for e in rows if e.numberless is not None]
+    if lacking:
+        return f"Formula: {len(lacking)} of {len(rows)} places are not known: {lacking[0].numberless}."
+    far = [e for e in rows if not value(e.rel_l2) <= SAME]
+    if not far:
+        largest = max(value(e.rel_l2) for e in rows)
+        return f"Formula: the program's FP64 shadow is the reference at all {len(rows)} places, to {largest:.1e}."
+    last, phases = 1 << 30, list(PHASES)
+    e = min(far, key=lambda e: (phases.index(e.phase), last if e.layer is None else e.layer, ORDER[e.point], e.step))
+    where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
+    return (
+        f"Formula: at {len(far)} of {len(rows)} places the program's FP64 shadow is not the reference; first {where} "
+        f"({e.prompt} {e.phase} {e.step}): {value(e.rel_l2):.1e}."
+    )
+
+
 def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
     rows = [e for e in errors if e.kind == "weights"]
@@ -199,7 +222,8 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
 def sentences(errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord]) -> list[str]:
     """Return what a reader should take away, most important first."""
     found = [
-        local_sentence(errors), accumulation_sentence(errors), state_sentence(errors), prefill_decode_sentence(pairs),
+        local_sentence(errors), accumulation_sentence(errors), state_sentence(errors), formula_sentence(errors),
+        prefill_decode_sentence(pairs),
         weights_sentence(errors),
     ]  # fmt: skip
     return [s for s in found if s]

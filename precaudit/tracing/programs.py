@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.points import POINTS
+from precaudit.row_hashes import multipliers
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap
 
@@ -27,11 +29,12 @@ def bucket(n: int) -> int:
 
 @dataclass(frozen=True)
 class Capture:
-    """What a program collects: point names, layers, and the points whose rows are gathered to ``take``."""
+    """What a program collects: point names, layers, the points whose rows are gathered to ``take``, or hashed."""
 
     points: frozenset[str]
     layers: tuple[int, ...]
     gathered: frozenset[str] = frozenset()
+    hashed: frozenset[str] = frozenset()
 
 
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
@@ -42,6 +45,13 @@ def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., 
 def decode_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens, starts, slots, cache, take) → (logits, cache, taps)."""
     return _program(subject, capture, "decode")
+
+
+def row_hashes(x: jax.Array) -> jax.Array:
+    """Return the hashes [B, S, LANES] of cache rows x [B, S, G, K], as ``precaudit.row_hashes`` takes them."""
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    flat = bits.reshape(*x.shape[:2], -1)
+    return jnp.stack([jnp.sum(flat * m, axis=-1, dtype=jnp.uint32) for m in multipliers(flat.shape[-1])], axis=-1)
 
 
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
@@ -58,6 +68,8 @@ def _compiled(decoder: Any, capture: Capture | None, phase: str, options: tuple[
             return logits, cache, {}
 
         def gather(name: str, x: jax.Array) -> jax.Array:
+            if name in capture.hashed:
+                return row_hashes(x)
             if name not in capture.gathered:
                 return x
             axis = 1 + POINTS[name].axes.index("T")

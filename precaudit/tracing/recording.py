@@ -9,7 +9,6 @@ import numpy as np
 from precaudit.coverage import Entry
 from precaudit.formats import Array
 from precaudit.metrics.logits import top_ids
-from precaudit.points import POINTS
 from precaudit.records import PromptRecord, StepRecord, number
 from precaudit.store import RunWriter, Tensor
 from precaudit.tracing.programs import Capture
@@ -61,7 +60,7 @@ def record(whole: Recording, writer: RunWriter) -> None:
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)
-            tensors.append(Tensor(e.layer, e.point, POINTS[e.point].axes, e.positions, x, e.support))
+            tensors.append(Tensor(e.layer, e.point, e.axes, e.positions, x, e.support))
         if whole.steps:
             first = len(prompt.tokens) - 1
             writer.steps(
@@ -73,7 +72,7 @@ def record(whole: Recording, writer: RunWriter) -> None:
 
 def unpad(x: Array, e: Entry, start: int, gathered: bool) -> Array:
     """Return the rows one entry records of ``x``, one prompt's tap: axis T as recorded, axis S its real keys."""
-    for axis, name in enumerate(POINTS[e.point].axes):
+    for axis, name in enumerate(e.axes):
         index: Any = slice(None)
         if name == "S":
             index = slice(start, start + e.keys)

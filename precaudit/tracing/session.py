@@ -50,7 +50,10 @@ class Batch:
 
 @dataclass
 class Session:
-    """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt."""
+    """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt.
+
+    ``checked``: the compiled programs whose neutrality is known.
+    """
 
     subject: Subject
     requested: Requested
@@ -58,6 +61,7 @@ class Session:
     background: Background
     forced: Mapping[str, Sequence[int]] = field(default_factory=dict)
     neutrality: list[Neutrality] = field(default_factory=list)
+    checked: set[Any] = field(default_factory=set)
 
     def run(self, batch: Batch, progress: Callable[[str], None]) -> None:
         """Run every requested phase of one batch."""
@@ -78,7 +82,8 @@ class Session:
         here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
         partial_rows = {e.point for e in here if phase != "decode" and len(e.positions) < e.keys}
         points = frozenset(e.point for e in here)
-        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}))
+        hashed = frozenset(e.point for e in here if e.hashed)
+        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}), hashed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
         """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
@@ -122,10 +127,12 @@ class Session:
             return self._cache(len(tokens), longest) if phase == "prefill" else None
 
         program = prefill_program(self.subject, capture)
-        logits, _, taps = self._call(program, tokens, starts, rows, cache(), take)
-        if self._unchecked(phase, capture):
+        given = (tokens, starts, rows, cache(), take)
+        check = self._unchecked(phase, capture, given)
+        logits, _, taps = self._call(program, *given)
+        if check:
             bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, cache())
-            self._compare(phase, batch, logits, bare[0])
+            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
@@ -144,14 +151,16 @@ class Session:
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
-            check = "decode" in self.requested.phases and self._unchecked("decode", capture)
+            given = (token, starts, slots, cache)
+            check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
-            logits, cache, taps = self._call(decode_program(self.subject, capture), token, starts, slots, cache)
+            logits, cache, taps = self._call(decode_program(self.subject, capture), *given)
+            rows = tuple((len(s) - 1 + step,) for s in sequences)
+            call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
                 bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
-                self._compare("decode", batch, logits, bare[0])
-            rows = tuple((len(s) - 1 + step,) for s in sequences)
-            self._record(batch, Call("decode", step, capture, starts, rows, token[:, None], taps, logits))
+                self._compare(call, batch, cache["k"].shape[1:3], bare[0])
+            self._record(batch, call)
             progress(f"decode {step}")
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
@@ -175,16 +184,25 @@ class Session:
             return jnp.asarray([self.forced[p.id][step] for p in batch.prompts], jnp.int32)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-    def _unchecked(self, phase: str, capture: Capture) -> bool:
-        return bool(capture.points) and all(n.phase != phase for n in self.neutrality)
+    def _unchecked(self, phase: str, capture: Capture, given: Any) -> bool:
+        """Whether this is the first call of a compiled program: of a phase, what it captures and its shapes."""
+        shapes = tuple(np.shape(x) for x in jax.tree.leaves(given))
+        program = (phase, self.subject.decoder, capture, shapes)
+        first = bool(capture.points) and program not in self.checked
+        self.checked.add(program)
+        return first
 
-    def _compare(self, phase: str, batch: Batch, captured: Any, bare: Any) -> None:
-        """Note whether capturing left the logits as they were, bit for bit."""
-        a, b = np.asarray(captured), np.asarray(bare)
+    def _compare(self, call: Call, batch: Batch, shape: Sequence[int], bare: Any) -> None:
+        """Note whether capturing left a call's logits as they were, bit for bit."""
+        a, b = np.asarray(call.logits), np.asarray(bare)
         same = a.tobytes() == b.tobytes()
         diff = 0.0 if same else float(np.max(np.abs(single(a) - single(b))))
         ids = tuple(p.id for p in batch.prompts)
-        self.neutrality.append(Neutrality(phase=phase, prompts=ids, bitwise=same, max_diff=number(diff)))
+        self.neutrality.append(
+            Neutrality(
+                phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same, max_diff=number(diff)
+            )
+        )  # fmt: skip
 
     def _record(self, batch: Batch, call: Call) -> None:
         """Hand a call's outputs to the writer, where any of them was asked for."""

@@ -1,18 +1,20 @@
 """A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from precaudit.checkpoints import Checkpoint, open_checkpoint
 from precaudit.configs import DecoderConfig
+from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.families import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import Policy, apply_settings, load_policy
+from precaudit.store import Run
 from precaudit.tracing.devices import choose_device, platform_of
 
 
@@ -70,6 +72,21 @@ class Subject:
             tables = rope_tables(self.config, positions, self.policy)
             self._tables[positions] = jax.device_put(tables, self.device)
         return self._tables[positions]
+
+
+def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subject | None:
+    """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
+
+    ``model``: where its weights lie now. Raises UserError where the device is not there, or other weights are.
+    """
+    record = run.record
+    if record.program != "shipped":
+        return None
+    policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+    subject = load(model or record.model.reference, policy, None, device)
+    if subject.checkpoint.hashes.sha256() != record.model.sha256:
+        raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
+    return subject
 
 
 def load(

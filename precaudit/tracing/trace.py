@@ -131,6 +131,7 @@ def _request(
         batch=options.batch,
         pad=options.pad,
         tokens_from=str(options.tokens_from) if options.tokens_from is not None else None,
+        cache_hashes=True,
     )
     return found, forced, requested
 

@@ -1,0 +1,78 @@
+"""Formula: is the program's FP64 shadow the independent FP64 reference, at every point and in the batches recorded.
+
+JAX is imported where a shadow is computed, and nowhere else in comparison.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.rows import Place
+from precaudit.coverage import formula_keys
+from precaudit.errors import UserError
+from precaudit.numpy_decoder.model import Model
+from precaudit.records import ErrorRecord, Number, number
+
+# Constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
+SAME = 1e-6
+OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"
+
+
+def formula_errors(
+    recorded: Recorded,
+    model: Model,
+    prompts: Sequence[str],
+    subject: Any = None,
+    where: str | None = None,
+    phases: Collection[str] | None = None,
+) -> Iterator[ErrorRecord]:
+    """Yield a record for every place of ``prompts`` (coverage.formula_keys); ``rel_l2``: ‖shadow − FP64‖ / ‖FP64‖.
+
+    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded, with the weights that
+    lie at ``where``. A program that is not at hand, or holds what has no FP64 meaning, is unknown.
+    """
+    asked = [p for p in recorded.requested.phases if phases is None or p in phases]
+    for batch in dict.fromkeys(recorded.batch_of(p) for p in prompts):
+        chosen = [p for p in batch if p in prompts]
+        found, unknown = _shadowed(recorded, model, batch, subject, where, asked)
+        for prompt in chosen:
+            for phase, step, layer, point in formula_keys(recorded.requested, recorded.config, asked):
+                here = Place(prompt, phase, step, layer, point)
+                if unknown:
+                    yield here.record("formula", "shadow", "fp64", unknown=unknown)
+                elif here not in found:
+                    yield here.record("formula", "shadow", "fp64", missing="the shadow of the program never came here")
+                else:
+                    yield here.record("formula", "shadow", "fp64", **found[here])
+
+
+def _shadowed(
+    recorded: Recorded, model: Model, batch: tuple[str, ...], subject: Any, where: str | None, phases: list[str]
+) -> tuple[dict[Place, dict[str, Any]], str]:
+    """Return the numbers of every place of a batch, or why there are none."""
+    try:
+        from precaudit.tracing import shadowed
+        from precaudit.tracing.subject import program_of
+        from precaudit.transforms import CannotLift
+    except ImportError as error:
+        raise UserError(f"the formula needs JAX ({error}); compare without --formula") from None
+    subject = subject or program_of(recorded.run, model=where)
+    if subject is None:
+        return {}, OTHER
+    wanted = list(formula_keys(recorded.requested, recorded.config, phases))
+    prompts = tuple(recorded.run.prompts[p] for p in batch)
+    fed = {p: recorded.fed_tokens(p) for p in batch}
+    work = shadowed.Work(prompts, fed, recorded.requested, phases, frozenset(point for *_, point in wanted))
+    try:
+        found = list(shadowed.distances(subject, model, work))
+    except CannotLift as error:
+        return {}, str(error)
+    return {Place(d.prompt, d.phase, d.step, d.layer, d.point): _numbers(d) for d in found}, ""
+
+
+def _numbers(d: Any) -> dict[str, Any]:
+    worst: tuple[Number, int] = (number(d.token[0]), d.token[1])
+    return {
+        "dtype": "float64", "n": d.n, "nonfinite": d.nonfinite, "max_diff": number(d.largest),
+        "rel_l2": number(d.distance), "scopes": {"token": {"rel_l2": worst}},
+    }  # fmt: skip
