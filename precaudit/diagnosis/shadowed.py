@@ -58,7 +58,7 @@ def distances(recorded: Recorded, subject: Subject, model: Model, prompt: str) -
 
 
 def _decode(subject: Subject, points: frozenset[str], *args: Any) -> Any:
-    return reap(subject.decoder.decode, points)(*args)
+    return reap(subject.decoder.decode, points, missing="ignore")(*args)
 
 
 def _prefill(subject: Subject, points: list[str], tokens: Array, cache: Any) -> tuple[Any, dict[str, Any]]:
@@ -68,7 +68,7 @@ def _prefill(subject: Subject, points: list[str], tokens: Array, cache: Any) -> 
     padded = np.zeros((1, size), np.int32)
     padded[0, :n] = tokens
     rows = np.asarray([[n - 1]], np.int32)
-    program: Callable[..., Any] = reap(subject.decoder.prefill, frozenset(points))
+    program: Callable[..., Any] = reap(subject.decoder.prefill, frozenset(points), missing="ignore")
     call = jax.jit(shadow(lambda p, t, x, b, r, c: program(p, t, x, b, r, c), subject.lift))
     (_, filled), taps = call(
         subject.parameters, exact_tables(subject, size), padded, np.zeros(1, np.int32), rows, cache
