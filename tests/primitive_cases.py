@@ -211,6 +211,8 @@ CASES = {
     "scatter-mul": (rowed(lax.scatter_mul), (X, Y)),
     "scatter-min": (rowed(lax.scatter_min), (X, Y)),
     "scatter-max": (rowed(lax.scatter_max), (X, Y)),
+    "empty": (lambda x: lax.empty((4,), x.dtype).at[:].set(x[0]), (X,)),
+    "empty2": (lambda x: lax.select(x[0, 0] > -1, x[0, 0], unwritten(x.dtype)), (X,)),
     "custom_linear_solve": (solved, (X,)),
     "dot_general": (lambda x, y: jnp.dot(x.astype(low(x)), y.T.astype(low(x)), preferred_element_type=x.dtype,
                     precision="highest"), (X, Y)),
@@ -237,6 +239,11 @@ CASES = {
     "linear_call": (lambda x, y: jax.custom_derivatives.linear_call(
         lambda r, v: v / r, lambda r, t: t / r, x, y), (X, Y)),
 }  # fmt: skip
+
+
+def unwritten(dtype):
+    """Return what derivatives of branches use for a value that is never read."""
+    return PUBLIC["empty2"].bind(dtype=dtype, memory_space=jax.memory.Space.Device)
 
 
 def sparing():

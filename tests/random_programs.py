@@ -10,24 +10,23 @@ from jax.ad_checkpoint import checkpoint_name
 def trees(unary, binary, loops=True, taps=False, leaves=8):
     """Return a strategy of programs: ("x",), (operation, …), or a construct with bodies that are programs of "x".
 
-    ``unary``, ``binary``: names of operations; ``loops``: while loops too; ``taps``: ("tap", program) too.
+    ``unary``, ``binary``: names of operations; ``loops``: while loops too; ``taps``: ("tap", program) in every body.
     """
 
     def larger(inner):
+        body = st.tuples(st.just("tap"), inner) if taps else inner
         kinds = [
             st.tuples(st.sampled_from(sorted(unary)), inner),
             st.tuples(st.sampled_from(sorted(binary)), inner, inner),
-            st.tuples(st.sampled_from(sorted(WRAPPED)), inner, inner),
-            st.tuples(st.just("scan"), st.integers(0, 3), inner, inner),
-            st.tuples(st.just("cond"), inner, inner, inner),
+            *[st.tuples(st.sampled_from(sorted(WRAPPED)), body, inner)] * 2,
+            st.tuples(st.just("scan"), st.integers(0, 3), body, inner),
+            st.tuples(st.just("cond"), body, body, inner),
         ]
         if loops:
-            kinds.append(st.tuples(st.just("while"), st.integers(0, 3), st.booleans(), inner, inner, inner))
-        if taps:
-            kinds += [st.tuples(st.just("tap"), inner)] * 2
+            kinds.append(st.tuples(st.just("while"), st.integers(0, 3), st.booleans(), body, body, inner))
         return st.one_of(kinds)
 
-    return st.recursive(st.just(("x",)), larger, max_leaves=leaves)
+    return larger(st.recursive(st.just(("x",)), larger, max_leaves=leaves))
 
 
 def program(tree, operations):

@@ -73,7 +73,7 @@ def dotted(x, y):
 OPERATIONS = {
     "sin": jnp.sin, "tanh": jnp.tanh, "rounded": rounded, "narrowed": narrowed, "folded": folded,
     "spectrum": spectrum, "scattered": scattered, "ranked": ranked, "summed": summed, "windowed": windowed,
-    "solved": solved, "erf": lax.erf, "logistic": lax.logistic, "negated": lax.neg,
+    "solved": solved, "logistic": lax.logistic, "negated": lax.neg,
     "counted": lambda x: x * lax.argmax(flat(x), 0, np.int32).astype(x.dtype) * 0.25,
 }  # fmt: skip
 PAIRS = {
@@ -92,14 +92,14 @@ def check(tree):
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=50, **QUICK)
+@settings(max_examples=30, **QUICK)
 @given(TREES)
 def test_a_random_program(tree):
     check(tree)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, **QUICK)
+@settings(max_examples=300, **QUICK)
 @given(TREES)
 def test_many_random_programs(tree):
     check(tree)

@@ -34,6 +34,8 @@ RULES = {
     "scan": "its body is lifted",
     "while": "condition and body are lifted; a batched condition keeps what has ended",
     "cond": "its branches are lifted",
+    "empty": "zeros: what is read before it is written means nothing",
+    "empty2": "zeros: what is read before it is written means nothing",
     "layout_constraint": "nothing: a layout",
 } | dict.fromkeys(PRODUCTS.split(), "the result in FP64, precision and algorithm dropped")
 RULES |= dict.fromkeys(SCATTERS.split(), "a function of one element (`lax.scatter_apply`) is lifted")
@@ -63,7 +65,7 @@ REFUSED = {
     """,
     "what it gives is a matter of the format's bits": "nextafter scaled_dot stochastic_round",
     "the numbers drawn depend on the format": "random_gamma rng_uniform",
-    "the device chooses what it gives": "approx_top_k rng_bit_generator empty empty2",
+    "the device chooses what it gives": "approx_top_k rng_bit_generator",
     "the axes of a mesh exist inside shard_map alone, and its shards are no whole values": """
         shard_map xla_pmap all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
         all_gather_start all_to_all all_to_all_done all_to_all_start axis_index full_to_shard pbroadcast pbroadcast_done

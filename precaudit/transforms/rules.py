@@ -34,6 +34,11 @@ def nothing(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     return []
 
 
+def zeros(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Give zeros for what has no value yet."""
+    return [jnp.zeros(params.get("shape", ()), wide(params["dtype"]))]
+
+
 def bitcast(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Read an integer's bits; raises ValueError for a float's, which the shadow does not have."""
     if not jnp.issubdtype(inputs[0].dtype, jnp.integer):
@@ -128,5 +133,5 @@ RULES: dict[str, Rule] = {
     "convert_element_type": convert, "reduce_precision": same, "layout_constraint": same,
     "bitcast_convert_type": bitcast, "reduce": reduce, "reduce_window": reduce_window,
     "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,
-    "inspect_sharding": nothing, "dce_sink": nothing,
+    "inspect_sharding": nothing, "dce_sink": nothing, "empty": zeros, "empty2": zeros,
 } | {name: scatter(name) for name in SCATTERS}  # fmt: skip
