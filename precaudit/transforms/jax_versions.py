@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+from jax import lax
 from jax.extend import source_info_util
 
 
@@ -47,6 +49,14 @@ def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
     """Return the mesh axes a shard_map equation is manual over, in the mesh's order (the parameter is a set)."""
     manual = params["manual_axes"] if "manual_axes" in params else params["newly_manual_axes"]
     return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
+
+
+def varying(x: Any, axes: Sequence[str]) -> Any:
+    """Return a value inside shard_map as one that may differ between the shards along all of the axes."""
+    aval = jax.typeof(x)
+    known = aval.vma if hasattr(aval, "vma") else aval.mat.varying
+    missing = tuple(axis for axis in axes if axis not in known)
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def walk(

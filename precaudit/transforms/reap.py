@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from precaudit.transforms.jax_versions import bind, closed, manual_axes, walk
+from precaudit.transforms.jax_versions import bind, closed, manual_axes, varying, walk
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.rules import select_batched
 from precaudit.transforms.sites import merged, numbered, sites, sites_of, unknown_tap
@@ -41,15 +41,18 @@ def reap(
 
     ``select`` names the taps wanted (None: all). A tap inside a scan gives [length, …], inside nested scans [outer,
     inner, …]. ``layers`` keeps only those steps of the scan met first from outside, in ascending order, without ever
-    holding the others; scans inside a kept step give all their steps. A tap inside a while loop gives its last
-    iteration, in its condition the evaluation that ended it (of a vmapped loop: the last iteration of any element;
-    ``vmap(reap(f))`` gives each its own); inside a cond, the branch taken, where branches that tap a name in the same
-    shape and format share it and others get a number. ``name@taken``, bool, with an axis for every scan between: False
-    where the branch was not taken or the loop's body never ran, and the value is zeros. A name met twice gets ``#1``,
-    ``#2`` in program order. Inside shard_map the shards are stacked on a new leading axis, in the order of the mesh's
-    axes. ``transform(name, value)`` is applied to a value where it is made, before it is stacked. Inner jits keep
-    shardings and compiler options; they donate nothing (a tap may need the buffer) and keep no layouts (those of one
-    program need not be right for another). Derivative rules around a selected tap are dropped: use ``reap(grad(f))``.
+    holding the others; scans inside a kept step give all their steps. A name met twice gets ``#1``, ``#2`` in program
+    order. ``transform(name, value)`` is applied to a value where it is made, before it is stacked.
+
+    A tap inside a while loop gives its last iteration, in its condition the evaluation that ended it (of a vmapped
+    loop: the last iteration of any element; ``vmap(reap(f))`` gives each its own). Inside a cond it gives the branch
+    taken: branches that tap a name in the same shape and format share it, others get a number in the order of the
+    jaxpr (of ``lax.cond``, the false branch first). ``name@taken``, bool, with an axis for every scan between, is
+    False where the branch was not taken or the loop's body never ran, and the value is zeros there.
+
+    Inside shard_map the shards are stacked on a new leading axis, in the order of the mesh's axes. Inner jits keep
+    their shardings; they donate nothing (a tap may need the buffer) and keep no layouts. Derivative rules around a
+    selected tap are dropped: use ``reap(grad(f))``.
 
     Raises ValueError where ``select`` names no tap of the program (``missing="ignore"``: it has none) or a layer is
     negative, and NotImplementedError for a selected tap inside a primitive whose body cannot be entered.
@@ -86,6 +89,7 @@ class _Reaper:
     names: frozenset[str] | None
     layers: tuple[int, ...] | None
     transform: Transform
+    shards: tuple[str, ...] = ()  # the axes of the shard_map around, which every tap is made to vary over
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], list[Tap]]:
         taps: list[Tap] = []
@@ -94,13 +98,29 @@ class _Reaper:
             if not sites_of(equation, self.names):
                 return bind(equation, inputs)
             if equation.primitive.name == "name":
-                taps.append(Tap(self.transform(equation.params["name"], inputs[0])))
+                taps.append(Tap(self.each(self.transform(equation.params["name"], inputs[0]))))
                 return inputs
             out, inner = self.enter(equation, inputs)
             taps.extend(inner)
             return out
 
         return walk(jaxpr, consts, args, step), taps
+
+    def each(self, x: Any) -> Any:
+        """Return a value as one of each shard."""
+        return varying(x, self.shards) if self.shards else x
+
+    def zeros(self, shapes: Any) -> Any:
+        """Return zeros (False of ``taken``) of shapes."""
+        return jax.tree.map(lambda s: self.each(jnp.zeros(s.shape, s.dtype)), shapes)
+
+    def full(self, tap: Tap | None, shapes: Tap) -> Tap:
+        """Return a branch's tap, zeros and not taken where the branch lacks it."""
+        if tap is None:
+            return self.zeros(shapes)
+        taken = jnp.asarray(True) if tap.taken is None else tap.taken
+        axes = tuple(range(taken.ndim, len(shapes.taken.shape)))
+        return Tap(tap.value, self.each(jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape)))
 
     def enter(self, equation: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         """Evaluate an equation whose body holds a wanted tap."""
@@ -128,7 +148,6 @@ class _Reaper:
             out_shardings=(list(map(_sharding, params["out_shardings"])), None),
             keep_unused=params["keep_unused"],
             inline=params["inline"],
-            compiler_options=dict(params.get("compiler_options_kvs", ())) or None,
         )
         return compiled(*inputs)
 
@@ -163,7 +182,7 @@ class _Reaper:
         slots[kept] = np.arange(len(kept))
         xs_one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacked]
         shapes = jax.eval_shape(lambda c, x: body(c, x)[2], first, xs_one)
-        buffers = jax.tree.map(lambda s: jnp.zeros((len(kept) + 1, *s.shape), s.dtype), shapes)
+        buffers = self.zeros(jax.tree.map(lambda s: jax.ShapeDtypeStruct((len(kept) + 1, *s.shape), s.dtype), shapes))
 
         def some(state: Any, xs: Any) -> tuple[Any, Any]:
             (carry, held), (slot, inner) = state, xs
@@ -187,7 +206,7 @@ class _Reaper:
 
         def made(values: list[Any]) -> tuple[list[Any], list[Tap]]:
             out, taps = self.run(*body, [*for_body, *values])
-            return out, [Tap(t.value, jnp.asarray(True) if t.taken is None else t.taken) for t in taps]
+            return out, [t if t.taken is not None else Tap(t.value, self.each(jnp.asarray(True))) for t in taps]
 
         def step(state: Any) -> Any:
             values, _, going, _ = state
@@ -197,7 +216,7 @@ class _Reaper:
             return new, taps, *test(new)
 
         values, taps, _, last = lax.while_loop(
-            lambda state: jnp.any(state[2]), step, (first, _zeros(jax.eval_shape(made, first)[1]), *test(first))
+            lambda state: jnp.any(state[2]), step, (first, self.zeros(jax.eval_shape(made, first)[1]), *test(first))
         )
         return values, [*last, *taps]
 
@@ -215,7 +234,7 @@ class _Reaper:
             def branch(*a: Any) -> Any:
                 out, taps = call(*a)
                 mine = dict(zip(at, taps, strict=True))
-                return out, [_full(mine.get(i), shapes[i]) for i in range(len(found))]
+                return out, [self.full(mine.get(i), shapes[i]) for i in range(len(found))]
 
             return branch
 
@@ -225,9 +244,10 @@ class _Reaper:
     def shard_map(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         jaxpr, consts = closed(params["jaxpr"])
         axes = manual_axes(params)
+        within = replace(self, shards=(*self.shards, *axes)) if params["check_vma"] else self
 
         def body(*args: Any) -> tuple[list[Any], list[Tap]]:
-            out, taps = self.run(jaxpr, consts, args)
+            out, taps = within.run(jaxpr, consts, args)
             return out, jax.tree.map(lambda x: x[None], taps)
 
         mapped = jax.shard_map(
@@ -246,21 +266,7 @@ def _sharding(given: Any) -> Sharding | None:
     return given if isinstance(given, Sharding) else None
 
 
-def _zeros(shapes: Any) -> Any:
-    """Return zeros (False of ``taken``) of shapes."""
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-
 def _wider(tap: Tap, other: Tap | None) -> Tap:
     """Return the shapes of a tap of two branches: ``taken`` has the axes of the branch that needs more."""
     marks = [jax.ShapeDtypeStruct((), bool), *(t.taken for t in (tap, other) if t is not None and t.taken is not None)]
     return Tap(tap.value, max(marks, key=lambda s: len(s.shape)))
-
-
-def _full(tap: Tap | None, shapes: Tap) -> Tap:
-    """Return a branch's tap, zeros and not taken where the branch lacks it."""
-    if tap is None:
-        return _zeros(shapes)
-    taken = jnp.asarray(True if tap.taken is None else tap.taken)
-    axes = tuple(range(taken.ndim, len(shapes.taken.shape)))
-    return Tap(tap.value, jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape))
