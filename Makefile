@@ -20,7 +20,7 @@ help:
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
 	@echo 'make tiny      train the bundled model again (about half an hour on two cores)'
-	@echo 'make schemas   write docs/schemas from the record types'
+	@echo 'make schemas   write docs/schemas from the record types, docs/shadow.md from the table'
 	@echo 'make clean     remove .venv and what tools left'
 
 .venv/base: setup.cfg pyproject.toml
@@ -90,6 +90,7 @@ tiny: .venv/test
 
 schemas: .venv/base
 	$(BIN)/python -m precaudit.schemas docs/schemas
+	$(BIN)/python -c 'from precaudit.transforms.primitives import markdown; print(markdown(), end="")' > docs/shadow.md
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -214,8 +214,8 @@ class ErrorRecord(Record, frozen=True):
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
     run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was
-    handed on, whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
-    that differ. ``rows``: which rows, as [first, end).
+    handed on, whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows)
+    the rows that differ. ``rows``: which rows, as [first, end).
     """
 
     prompt: str

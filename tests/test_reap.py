@@ -1,5 +1,11 @@
 """reap collects what the program computes, through every construct, and costs nothing for what is not selected."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,3 +125,157 @@ def test_a_tap_it_cannot_reach_is_an_error():
 
     with pytest.raises(NotImplementedError, match="custom_linear_solve"):
         reap(f)(jnp.ones(3))
+
+
+@pytest.fixture(scope="module")
+def four():
+    """What reap gives on four devices, under four hash seeds."""
+    found = []
+    for seed in range(4):
+        given = {"PYTHONHASHSEED": str(seed), "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        call = [sys.executable, "-m", "tests.on_four_devices"]
+        root = Path(__file__).parent.parent
+        out = subprocess.run(call, env=os.environ | given, cwd=root, capture_output=True, text=True, check=True)
+        found.append(json.loads(out.stdout.splitlines()[-1]))
+    return found
+
+
+def test_shards_are_in_the_order_of_the_mesh(four):
+    grid = np.arange(16.0).reshape(4, 4)
+    wanted = [grid[i : i + 2, j : j + 2].tolist() for i in (0, 2) for j in (0, 2)]
+    assert [f["shards"] for f in four] == [wanted] * 4
+
+
+def test_a_branch_and_a_loop_inside_shard_map(four):
+    taken, values = four[0]["in_a_branch"]
+    assert taken == [False, False, True, True]
+    assert values[2] == [[16.0, 18.0], [24.0, 26.0]]
+    assert values[0] == [[0.0, 0.0], [0.0, 0.0]]
+    scanned, taken = four[0]["in_loops"]
+    assert np.shape(scanned) == (4, 2, 2, 2)
+    assert taken == [True, True, False, False]  # the sums of the others are 40 or more at the start
+
+
+def test_an_inner_jit_keeps_its_shardings(four):
+    reaped, bare, told, wanted = four[0]["shardings"]
+    assert (reaped, bare) == (True, True)
+    assert told == wanted > 0
+
+
+def test_an_inner_jit_keeps_its_name():
+    (equation,) = jax.make_jaxpr(reap(jax.jit(lambda x: tap(x * 2, "inner"))))(jnp.ones(3)).eqns
+    assert (equation.primitive.name, equation.params["name"]) == ("jit", "<lambda>")
+
+
+def doubling(x, below):
+    """Double x until it is below no more; a tap in the condition and one in the body."""
+    return lax.while_loop(lambda c: tap(c, "tested").sum() < below, lambda c: tap(c * 2, "made"), x)
+
+
+def test_a_tap_in_a_loop_s_condition_is_its_last_evaluation():
+    out, taps = jax.jit(reap(doubling))(jnp.ones(2), 20.0)
+    assert (out == 16).all()
+    assert (taps["tested"] == 16).all()
+    assert (taps["made"] == 16).all()
+    assert bool(taps["made@taken"])
+    assert "tested@taken" not in taps  # a condition is always evaluated
+
+
+def test_a_loop_that_never_ran_says_so():
+    out, taps = jax.jit(reap(doubling))(jnp.ones(2), 1.0)
+    assert (out == 1).all()
+    assert (taps["tested"] == 1).all()
+    assert (taps["made"] == 0).all()
+    assert not bool(taps["made@taken"])
+
+
+def test_a_loop_under_vmap():
+    x, below = jnp.array([[1.0], [5.0], [100.0]]), jnp.array([8.0, 8.0, 8.0])
+    out, taps = reap(jax.vmap(doubling))(x, below)
+    assert (out == jnp.array([[8.0], [10.0], [100.0]])).all()
+    assert (taps["tested"] == out).all()
+    apart = jax.vmap(reap(doubling))(x, below)[1]
+    assert (apart["made"] == jnp.array([[8.0], [10.0], [0.0]])).all()
+    assert apart["made@taken"].tolist() == [True, True, False]
+
+
+def nested(x, n=4):
+    def outer(c, i):
+        inner, _ = lax.scan(lambda d, j: (tap(d + j, "inner"), None), c + i, jnp.arange(3.0))
+        return tap(inner, "outer"), None
+
+    return lax.scan(outer, x, jnp.arange(float(n)))[0]
+
+
+def test_a_layer_filter_is_of_the_scan_met_first_and_keeps_all_of_those_inside():
+    _, every = jax.jit(reap(nested))(0.0)
+    _, some = jax.jit(reap(nested, layers=[3, 1]))(0.0)
+    assert every["inner"].shape == (4, 3)
+    assert (some["outer"] == every["outer"][jnp.array([1, 3])]).all()
+    assert (some["inner"] == every["inner"][jnp.array([1, 3])]).all()
+
+
+def test_a_layer_filter_holds_where_the_scan_lies_in_a_call():
+    _, some = reap(jax.jit(jax.checkpoint(nested)), ["inner"], [2])(0.0)
+    assert some["inner"].shape == (1, 3)
+
+
+def test_negative_layers_are_refused():
+    with pytest.raises(ValueError, match="count from 0"):
+        reap(nested, layers=[-1])
+
+
+def two_shapes(x):
+    def other(x):
+        return tap(tap(x[:1], "value") * 3, "value").sum() + tap(x, "both").sum()
+
+    return lax.cond(x.sum() > 0, lambda x: tap(x * 2, "value").sum() + tap(x, "both").sum(), other, x)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_that_tap_a_name_in_two_shapes(sign):
+    x = sign * jnp.arange(1.0, 4)
+    out, taps = jax.jit(reap(two_shapes))(x)
+    assert float(out) == float(two_shapes(x))
+    taken = {k.removesuffix("@taken"): bool(v) for k, v in taps.items() if k.endswith("@taken")}
+    first = sign > 0
+    assert taken == {"value": not first, "value#1": not first, "value#2": first, "both": True}
+    assert (taps["both"] == x).all()
+    assert (taps["value#2"] == (2 * x if first else 0)).all()
+    assert (taps["value#1"] == (0 if first else 3 * x[:1])).all()
+
+
+def test_branches_that_tap_a_name_in_two_formats():
+    def f(x):
+        return lax.cond(x > 0, lambda x: tap(x, "y"), lambda x: tap(x.astype(jnp.bfloat16), "y").astype(x.dtype), x)
+
+    _, taps = reap(f)(jnp.float32(-2))
+    assert (taps["y"].dtype, float(taps["y"]), bool(taps["y#1@taken"])) == (jnp.bfloat16, -2.0, False)
+
+
+def test_a_name_met_in_a_scan_and_outside_is_numbered_in_program_order():
+    def f(x):
+        def body(c, _):
+            return tap(tap(c, "y") + 1, "y"), None
+
+        return tap(lax.scan(body, tap(x, "y") + 10, None, length=2)[0], "y")
+
+    _, taps = reap(f)(jnp.float32(0))
+    assert {k: np.asarray(v).tolist() for k, v in taps.items()} == {
+        "y": 0.0, "y#1": [10.0, 11.0], "y#2": [11.0, 12.0], "y#3": 12.0,
+    }  # fmt: skip
+
+
+def test_a_misspelt_name_is_an_error_that_names_the_likely_one():
+    with pytest.raises(ValueError, match=r"no tap is named 'pots': did you mean post.*this program has post, pre"):
+        reap(layers, ["pots"])(PARAMS, X)
+    _, taps = reap(layers, ["post", "pots"], missing="ignore")(PARAMS, X)
+    assert set(taps) == {"post"}
+
+
+def test_keyword_arguments_and_trees():
+    def f(x, *, scale, shift=None):
+        return tap(x["a"] * scale, "y") + (0 if shift is None else shift)
+
+    out, taps = jax.jit(reap(f))({"a": jnp.float32(3)}, scale=jnp.float32(2), shift=jnp.float32(1))
+    assert (float(out), float(taps["y"])) == (7.0, 6.0)

@@ -76,7 +76,7 @@ def _compiled(decoder: Any, capture: Capture | None, phase: str, options: tuple[
             index = take.reshape(take.shape[0], *(take.shape[1] if i == axis else 1 for i in range(1, x.ndim)))
             return jnp.take_along_axis(x, index, axis=axis)
 
-        collecting = reap(function, capture.points, capture.layers, gather)
+        collecting = reap(function, capture.points, capture.layers, gather, missing="ignore")
         (logits, cache), taps = collecting(params, tables, tokens, starts, rows, cache)
         return logits, cache, taps
 

@@ -91,7 +91,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
     tokens, starts = batch.arrays(sequences)
     ends = starts + np.asarray([len(s) for s in sequences], np.int32)
     capacity = bucket(max(map(len, sequences)) + asked.decode_steps)
-    run = jax.jit(shadow(lambda *a: reap(subject.decoder.prefill, points, layers)(*a), subject.lift))
+    run = jax.jit(shadow(lambda *a: reap(subject.decoder.prefill, points, layers, missing="ignore")(*a), subject.lift))
 
     def cache() -> Any:
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), capacity))
@@ -107,7 +107,9 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
         yield prefill("prefill", sequences, None if asked.phases == ("prefill",) else cache())
     if "decode" in work.phases:
         fill = jax.jit(shadow(subject.decoder.prefill, subject.lift))
-        step_of = jax.jit(shadow(lambda *a: reap(subject.decoder.decode, points, layers)(*a), subject.lift))
+        step_of = jax.jit(
+            shadow(lambda *a: reap(subject.decoder.decode, points, layers, missing="ignore")(*a), subject.lift)
+        )
         cut = tokens.copy()
         cut[np.arange(len(cut)), ends - 1] = 0
         where = (exact_tables(subject, cut.shape[1]), cut, starts, (ends - 1)[:, None])

@@ -1,15 +1,12 @@
 """What differs between JAX 0.8.2 and the newest: the shape of jaxpr parameters and how an equation is bound again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-
-CALLS = ("jit", "pjit")
-REMATS = ("checkpoint", "remat", "remat2")
-# custom_jvp_call, custom_vjp_call, closed_call: where the body lies.
-BODY_KEYS = ("call_jaxpr", "jaxpr", "fun_jaxpr")
+from jax import lax
+from jax.extend import source_info_util
 
 
 def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> tuple[Any, Sequence[Any]]:
@@ -28,20 +25,56 @@ def bodies(value: Any) -> Iterator[Any]:
             yield from bodies(item)
 
 
-def bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:
-    """Apply an equation's primitive to new arguments; up to JAX 0.9 bind parameters come with sub-functions."""
-    found = equation.primitive.get_bind_params(equation.params)
-    functions, params = found if isinstance(found, tuple) else ((), found)
+def bind(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
+    """Apply an equation's primitive to new arguments; up to JAX 0.9 bind parameters come with sub-functions.
+
+    ``params``: other parameters than the equation's own.
+    """
+    found = equation.primitive.get_bind_params(equation.params if params is None else params)
+    functions, known = found if isinstance(found, tuple) else ((), found)
     with equation.ctx.manager:
-        result = equation.primitive.bind(*functions, *arguments, **params)
+        result = equation.primitive.bind(*functions, *arguments, **known)
     return list(result) if equation.primitive.multiple_results else [result]
 
 
+def source(equation: Any) -> str:
+    """Return the user's line an equation was written in, ``file.py:12 (function)``; empty where JAX kept none."""
+    try:
+        return str(source_info_util.summarize(equation.source_info))
+    except (AttributeError, TypeError):
+        return ""
+
+
 def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
-    """Return the mesh axes a shard_map equation is manual over."""
-    return tuple(params["manual_axes"] if "manual_axes" in params else params["newly_manual_axes"])
+    """Return the mesh axes a shard_map equation is manual over, in the mesh's order (the parameter is a set)."""
+    manual = params["manual_axes"] if "manual_axes" in params else params["newly_manual_axes"]
+    return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
 
 
-def evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr as it stands."""
-    return jax.core.eval_jaxpr(jaxpr, consts, *arguments)
+def varying(x: Any, axes: Sequence[str]) -> Any:
+    """Return a value inside shard_map as one that may differ between the shards along all of the axes."""
+    aval = jax.typeof(x)
+    known = aval.vma if hasattr(aval, "vma") else aval.mat.varying
+    missing = tuple(axis for axis in axes if axis not in known)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def walk(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    step: Callable[[Any, list[Any]], list[Any]],
+    literal: Callable[[Any], Any] = lambda variable: variable.val,
+) -> list[Any]:
+    """Evaluate an open jaxpr equation by equation: ``step(equation, inputs) → outputs``."""
+    values: dict[Any, Any] = {}
+
+    def read(variable: Any) -> Any:
+        return literal(variable) if isinstance(variable, jex.Literal) else values[variable]
+
+    values.update(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+    for equation in jaxpr.eqns:
+        out = step(equation, [read(v) for v in equation.invars])
+        values.update(zip(equation.outvars, out, strict=True))
+    return [read(v) for v in jaxpr.outvars]

@@ -1,13 +1,17 @@
 """Planted values: a program's FP64 shadow with its taps overwritten, or with something added to them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.jax_versions import closed
-from precaudit.transforms.shadow import Lift, _Shadow, _up, traced
+from precaudit.transforms.jax_versions import closed, walk
+from precaudit.transforms.primitives import lifting
+from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
+from precaudit.transforms.sites import Site, merged, numbered, sites, sites_of, unknown_tap
+from precaudit.transforms.wide import up, wide
 
 Values = dict[str, Any]
 
@@ -17,55 +21,125 @@ def plant(
 ) -> Callable[..., tuple[Any, Values]]:
     """Return ``g(values, *args) → (outputs, errors)`` of ``function``'s FP64 shadow, ``values`` planted at its taps.
 
-    ``values`` maps a tap's name to an array: [steps of the scan it is in, …], or the tap's own shape outside scans.
-    ``force`` overwrites a tap and gives ``errors[name]`` = planted − computed: what this operation alone added. ``add``
-    adds to it, so that a gradient by ``values`` is one by every tap; scan bodies are computed again in the backward
-    pass. Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does.
+    ``values`` maps a tap's name, as ``reap`` gives it (``name#1`` of a name met again), to an array: [steps of each
+    scan it is in, outermost first, …], or the tap's own shape outside scans. A tap of a cond is planted where its
+    branch is taken; ``name@taken`` is not read. ``force`` overwrites a tap and gives ``errors[name]`` = planted −
+    computed, FP64 in the shape of ``values``: what this operation alone added, 0 where a branch was not taken. ``add``
+    adds to it, so that a gradient by ``values`` is one by every tap, and gives no errors; scan bodies are computed
+    again in the backward pass. Under ``jax.enable_x64(True)``.
+
+    Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
+    NotImplementedError for a tap inside a while loop or another primitive that gives it no value of its own.
     """
 
-    def planted(values: Values, *args: Any) -> tuple[Any, Values]:
-        jaxpr, structure = traced(function, args)
-        run = _Planted(dict(lift or {}), mode, values)
-        out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(structure, [_up(x) for x in out]), run.errors
+    def planted(values: Values, /, *args: Any, **kwargs: Any) -> tuple[Any, Values]:
+        jaxpr, structure = traced(function, args, kwargs)
+        found = sites(jaxpr.jaxpr)
+        names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
+        run = _Planted(dict(lift or {}), mode, frozenset(s.name for s in names.values()))
+        mine = [_fitting(n, s, values.get(n)) for n, s in names.items()]
+        out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
+        told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
+        return jax.tree.unflatten(structure, [up(x) for x in out]), told
 
     return planted
 
 
-class _Planted(_Shadow):
-    """Evaluates a shadow with planted taps; a tap inside a scan takes its step's slice."""
+def _bases(values: Values, found: Sequence[Site]) -> set[str]:
+    """Return the names, without numbers, of the taps that have values; raises ValueError for one there is not."""
+    names = dict(zip(numbered(found), found, strict=True))
+    given = [n for n in values if n.removesuffix("@taken") not in names or n in names]
+    for name in given:
+        if name not in names:
+            raise ValueError(unknown_tap(name, names))
+    return {names[n].name for n in given}
 
-    def __init__(self, lift: Mapping[str, Lift], mode: str, values: Values) -> None:
+
+def _fitting(name: str, site: Site, value: Any) -> Any:
+    """Return a tap's value in FP64; raises for one of another shape, or where it cannot be planted."""
+    if value is None:
+        return None
+    if site.inside:
+        raise NotImplementedError(f"tap {name} lies inside {site.inside}, where plant cannot give it its values")
+    value, shape = jnp.asarray(value), site.stacked + site.shape
+    if value.shape != shape:
+        raise ValueError(f"tap {name} has shape {list(shape)}, its value {list(value.shape)}")
+    return value.astype(wide(site.dtype))
+
+
+class _Planted(Shadow):
+    """Evaluates a shadow with planted taps; values and errors are lists in the order of ``sites``, None where none."""
+
+    def __init__(self, lift: Mapping[str, Lift], mode: str, names: Collection[str]) -> None:
         super().__init__(lift)
-        self.mode, self.values = mode, values
-        self.errors: Values = {}
+        self.mode, self.names = mode, names
 
-    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        if equation.primitive.name != "name" or equation.params["name"] not in self.values:
-            return super().equation(equation, inputs)
-        name, x = equation.params["name"], _up(inputs[0])
+    def planted(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        rest, errors = list(values), []
+
+        def step(equation: Any, inputs: list[Any]) -> list[Any]:
+            count = len(sites_of(equation, self.names))
+            mine, rest[:] = rest[:count], rest[count:]
+            if all(v is None for v in mine):
+                errors.extend(mine)
+                return self.equation(equation, inputs)
+            out, made = self.enter(equation, inputs, mine)
+            errors.extend(made)
+            return out
+
+        return walk(jaxpr, consts, args, step, literal), errors
+
+    def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Evaluate an equation that is a planted tap, or that has one inside."""
+        name, params = equation.primitive.name, equation.params
+        if name in self.lift:
+            raise NotImplementedError(f"a planted tap lies inside {name}, which has a given meaning")
+        if name == "name":
+            return self.tap(up(jnp.asarray(inputs[0])), values[0])
+        if name == "scan":
+            return self.planted_scan(params, inputs, values)
+        if name == "cond":
+            return self.planted_cond(params, inputs, values)
+        return self.planted(*closed(params[lifting(name).body]), inputs, values)
+
+    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
         if self.mode == "add":
-            return [x + self.values[name]]
-        self.errors[name] = self.values[name] - x
-        return [self.values[name]]
+            return [x + value], [None]
+        return [value], [value ^ x if x.dtype == bool else value - x]
 
-    def scan(self, params: Any, inputs: list[Any]) -> list[Any]:
+    def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a scan; every step takes its slice of the values."""
         jaxpr, consts = closed(params["jaxpr"])
-        inside = {e.params["name"] for e in jaxpr.eqns if e.primitive.name == "name"}
-        mine = {k: v for k, v in self.values.items() if k in inside}
-        if not mine:
-            return super().scan(params, inputs)
         n_consts, n_carry = params["num_consts"], params["num_carry"]
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
 
         def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:
-            step = _Planted(self.lift, self.mode, xs[1])
-            out = [_up(x) for x in step.run(jaxpr, consts, [*shared, *carry, *xs[0]])]
-            return out[:n_carry], (out[n_carry:], step.errors)
+            out, errors = self.planted(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
+            out = [up(x) for x in out]
+            return out[:n_carry], (out[n_carry:], errors)
 
-        first = [_up(jax.numpy.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
+        first = [up(jnp.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
         how = {"length": params["length"], "reverse": params["reverse"]}
         again = jax.checkpoint(body) if self.mode == "add" else body
-        carry, (ys, errors) = lax.scan(again, first, (stacked, mine), **how)
-        self.errors.update(errors)
-        return [*carry, *ys]
+        carry, (ys, errors) = lax.scan(again, first, (stacked, values), **how)
+        return [*carry, *ys], errors
+
+    def planted_cond(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a cond; the taps of a branch that is not taken have no error."""
+        branches = [closed(b) for b in params["branches"]]
+        _, places = merged([sites(b, self.names) for b, _ in branches])
+        zeros = [None if v is None or self.mode == "add" else jnp.zeros_like(v) for v in values]
+
+        def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                out, made = self.planted(*branch, args, [values[i] for i in at])
+                errors = dict(enumerate(zeros)) | dict(zip(at, made, strict=True))
+                return [up(x) for x in out], [errors[i] for i in range(len(zeros))]
+
+            return call
+
+        calls = [filled(b, at) for b, at in zip(branches, places, strict=True)]
+        out, errors = lax.switch(inputs[0].astype("int32"), calls, *inputs[1:])
+        return list(out), errors

@@ -1,0 +1,137 @@
+"""FP64 rules of single primitives: ``rule(run, params, inputs) → outputs``, inputs in FP64, ``run`` lifts a body."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from precaudit.transforms.jax_versions import closed
+from precaudit.transforms.wide import wide
+
+Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
+Rule = Callable[[Run, Any, list[Any]], list[Any]]
+
+SCATTERS = {
+    "scatter": lax.scatter, "scatter-add": lax.scatter_add, "scatter-sub": lax.scatter_sub,
+    "scatter-mul": lax.scatter_mul, "scatter-min": lax.scatter_min, "scatter-max": lax.scatter_max,
+}  # fmt: skip
+
+
+def convert(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Convert to the format written, FP64 for any float."""
+    return [lax.convert_element_type(inputs[0], wide(params["new_dtype"]))]
+
+
+def same(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Leave the operand as it is."""
+    return inputs[:1]
+
+
+def nothing(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Give no value."""
+    return []
+
+
+def zeros(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Give zeros for what has no value yet."""
+    return [jnp.zeros(params.get("shape", ()), wide(params["dtype"]))]
+
+
+def bitcast(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Read an integer's bits; raises ValueError for a float's, which the shadow does not have."""
+    if not jnp.issubdtype(inputs[0].dtype, jnp.integer):
+        raise ValueError("it reads the bits of a float")
+    made = lax.bitcast_convert_type(inputs[0], params["new_dtype"])
+    return [made.astype(wide(made.dtype))]
+
+
+def reduce(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Reduce by the lifted reducer; operands [n arrays] and their initial values."""
+    n = len(inputs) // 2
+
+    def reducer(a: Any, b: Any) -> Any:
+        return tuple(run(*closed(params["jaxpr"]), [*a, *b]))
+
+    return list(lax.reduce(tuple(inputs[:n]), tuple(inputs[n:]), reducer, params["dimensions"]))
+
+
+def reduce_window(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Reduce windows by the lifted reducer; operands [n arrays] and their initial values."""
+    n = len(inputs) // 2
+    consts = params.get("consts", ())
+
+    def reducer(a: Any, b: Any) -> Any:
+        return tuple(run(*closed(params["jaxpr"], consts), [*a, *b]))
+
+    keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+    return list(
+        lax.reduce_window(tuple(inputs[:n]), tuple(inputs[n:]), reducer, *(params[k] for k in keys))
+    )  # fmt: skip
+
+
+def scatter(name: str) -> Rule:
+    """Return the rule of a scatter; raises ValueError for an update that is neither its own nor of one element."""
+
+    def rule(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+        keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        how = {k: params[k] for k in keys}
+        body, consts = closed(params["update_jaxpr"], params["update_consts"]) if params["update_jaxpr"] else (None, ())
+        if name != "scatter" or body is None or body.outvars == body.invars[1:]:
+            return [SCATTERS[name](*inputs, **how)]
+        if _reads(body, body.invars[1]):
+            raise ValueError("its update is a function of both elements")
+        operand, indices, updates = inputs
+
+        def update(x: Any) -> Any:
+            return run(body, consts, [x, jnp.zeros((), updates.dtype)])[0]
+
+        return [
+            lax.scatter_apply(operand, indices, update, how.pop("dimension_numbers"), update_shape=updates.shape, **how)
+        ]
+
+    return rule
+
+
+def _reads(body: Any, variable: Any) -> bool:
+    return variable in body.outvars or any(variable is v for e in body.eqns for v in e.invars)
+
+
+def linear_solve(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Solve by the lifted solver, derivatives by the lifted operator."""
+    jaxprs, lengths = params["jaxprs"], params["const_lengths"]
+    rest, parts = list(inputs), {}
+    for name, length in lengths._asdict().items():
+        parts[name], rest = rest[:length], rest[length:]
+    n = len(rest)
+
+    def solver(name: str) -> Callable[..., Any]:
+        def solve(_: Any, b: Any) -> Any:
+            out = run(*closed(getattr(jaxprs, name)), [*parts[name], *b])
+            return out[:n], out[n:]
+
+        return solve
+
+    x, others = lax.custom_linear_solve(
+        lambda x: run(*closed(jaxprs.matvec), [*parts["matvec"], *x]),
+        rest,
+        solver("solve"),
+        None if jaxprs.transpose_solve is None else solver("transpose_solve"),
+        has_aux=True,
+    )
+    return [*x, *others]
+
+
+def select_batched(chosen: Any, new: Any, old: Any) -> Any:
+    """Choose elements by a batched predicate, whose axes lead."""
+    axes = tuple(range(chosen.ndim, jax.numpy.ndim(new)))
+    return jnp.where(jnp.expand_dims(chosen, axes), new, old)
+
+
+RULES: dict[str, Rule] = {
+    "convert_element_type": convert, "reduce_precision": same, "layout_constraint": same,
+    "bitcast_convert_type": bitcast, "reduce": reduce, "reduce_window": reduce_window,
+    "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,
+    "inspect_sharding": nothing, "dce_sink": nothing, "empty": zeros, "empty2": zeros,
+} | {name: scatter(name) for name in SCATTERS}  # fmt: skip
