@@ -1,8 +1,10 @@
 """Derive the default limits: run honest programs, print what they leave and 1.5 × the largest (``make calibrate``).
 
-Policies, models, prompt lengths, batches and padding vary. Prompts here are none of the exam's nor of the shipped ones.
-Held out: prompts are halved, and the largest value of either half is given over 1.5 × the other half's largest: at most
-1 where the margin is enough. The smallest faults of the last exam are printed below.
+Policies, models (those of benchmarks/traits and every fixture among them), other ways to write the operations, devices,
+prompts (texts, random, repeated, up to 4,096 tokens), batches, padding and excess precision vary. Prompts are none of
+the exam's nor of the shipped ones. Held out: prompts are halved, and the largest value of either half is given over 1.5
+× the other half's largest: at most 1 where the margin is enough. Then the rate of false alarms under the shipped limits
+with its Clopper-Pearson interval, and the smallest faults of the last exam. Under another JAX, run it with that.
 """
 
 import argparse
@@ -10,14 +12,21 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
+from scipy.stats import beta
 
-from benchmarks.rewrites import REWRITES, rewritten
+from benchmarks.rewrites import REWRITES, points, rewritten
+from benchmarks.traits import models, prompts
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
+from precaudit.judging.gate import place_text
+from precaudit.judging.rules import judge
 from precaudit.limits import Limit, Limits, Local, default_limits
 from precaudit.limits.checks import forward_checks, local_checks
 from precaudit.prompts import Prompt
@@ -27,6 +36,7 @@ from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 MARGIN = 1.5
+REFS = Path(__file__).parent.parent / "refs" / "fixtures"
 ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, Limit(1.0)))
 UNIT = Limits(ONE, ONE, *[Limit(1.0)] * 4)
 SUBJECTS = {
@@ -34,37 +44,80 @@ SUBJECTS = {
     "smollm2": (("bf16", "fp32-highest"), "q,k,v,attn_out,mlp_norm,mlp_out,logits", "0,15,-1", 4),
 }
 LOGITS = {"tiny": 120, "smollm2": 16}  # prompts of random tokens of which logits alone are judged
+FIXTURES = tuple(sorted(p.parent.name for p in REFS.glob("*/config.json")))
+TEXTS = (
+    "Der Ausschuss tagte am Donnerstag; größere Änderungen wurden nicht beschlossen. ",
+    "委员会于星期四开会，审议了十七项提案。",
+    "def f(x):\n    return [y * 2 for y in x if y > 0]\n\n", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "The committee met on Thursday to consider 17 proposals; of these, nine were adopted, and the rest deferred. ",
+)  # fmt: skip
 TEXT = "The committee met on Thursday to consider 17 proposals; of these, nine were adopted, and the rest deferred. "
 
 
-def honest(folder: Path, quick: bool) -> Iterator[tuple[str, list[ErrorRecord]]]:
-    """Yield the errors of honest runs: two batches and paddings of every policy, and other ways to write the parts."""
-    draw = np.random.default_rng(7)
-    for subject, (policies, points, layers, count) in SUBJECTS.items():
-        if quick and subject != "tiny":
-            continue
-        for policy in policies:
-            for batch, pad in ((1, "right"), (4, "left")):
-                lengths = [int(n) for n in np.exp(draw.uniform(np.log(8), np.log(420), count))]
-                prompts = [Prompt(id=f"c{i}", prompt=(TEXT[i:] * 5)[:n]) for i, n in enumerate(lengths)]
-                select = Selection.parse(layers=layers, points=points, phases="prefill,decode")
-                options = Options(force=True, decode_steps=2, batch=batch, pad=pad)
-                yield (
-                    f"{subject} {policy} batch {batch} {pad}",
-                    run(folder, load(subject, policy, None, "cpu"), prompts, select, options),
-                )
-            prompts = [Prompt(id=f"r{i}", tokens=random_tokens(draw)) for i in range(LOGITS[subject])]
-            select = Selection.parse(points="logits", phases="prefill,decode")
-            options = Options(force=True, decode_steps=1, batch=4)
-            yield (
-                f"{subject} {policy} random tokens",
-                run(folder, load(subject, policy, None, "cpu"), prompts, select, options),
-            )
-    prompts = [Prompt(id=f"c{i}", prompt=(TEXT[i:] * 5)[: 30 + 60 * i]) for i in range(2)]
-    select = Selection.parse(points="all", phases="prefill,decode")
-    for policy in ("bf16", "fp32-highest"):
+@dataclass(frozen=True)
+class Honest:
+    """One honest run: ``errors`` makes it and compares it."""
+
+    name: str
+    errors: Callable[[Path], list[ErrorRecord]]
+
+
+def honest(folder: Path) -> Iterator[Honest]:
+    """Yield every honest run of the calibration."""
+    yield from _bundled()
+    for policy in ("bf16", "bf16-fp32-scores", "fp32-highest"):
         for name in REWRITES:
-            yield f"tiny {policy} {name}", run(folder, rewritten(name, policy), prompts, select, Options(force=True))
+            yield _run(
+                f"tiny {policy}, {name}", lambda n=name, p=policy: rewritten(n, p), _texts(2), points=points(name)
+            )
+        for trait, path in models(folder / "models").items():
+            for seed in (5, 6):
+                given = prompts(512 if "tiny" not in trait else 250, seed)
+                yield _run(f"{trait}, {policy}, {seed}", lambda m=path, p=policy: load(str(m), p, None, "cpu"), given)
+        for name in FIXTURES:
+            given = prompts(96, 7)
+            short = [replace(p, tokens=(p.tokens or ())[:40]) for p in given]
+            opened = str(REFS / name)
+            yield _run(f"{name}, {policy}", lambda m=opened, p=policy: load(m, p, None, "cpu"), short)
+    for trait, path in models(folder / "models").items():
+        strict = {"excess_precision": "off"}
+        given = prompts(250, 8)
+        yield _run(f"{trait}, excess off", lambda m=path, s=strict: load(str(m), "bf16", s, "cpu"), given)
+    for length in (1, 7, 33, 129, 700, 4096):
+        given = [Prompt(id="c0", tokens=tuple(int(t) for t in np.random.default_rng(length).integers(1, 250, length)))]
+        path = models(folder / "models")["massive activations"]
+        yield _run(
+            f"length {length}", lambda m=path: load(str(m), "bf16", None, "cpu"), given, "q,k,v,attn_out,logits", "0,-1"
+        )  # fmt: skip
+
+
+def _bundled() -> Iterator[Honest]:
+    draw = np.random.default_rng(7)
+    for subject, (policies, seen, layers, count) in SUBJECTS.items():
+        for policy in policies:
+            make = partial(load, subject, policy, None, "cpu")
+            for batch, pad in ((1, "right"), (4, "left"), (4, "right")):
+                yield _run(
+                    f"{subject} {policy} batch {batch} {pad}", make, _texts(count, draw), seen, layers, batch, pad
+                )
+            given = [Prompt(id=f"r{i}", tokens=random_tokens(draw)) for i in range(LOGITS[subject])]
+            yield _run(f"{subject} {policy} random tokens", make, given, "logits", None, 4)
+
+
+def _texts(count: int, draw: np.random.Generator | None = None) -> list[Prompt]:
+    if draw is None:
+        return [Prompt(id=f"c{i}", prompt=(TEXT[i:] * 5)[: 30 + 60 * i]) for i in range(count)]
+    lengths = [int(n) for n in np.exp(draw.uniform(np.log(8), np.log(420), count))]
+    return [Prompt(id=f"c{i}", prompt=(TEXTS[i % len(TEXTS)][i:] * 9)[:n]) for i, n in enumerate(lengths)]
+
+
+def _run(
+    name: str, make: Callable[[], Subject], given: list[Prompt], seen: str = "all", layers: str | None = None,
+    batch: int = 1, pad: str = "right",
+) -> Honest:  # fmt: skip
+    select = Selection.parse(layers=layers, points=seen, phases="prefill,decode")
+    options = Options(force=True, decode_steps=2, batch=batch, pad=pad)
+    return Honest(name, lambda folder: run(folder, make(), given, select, options))
 
 
 def random_tokens(draw: np.random.Generator) -> tuple[int, ...]:
@@ -90,33 +143,52 @@ def name_of(e: ErrorRecord, metric: str, scope: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny alone")
-    quick = parser.parse_args().quick
+    parser.add_argument("--every", type=int, default=1, help="make every N-th run only")
+    parser.add_argument("--first", type=int, default=0, help="from this one on")
+    given = parser.parse_args()
     values: dict[tuple[str, str], list[tuple[float, int, str]]] = defaultdict(list)
+    judged, alarms, made = 0, 0, 0
     with tempfile.TemporaryDirectory() as name:
-        for variant, errors in honest(Path(name), quick):
+        for one in list(honest(Path(name)))[given.first :: given.every]:
+            errors, made = one.errors(Path(name)), made + 1
             for e in errors:
+                verdict = judge(e, default_limits())
+                judged += verdict is not None
+                if verdict is not None and verdict.status != "pass":
+                    alarms += 1
+                    print(
+                        f"ALARM {verdict.status} {place_text(verdict)} {verdict.metric} {verdict.scope} {verdict.value}"
+                    )
                 checks = local_checks(e, ONE) if e.kind == "local" and e.unknown is None else ()
                 for metric, scope, found, _, _ in (*checks, *(forward_checks(e, UNIT) if e.kind == "forward" else ())):
-                    half = int(e.prompt[1:]) % 2
-                    values[name_of(e, metric, scope)].append((found, half, f"{e.point}, {variant}"))
-            print(f"{variant}: {len(errors)} records", flush=True)
+                    half = int(e.prompt[1:].split("-")[0]) % 2
+                    values[name_of(e, metric, scope)].append((found, half, f"{e.point}, {one.name}"))
+            print(f"{one.name}: {len(errors)} records", flush=True)
+    table(values)
+    low = float(beta.ppf(0.025, alarms, judged - alarms + 1)) if alarms else 0.0
+    high = float(beta.ppf(0.975, alarms + 1, judged - alarms))
+    rate = f"rate {alarms / judged:.1e} (95 %: {low:.1e} to {high:.1e})"
+    print(f"{made} runs, {judged} records judged, {alarms} alarms: {rate}")
+    margin()
+
+
+def table(values: dict[tuple[str, str], list[tuple[float, int, str]]]) -> None:
+    """Print every limit beside what honest programs leave."""
     shipped = default_limits()
     print(
         f"{'limit':22} {'n':>6} {'median':>7} {'99 %':>7} {'largest':>7} {'× 1.5':>7} {'held out':>8} {'shipped':>7}"
         "  largest at"
     )
-    for (table, key), rows in sorted(values.items()):
+    for (group, key), rows in sorted(values.items()):
         sizes = np.array([x for x, _, _ in rows])
         top, _, where = max(rows)
-        halves = [max(x for x, half, _ in rows if half == side) for side in (0, 1)]
-        held_out = max(halves) / (MARGIN * min(halves))  # the limit of the half with the smaller errors, on the other
-        kept = getattr(shipped if table == "forward" else getattr(shipped, table), key).value
+        halves = [max((x for x, half, _ in rows if half == side), default=0.0) for side in (0, 1)]
+        held_out = max(halves) / (MARGIN * min(halves)) if min(halves) else float("nan")
+        kept = getattr(shipped if group == "forward" else getattr(shipped, group), key).value
         print(
-            f"{table + '.' + key:22} {len(rows):6} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
+            f"{group + '.' + key:22} {len(rows):6} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
             f"{math.ceil(MARGIN * top * 10) / 10:7.2g} {held_out:8.2f} {kept:7.2g}  {where}"
         )
-    margin()
 
 
 def margin() -> None:

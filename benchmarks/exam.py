@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.absences import ABSENCES, PROMPTS, against_baseline, between_runs, judged
 from benchmarks.injection import MADE_BY, NEAR, Cell, into_files, into_program, random_tensors, record
-from benchmarks.rewrites import REWRITES, rewritten
+from benchmarks.rewrites import REWRITES, points, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.judging.gate import gate
@@ -51,12 +51,14 @@ def honest_programs(folder: Path, policies: tuple[str, ...], seeds: int) -> Iter
             yield f"{policy}, batch {batch}, {pad}", *_judged(folder, subject, prompts, batch, pad)
         for name in REWRITES:
             prompts = [Prompt(id=f"s{i}", tokens=_tokens(draw)) for i in range(2)]
-            yield f"{policy}, {name}", *_judged(folder, rewritten(name, policy), prompts, 1, "right")
+            yield f"{policy}, {name}", *_judged(folder, rewritten(name, policy), prompts, 1, "right", points(name))
 
 
-def _judged(folder: Path, subject: Subject, prompts: list[Prompt], batch: int, pad: str) -> tuple[int, dict[str, int]]:
+def _judged(
+    folder: Path, subject: Subject, prompts: list[Prompt], batch: int, pad: str, seen: str = "all"
+) -> tuple[int, dict[str, int]]:
     run = trace(
-        subject, folder / "honest", prompts, Selection.parse(points="all", phases="prefill,decode"),
+        subject, folder / "honest", prompts, Selection.parse(points=seen, phases="prefill,decode"),
         Options(force=True, decode_steps=1, batch=batch, pad=pad),
     )  # fmt: skip
     j = gate(compare(run, options=CompareOptions(accum=(), cache=folder / "refs")))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.mistakes import MISTAKES, TEXT, Mistake, placed
-from benchmarks.rewrites import REWRITES, rewritten
+from benchmarks.rewrites import REWRITES, points, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
 from precaudit.diagnosis.records import Finding
@@ -77,7 +77,7 @@ def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (rewrite, exit code, first finding) of honest programs."""
     for policy in ("bf16", "fp32-highest"):
         for name in REWRITES:
-            found = traced(folder, rewritten(name, policy))
+            found = traced(folder, rewritten(name, policy), points(name))
             yield f"{policy}, {name}", found.exit_code, found.findings[0].cause if found.findings else ""
 
 

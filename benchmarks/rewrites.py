@@ -5,13 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import dot
 from precaudit.jax_decoder.parts import attend, masked_softmax, project
 from precaudit.tracing.subject import Subject, load
 
 BLOCK = 16
+f32 = jnp.float32
 
 
 def backwards(x: Any, w: Any, bias: Any, a: Any) -> Any:
@@ -100,6 +103,103 @@ def heads_first(q: Any, k: Any, scale: Any, a: Any) -> Any:
     return (products.astype(jnp.float32) * jnp.float32(scale)).astype(a.scores)
 
 
+def unnormalised(rounded):
+    """P cast to v's format before the division, which comes last; float32 scores (flash attention's epilogue)."""
+    totals = []
+
+    def softmax(s, mask, a):
+        x = jnp.where(mask, s.astype(f32), -jnp.inf)
+        e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+        p = lax.reduce_precision(e, 8, 7) if a.probs == FORMATS["bfloat16"].dtype else e
+        totals.append((p if rounded else e).sum(axis=-1))
+        return p.astype(a.probs)
+
+    def weighted(p, v, a):
+        out = attend(p, v, replace(a, attn_out=FORMATS["float32"].dtype))
+        return (out / jnp.moveaxis(totals.pop(), 1, 2)[..., None]).astype(a.attn_out)
+
+    return replace(Parts(), softmax=softmax, attend=weighted)
+
+
+def rounded_first(s, mask, a):
+    """P rounded before the division, and after."""
+    x = jnp.where(mask, s.astype(f32), -jnp.inf)
+    e = lax.reduce_precision(jnp.exp(x - x.max(axis=-1, keepdims=True)), 8, 7)
+    return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
+
+
+def running(block):
+    """Probabilities relative to a running maximum over blocks of keys, sums in float32, one division at the end."""
+    held = []
+
+    def softmax(s, mask, a):
+        held.append(jnp.where(mask, s.astype(f32), -jnp.inf))
+        return masked_softmax(s, mask, a)
+
+    def weighted(p, v, a):
+        s = held.pop()
+        b, h, t, n = s.shape
+        wide = jnp.repeat(v.astype(f32), h // v.shape[2], axis=2)
+        top, mass = jnp.full((b, h, t, 1), -jnp.inf), jnp.zeros((b, h, t, 1))
+        out = jnp.zeros((b, h, t, v.shape[3]))
+        for i in range(0, n, block):
+            part = s[..., i : i + block]
+            new = jnp.maximum(top, part.max(axis=-1, keepdims=True))
+            safe = jnp.where(jnp.isfinite(new), new, 0.0)
+            shrink, e = jnp.exp(top - safe), jnp.exp(part - safe)
+            mass = mass * shrink + e.sum(axis=-1, keepdims=True)
+            q = lax.reduce_precision(e, 8, 7) if a.probs != f32 else e
+            out = out * shrink + jnp.einsum("bhts,bshk->bhtk", q, wide[:, i : i + block], precision="highest")
+            top = new
+        return jnp.moveaxis(out / mass, 1, 2).astype(a.attn_out)
+
+    return replace(Parts(), softmax=softmax, attend=weighted)
+
+
+def cut_sums(x, w, bias, a):
+    """A projection whose float32 sum is cut towards zero every 16 terms, as a tensor core does."""
+
+    def step(total, i):
+        part = jnp.einsum(
+            "...i,oi->...o", lax.dynamic_slice_in_dim(x, i, 16, x.ndim - 1), lax.dynamic_slice_in_dim(w, i, 16, 1),
+            precision="highest",
+        )  # fmt: skip
+        high, low = two_sum(total, part)
+        toward = jnp.where((low != 0) & (jnp.sign(low) != jnp.sign(high)), jnp.nextafter(high, 0.0), high)
+        return toward, None
+
+    first = jnp.zeros((*x.shape[:-1], w.shape[0]), f32)
+    return lax.scan(step, first, jnp.arange(0, x.shape[-1], 16))[0].astype(a.activations)
+
+
+def two_sum(a, b):
+    """The rounded sum and its error (Knuth 1998, §4.2.2)."""
+    s = a + b
+    z = s - a
+    return s, (a - (s - z)) + (b - z)
+
+
+def rough_exp(s, mask, a):
+    """Softmax whose exp is off by up to 4 units in the last place, and its reciprocal by 2⁻²²."""
+    x = jnp.where(mask, s.astype(f32), -jnp.inf)
+    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    off = jnp.round(4 * jnp.sin(1e4 * jnp.arange(e.size, dtype=f32).reshape(e.shape)))
+    e = e * (1 + off * 2.0**-23)
+    return (e * ((1 / e.sum(axis=-1, keepdims=True)) * (1 + 2.0**-22))).astype(a.probs)
+
+
+ATTENTIONS = {
+    "divided at the end": unnormalised(False), "rounded sums divided at the end": unnormalised(True),
+    "P rounded before the division": replace(Parts(), softmax=rounded_first),
+    "running maxima, blocks of 16": running(16), "running maxima, blocks of 32": running(32),
+}  # fmt: skip
+DEVICES = {
+    "sums truncated every 16": replace(Parts(), project=cut_sums),
+    "rough exponential and reciprocal": replace(Parts(), softmax=rough_exp),
+}
+# Probabilities that are divided by their sum later are none: such programs are judged without scores and probs.
+WHOLE = "P rounded before the division"
+HIDDEN = {name: "q,k,v,attn_out,attn_proj,resid_out,logits" for name in ATTENTIONS if name != WHOLE}
 REWRITES = {
     "sums backwards": replace(Parts(), project=backwards),
     "sums in halves": replace(Parts(), project=in_halves),
@@ -112,6 +212,8 @@ REWRITES = {
     "einsum for dot_general": replace(Parts(), project=by_einsum),
     "heads first": replace(Parts(), scores=heads_first),
     "loop for scan": Parts(),
+    **ATTENTIONS,
+    **DEVICES,
 }
 
 
@@ -119,3 +221,8 @@ def rewritten(name: str, policy: str) -> Subject:
     """Return tiny under a policy, written another way."""
     subject = load("tiny", policy, None, "cpu", REWRITES[name])
     return replace(subject, unroll=True) if name == "loop for scan" else subject
+
+
+def points(name: str) -> str:
+    """Return the points a rewritten program has."""
+    return HIDDEN.get(name, "all")

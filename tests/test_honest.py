@@ -5,15 +5,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
+from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, models, prompts
 from precaudit import assert_close
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.formats import FORMATS, as_format
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import attend, masked_softmax
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
 from precaudit.metrics.logits import expected_kl, kl, log_softmax
@@ -46,71 +44,11 @@ def failures(judgement):
 # Attention written otherwise
 
 
-def unnormalised(rounded):
-    """P cast to v's format before the division, which comes last; float32 scores (flash attention's epilogue)."""
-    totals = []
-
-    def softmax(s, mask, a):
-        x = jnp.where(mask, s.astype(f32), -jnp.inf)
-        e = jnp.exp(x - x.max(axis=-1, keepdims=True))
-        p = lax.reduce_precision(e, 8, 7) if a.probs == FORMATS["bfloat16"].dtype else e
-        totals.append((p if rounded else e).sum(axis=-1))
-        return p.astype(a.probs)
-
-    def weighted(p, v, a):
-        out = attend(p, v, replace(a, attn_out=FORMATS["float32"].dtype))
-        return (out / jnp.moveaxis(totals.pop(), 1, 2)[..., None]).astype(a.attn_out)
-
-    return replace(Parts(), softmax=softmax, attend=weighted)
-
-
-def rounded_first(s, mask, a):
-    """P rounded before the division, and after."""
-    x = jnp.where(mask, s.astype(f32), -jnp.inf)
-    e = lax.reduce_precision(jnp.exp(x - x.max(axis=-1, keepdims=True)), 8, 7)
-    return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
-
-
-def running(block):
-    """Probabilities relative to a running maximum over blocks of keys, sums in float32, one division at the end."""
-    held = []
-
-    def softmax(s, mask, a):
-        held.append(jnp.where(mask, s.astype(f32), -jnp.inf))
-        return masked_softmax(s, mask, a)
-
-    def weighted(p, v, a):
-        s = held.pop()
-        b, h, t, n = s.shape
-        wide = jnp.repeat(v.astype(f32), h // v.shape[2], axis=2)
-        top, mass = jnp.full((b, h, t, 1), -jnp.inf), jnp.zeros((b, h, t, 1))
-        out = jnp.zeros((b, h, t, v.shape[3]))
-        for i in range(0, n, block):
-            part = s[..., i : i + block]
-            new = jnp.maximum(top, part.max(axis=-1, keepdims=True))
-            safe = jnp.where(jnp.isfinite(new), new, 0.0)
-            shrink, e = jnp.exp(top - safe), jnp.exp(part - safe)
-            mass = mass * shrink + e.sum(axis=-1, keepdims=True)
-            q = lax.reduce_precision(e, 8, 7) if a.probs != f32 else e
-            out = out * shrink + jnp.einsum("bhts,bshk->bhtk", q, wide[:, i : i + block], precision="highest")
-            top = new
-        return jnp.moveaxis(out / mass, 1, 2).astype(a.attn_out)
-
-    return replace(Parts(), softmax=softmax, attend=weighted)
-
-
-FORMS = {
-    "divided at the end": unnormalised(False), "rounded sums divided at the end": unnormalised(True),
-    "P rounded before the division": replace(Parts(), softmax=rounded_first),
-    "running maxima, blocks of 16": running(16), "running maxima, blocks of 32": running(32),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_written_otherwise_passes(tmp_path, name, policy):
     points = "all" if name == "P rounded before the division" else "q,k,v,attn_out"
-    found = judged(tmp_path, load("tiny", policy, None, "cpu", FORMS[name]), points=points)
+    found = judged(tmp_path, load("tiny", policy, None, "cpu", ATTENTIONS[name]), points=points)
     assert found.exit_code == 0, failures(found)
 
 
@@ -125,38 +63,6 @@ def test_a_scaled_one_of_them_fails(tmp_path, factor):
 # Devices
 
 
-def cut_sums(x, w, bias, a):
-    """A projection whose float32 sum is cut towards zero every 16 terms, as a tensor core does."""
-
-    def step(total, i):
-        part = jnp.einsum(
-            "...i,oi->...o", lax.dynamic_slice_in_dim(x, i, 16, x.ndim - 1), lax.dynamic_slice_in_dim(w, i, 16, 1),
-            precision="highest",
-        )  # fmt: skip
-        high, low = two_sum(total, part)
-        toward = jnp.where((low != 0) & (jnp.sign(low) != jnp.sign(high)), jnp.nextafter(high, 0.0), high)
-        return toward, None
-
-    first = jnp.zeros((*x.shape[:-1], w.shape[0]), f32)
-    return lax.scan(step, first, jnp.arange(0, x.shape[-1], 16))[0].astype(a.activations)
-
-
-def two_sum(a, b):
-    """The rounded sum and its error (Knuth 1998, §4.2.2)."""
-    s = a + b
-    z = s - a
-    return s, (a - (s - z)) + (b - z)
-
-
-def rough_exp(s, mask, a):
-    """Softmax whose exp is off by up to 4 units in the last place, and its reciprocal by 2⁻²²."""
-    x = jnp.where(mask, s.astype(f32), -jnp.inf)
-    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
-    off = jnp.round(4 * jnp.sin(1e4 * jnp.arange(e.size, dtype=f32).reshape(e.shape)))
-    e = e * (1 + off * 2.0**-23)
-    return (e * ((1 / e.sum(axis=-1, keepdims=True)) * (1 + 2.0**-22))).astype(a.probs)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("traits")
@@ -168,14 +74,14 @@ def wide(folder):
 
 
 def test_sums_truncated_as_on_a_tensor_core_pass(tmp_path, wide):
-    subject = load(str(wide), "fp32-highest", None, "cpu", replace(Parts(), project=cut_sums))
+    subject = load(str(wide), "fp32-highest", None, "cpu", DEVICES["sums truncated every 16"])
     given = [Prompt(id="c0", tokens=tuple(range(2, 22)))]
     found = judged(tmp_path, subject, given, points="q,v,attn_proj,mlp_out", phases="prefill", steps=0)
     assert found.exit_code == 0, failures(found)
 
 
 def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
-    found = judged(tmp_path, load("tiny", "fp32-highest", None, "cpu", replace(Parts(), softmax=rough_exp)))
+    found = judged(tmp_path, load("tiny", "fp32-highest", None, "cpu", DEVICES["rough exponential and reciprocal"]))
     assert found.exit_code == 0, failures(found)
 
 
