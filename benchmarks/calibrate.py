@@ -67,9 +67,7 @@ def honest(folder: Path) -> Iterator[Honest]:
     yield from _bundled()
     for policy in ("bf16", "bf16-fp32-scores", "fp32-highest"):
         for name in REWRITES:
-            yield _run(
-                f"tiny {policy}, {name}", lambda n=name, p=policy: rewritten(n, p), _texts(2), points=points(name)
-            )
+            yield _run(f"tiny {policy}, {name}", lambda n=name, p=policy: rewritten(n, p), _texts(2), points(name))
         for trait, path in models(folder / "models").items():
             for seed in (5, 6):
                 given = prompts(512 if "tiny" not in trait else 250, seed)
