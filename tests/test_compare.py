@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.comparison.attribution import attribute, first_unexplained
+from precaudit.comparison.attribution import attribute, first_failing
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.local import not_emulated
@@ -46,7 +46,7 @@ def honest(tmp_path_factory):
 
 
 def test_rounding_explains_an_honest_run(honest):
-    assert first_unexplained(honest.errors) is None
+    assert first_failing(honest.errors) is None
     named = names(honest)
     assert {name for point, name in named if point in ("q", "k", "v", "attn_out")} <= {"policy:bf16", "exact"}
     assert not any("accum:float16" in name for _, name in named)
@@ -127,7 +127,7 @@ def test_a_fault_is_unexplained_at_its_operation(tmp_path, name):
     parts, point = faulty(name)
     record(tmp_path / "run", parts=parts, select=everything(phases="prefill"))
     found = compared(tmp_path, accum=("float16",))
-    first = first_unexplained(found.errors)
+    first = first_failing(found.errors)
     assert first is not None
     assert (first.layer, first.point) in {(0, point), (0, "scores" if name == "scale" else point)}
     assert attribute(first).name == "none of these"
@@ -175,8 +175,8 @@ def test_nan_in_the_program_is_nonfinite_not_explained(tmp_path):
     rows = {e.layer: e for e in found.errors if e.kind == "local" and e.point == "attn_out"}
     assert rows[0].nonfinite == 32
     assert rows[1].nonfinite > 32  # NaN inputs make NaN outputs, and those agree with nothing
-    assert all(attribute(e).unexplained for e in rows.values())
-    assert first_unexplained(found.errors).layer == 0
+    assert all(not attribute(e).passes for e in rows.values())
+    assert first_failing(found.errors).layer == 0
     assert any("NaN" in note for note in found.notes)
 
 

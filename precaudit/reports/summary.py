@@ -40,13 +40,13 @@ def lines(errors: Iterable[ErrorRecord]) -> list[Line]:
 def _line(layer: int | None, point: str, records: list[ErrorRecord]) -> Line:
     local = [e for e in records if e.kind == "local" and e.numberless is None]
     blames = [(e, a) for e in local if (a := attribute(e)) is not None]
-    # an unexplained one first, then what is explained least
-    worst = min(blames, key=lambda pair: (not pair[1].unexplained, pair[1].share), default=None)
+    # one that fails first, then what is explained least
+    worst = min(blames, key=lambda pair: (pair[1].passes, pair[1].share), default=None)
     return Line(
         layer=layer,
         point=point,
         forward=_largest(e for e in records if e.kind == "forward" and e.numberless is None),
-        local=worst[0] if worst is not None and worst[1].unexplained else _largest(local),
+        local=worst[0] if worst is not None and not worst[1].passes else _largest(local),
         blame=worst[1] if worst is not None else None,
         nonfinite=sum(e.nonfinite for e in records),
         unknown=tuple(sorted({e.numberless for e in records if e.numberless is not None})),
@@ -64,7 +64,7 @@ def blame_text(a: Attribution | None) -> str:
     if a.name == "exact":
         return "exact"
     if a.name == "none of these":
-        return f"rounding, {a.left_u:.1f} u" if a.small else f"none of these ({a.left_u:.1f} u)"
+        return f"rounding, {a.left_u:.1f} u" if a.passes else f"none of these ({a.left_u:.1f} u)"
     return a.name
 
 
@@ -145,7 +145,7 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     tail = f" {len(unknown)} are unknown ({unknown[0].numberless})." if unknown else ""
     if not rows:
         return tail.strip() or None
-    left = [pair for pair in rows if pair[1].unexplained]
+    left = [pair for pair in rows if not pair[1].passes]
     if not left:
         return f"Rounding accounts for all {len(rows)} local errors.{tail}"
     last = 1 << 30
@@ -153,9 +153,10 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
     worst = e.worst
     values = f"; worst element {list(worst.index)}: {worst.candidate:.6g}, FP64 {worst.reference:.6g}" if worst else ""
+    best = "the best emulation" if a.name == "none of these" else a.name
     return (
-        f"{len(left)} of {len(rows)} local errors are unexplained. First: {where} ({place_text(e)}): "
-        f"{value(e.rel_l2):.1e} off, the best emulation explains {100 * a.share:.0f} %, "
+        f"{len(left)} of {len(rows)} local errors are more than rounding. First: {where} ({place_text(e)}): "
+        f"{value(e.rel_l2):.1e} off, {best} explains {100 * a.share:.0f} %, "
         f"{a.left_u:.1f} u left{values}.{tail}"
     )
 
