@@ -32,10 +32,10 @@ def formula_errors(
     lie at ``where``. A program that is not at hand, or holds what has no FP64 meaning, is unknown.
     """
     asked = [p for p in recorded.requested.phases if phases is None or p in phases]
+    program = subject or _program(recorded, where)
     for batch in dict.fromkeys(recorded.batch_of(p) for p in prompts):
-        chosen = [p for p in batch if p in prompts]
-        found, unknown = _shadowed(recorded, model, batch, subject, where, asked)
-        for prompt in chosen:
+        found, unknown = ({}, OTHER) if program is None else _shadowed(recorded, model, batch, program, asked)
+        for prompt in (p for p in batch if p in prompts):
             for phase, step, layer, point in formula_keys(recorded.requested, recorded.config, asked):
                 here = Place(prompt, phase, step, layer, point)
                 if unknown:
@@ -46,24 +46,26 @@ def formula_errors(
                     yield here.record("formula", "shadow", "fp64", **found[here])
 
 
-def _shadowed(
-    recorded: Recorded, model: Model, batch: tuple[str, ...], subject: Any, where: str | None, phases: list[str]
-) -> tuple[dict[Place, dict[str, Any]], str]:
-    """Return the numbers of every place of a batch, or why there are none."""
+def _program(recorded: Recorded, where: str | None) -> Any:
     try:
-        from precaudit.tracing import shadowed
         from precaudit.tracing.subject import program_of
-        from precaudit.transforms import CannotLift
     except ImportError as error:
         raise UserError(f"the formula needs JAX ({error}); compare without --formula") from None
-    subject = subject or program_of(recorded.run, model=where)
-    if subject is None:
-        return {}, OTHER
-    wanted = list(formula_keys(recorded.requested, recorded.config, phases))
+    return program_of(recorded.run, model=where)
+
+
+def _shadowed(
+    recorded: Recorded, model: Model, batch: tuple[str, ...], subject: Any, phases: list[str]
+) -> tuple[dict[Place, dict[str, Any]], str]:
+    """Return the numbers of every place of a batch, or why there are none."""
+    from precaudit.tracing import shadowed
+    from precaudit.transforms import CannotLift
+
     prompts = tuple(recorded.run.prompts[p] for p in batch)
     fed = {p: recorded.fed_tokens(p) for p in batch}
-    work = shadowed.Work(prompts, fed, recorded.requested, phases, frozenset(point for *_, point in wanted))
+    points = frozenset(point for *_, point in formula_keys(recorded.requested, recorded.config, phases))
     try:
+        work = shadowed.Work(prompts, fed, recorded.requested, phases, points)
         found = list(shadowed.distances(subject, model, work))
     except CannotLift as error:
         return {}, str(error)

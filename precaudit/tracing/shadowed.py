@@ -1,6 +1,7 @@
 """The program's FP64 shadow, in the batches that were recorded, against the independent FP64 reference (JAX)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -91,7 +92,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
     tokens, starts = batch.arrays(sequences)
     ends = starts + np.asarray([len(s) for s in sequences], np.int32)
     capacity = bucket(max(map(len, sequences)) + asked.decode_steps)
-    run = jax.jit(shadow(lambda *a: reap(subject.decoder.prefill, points, layers, missing="ignore")(*a), subject.lift))
+    run, step_of = _programs(subject.decoder, tuple(subject.lift.items()), points, layers)
 
     def cache() -> Any:
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), capacity))
@@ -106,14 +107,10 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
     if "prefill" in work.phases:
         yield prefill("prefill", sequences, None if asked.phases == ("prefill",) else cache())
     if "decode" in work.phases:
-        fill = jax.jit(shadow(subject.decoder.prefill, subject.lift))
-        step_of = jax.jit(
-            shadow(lambda *a: reap(subject.decoder.decode, points, layers, missing="ignore")(*a), subject.lift)
-        )
         cut = tokens.copy()
         cut[np.arange(len(cut)), ends - 1] = 0
         where = (exact_tables(subject, cut.shape[1]), cut, starts, (ends - 1)[:, None])
-        held = fill(subject.parameters, *where, cache())[1]
+        held = run(subject.parameters, *where, cache())[0][1]
         tables = exact_tables(subject, capacity)
         for step in range(min(len(a) - len(b) for a, b in zip(longer, sequences, strict=True)) + 1):
             rows = tuple(np.asarray([len(s) - 1 + step]) for s in sequences)
@@ -122,6 +119,14 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
             yield Call("decode", step, _host(taps), starts, rows)
     if "rescore" in work.phases:
         yield prefill("rescore", longer, None)
+
+
+@lru_cache(maxsize=8)
+def _programs(decoder: Any, lift: tuple[Any, ...], points: frozenset[str], layers: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return the shadows of prefill and decode with taps, compiled once a shape."""
+    phases = (decoder.prefill, decoder.decode)
+    made = [jax.jit(shadow(reap(phase, points, layers), dict(lift))) for phase in phases]
+    return made[0], made[1]
 
 
 def _host(taps: Mapping[str, Any]) -> dict[str, Array]:
