@@ -56,7 +56,7 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
         power = (y * y).sum(axis=over, keepdims=True)
         factors = np.where(power > 0, (c * y).sum(axis=over, keepdims=True) / power, 1.0)
         left = np.sqrt(((c - y) ** 2).sum(axis=over, keepdims=True) / power)
-        hit = np.nan_to_num(left) > max(HIT * roundoff, HIT * float(np.nanmedian(left)))
+        hit = np.nan_to_num(left) > max(HIT * roundoff, HIT * float(np.median(np.nan_to_num(left))))
         if 0 < hit.sum() < hit.size:
             yield from _some(scope, at, hit, factors, _factor(*(np.where(hit, x, 0.0) for x in (c, y))))
         if hit.size > 1 and c.size // hit.size >= ROWS:

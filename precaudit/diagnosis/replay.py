@@ -9,7 +9,7 @@ from precaudit.comparison.closing import Yardstick, honest, yardstick
 from precaudit.comparison.operations import Operation
 from precaudit.diagnosis.candidates import variants
 from precaudit.diagnosis.fitting import AHEAD, Fit, fits, minimise, shortest
-from precaudit.diagnosis.forms import Form, Inputs, made
+from precaudit.diagnosis.forms import Form, Inputs, made, plain
 from precaudit.diagnosis.keys import missing_keys
 from precaudit.diagnosis.parts import scaled_parts
 from precaudit.diagnosis.variants import Variant
@@ -26,6 +26,9 @@ ROWS = 64  # query rows variants are tried on; the one that is named is made on 
 ENOUGH = 0.9  # share of the error from which single roundings that fell otherwise are allowed for
 DRAWS = 8  # of inputs moved by MOVED, relative: as far as float32 arithmetic moves what is rounded next
 MOVED = 2.0**-21
+POOR = 0.2  # badness from which a number is fitted although a formula closes
+MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
+ALIKE = 0.05
 
 
 @dataclass(frozen=True)
@@ -205,11 +208,17 @@ def replay(
         left = np.where(whole.yardstick.hidden, 0.0, left)
     part = _part(whole, left, emulated, announced)
     first = part.tried(announced, 1.0)
+    floor = max(first.explained, 0.0)
     tried = [first, *_exact(part, [*rest, *known], first)]
     named = _confirmed(whole, part, tried)
     if named is None:
-        tried += [part.tried(v, max(first.explained, 0.0)) for v in _numbers(part)]
-        tried += [whole.tried(v, max(first.explained, 0.0)) for v in _taken(whole, emulated)]
+        tried += [whole.tried(v, floor) for v in _keys(whole, emulated)]
+        named = _confirmed(whole, part, tried)
+    if named is None or named.badness > POOR:
+        tried += _numbers(part, floor)
+        named = _confirmed(whole, part, tried)
+    if named is None:
+        tried += [whole.tried(v, floor) for v in _parts_of(whole)]
         named = _confirmed(whole, part, tried)
     ordered = sorted(tried, key=lambda t: (-t.explained, t is not first))
     return Replay(tuple(ordered), first, named, left, emulated, whole.yardstick.candidate, whole.yardstick.reference)
@@ -245,19 +254,34 @@ def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator
 
 
 def _confirmed(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | None:
-    """Return the first answer in rank that closes on all rows too."""
-    for t in sorted((t for t in tried if t.closes), key=lambda t: t.rank):
-        if part is whole or whole.tried(t.variant, 1.0).closes:
-            return t
-    return None
+    """Return the best answer that closes on all rows too: an exact formula unless a fitted one leaves far less."""
+    kinds = [[t for t in tried if t.closes and t.variant.fitted is fitted] for fitted in (False, True)]
+    exact, fitted = (_first(whole, part, sorted(kind, key=lambda t: t.rank)) for kind in kinds)
+    if exact is None or fitted is None:
+        return exact or fitted
+    return fitted if MUCH * (1 - fitted.explained) < 1 - exact.explained else exact
 
 
-def _numbers(part: Bench) -> Iterator[Variant]:
+def _first(whole: Bench, part: Bench, ranked: Sequence[Tried]) -> Tried | None:
+    return next((t for t in ranked if part is whole or whole.tried(t.variant, 1.0).closes), None)
+
+
+def _numbers(part: Bench, floor: float) -> Iterator[Tried]:
     """Yield formulas with the number that fits best; fitted without rounding, where what is left is smooth."""
     for fit in fits(part.inputs):
         x = _fitted(part, fit)
         if x is not None and x != fit.announced:
-            yield fit.variant(x)
+            yield _rounder(part, fit, x, floor)
+
+
+def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
+    """Return the answer of the number of fewest digits that leaves no more than x does, but for ALIKE of it."""
+    best = part.tried(fit.variant(x), floor)
+    for digits in range(5) if best.closes and not fit.whole else ():
+        short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
+        if short.closes and 1 - short.explained <= (1 + ALIKE) * (1 - best.explained):
+            return short
+    return best
 
 
 def _fitted(part: Bench, fit: Fit) -> float | None:
@@ -276,10 +300,17 @@ def _fitted(part: Bench, fit: Fit) -> float | None:
     return x if fit.whole else shortest(x, loss, c.size)
 
 
-def _taken(whole: Bench, emulated: Array) -> Iterator[Variant]:
-    """Yield attention without a key, and results of which a part is scaled."""
-    o, c = whole.inputs, whole.yardstick.candidate
-    if o.point in ("probs", "attn_out"):
-        yield from missing_keys(o, c, emulated)
+def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
+    """Yield attention without a key."""
+    if whole.inputs.point in ("probs", "attn_out"):
+        yield from missing_keys(whole.inputs, whole.yardstick.candidate, emulated)
+
+
+def _parts_of(whole: Bench) -> Iterator[Variant]:
+    """Yield results of which a part is scaled, zero or clipped: of what comes nearest to the candidate's direction."""
+    c, at = whole.yardstick.candidate, np.asarray(whole.inputs.positions)
+    outs = [np.where(np.isfinite(c), np.nan_to_num(whole.make(plain, r)), 0.0) for r in whole.roundings]
+    clean = np.where(np.isfinite(c), c, 0.0)
+    emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
-    yield from scaled_parts(np.asarray(o.positions), whole.axes, c, emulated, roundoff)
+    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff)
