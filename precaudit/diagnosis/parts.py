@@ -47,7 +47,7 @@ def _times(factors: Array, axes: str, o: Inputs, out: Array) -> Array:
 
 
 def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterator[Scaled]:
-    whole = _factor(c, y)
+    whole = _factor(c, y, roundoff)
     if np.isfinite(whole):
         yield Scaled(f"× {whole:g}", f"the result is multiplied by {whole:g}", np.full((1, 1, 1), whole))
     for scope, over in AXES.items():
@@ -58,19 +58,23 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
         left = np.sqrt(((c - y) ** 2).sum(axis=over, keepdims=True) / power)
         hit = np.nan_to_num(left) > max(HIT * roundoff, HIT * float(np.median(np.nan_to_num(left))))
         if 0 < hit.sum() < hit.size:
-            yield from _some(scope, at, hit, factors, _factor(*(np.where(hit, x, 0.0) for x in (c, y))))
+            yield from _some(scope, at, hit, factors, _factor(np.where(hit, c, 0.0), np.where(hit, y, 0.0), roundoff))
         if hit.size > 1 and c.size // hit.size >= ROWS:
             low, high = float(factors.min()), float(factors.max())
             says = f"every {scope} has a factor of its own, {low:.4g} to {high:.4g}"
             yield Scaled(f"{scope}s scaled", says, factors)
 
 
-def _factor(c: Array, y: Array) -> float:
-    """Return the factor on y that comes nearest to c, of the fewest digits within three standard errors."""
+def _factor(c: Array, y: Array, roundoff: float) -> float:
+    """Return the factor on y that comes nearest to c, of the fewest digits within three standard errors.
+
+    Or a tenth of a rounding: those that are kept inside an operation are not independent.
+    """
     power = float((y * y).sum())
     x = float((c * y).sum()) / power if power else float("nan")
     error = float(((c - x * y) ** 2).sum()) / max(int((y != 0).sum()) - 1, 1)
-    return next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= 3 * (error / power) ** 0.5), x)
+    near = max(3 * (error / power) ** 0.5 if power else 0.0, 0.1 * roundoff * abs(x))
+    return next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near), x)
 
 
 def _some(scope: str, at: Array, hit: Array, factors: Array, one: float) -> Iterator[Scaled]:

@@ -28,7 +28,7 @@ DRAWS = 8  # of inputs moved by MOVED, relative: as far as float32 arithmetic mo
 MOVED = 2.0**-21
 POOR = 0.2  # badness from which a number is fitted although a formula closes
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
-ALIKE = 0.05
+ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
 
 
 @dataclass(frozen=True)
