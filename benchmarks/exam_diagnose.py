@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.mistakes import MISTAKES, TEXT, Mistake, placed
+from benchmarks.pairs import Pair, pairs
 from benchmarks.rewrites import REWRITES, points, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
@@ -73,6 +74,13 @@ def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
     )
 
 
+def both(folder: Path, pair: Pair) -> tuple[bool, str]:
+    """Make two mistakes in the middle layer; return whether both are named there, and what was found."""
+    found = traced(folder, pair.subject(MIDDLE)).findings
+    told = {(f.point, f.kind, f.cause) for f in found if f.layer == MIDDLE}
+    return pair.wanted() <= told, "; ".join(f"{f.kind}: {f.cause} at {f.point} of {f.layer}" for f in found)
+
+
 def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (rewrite, exit code, first finding) of honest programs."""
     for policy in ("bf16", "fp32-highest"):
@@ -97,7 +105,10 @@ def main() -> int:
                 print(
                     f"{mark} {c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}"
                 )
+        twice = [(p.name, *both(Path(name), p)) for p in pairs() if only in p.name]
         rewrites = [] if only else list(harmless(Path(name)))
+    for pair, right, told in twice:
+        print(f"{'right' if right else 'WRONG'} pair: {pair}: {told}")
     for variant, code, cause in rewrites:
         print(f"{'right' if code == 0 else 'WRONG'} harmless: {variant:36} exit {code} {cause}")
     results = Path(__file__).parent / "results"
@@ -109,8 +120,10 @@ def main() -> int:
     print("\nclass made, class found, cells")
     for (made, found), n in sorted(confusion.items()):
         print(f"{made:12} {found:12} {n}")
-    wrong = sum(not c.right for c in cells) + sum(code != 0 for _, code, _ in rewrites)
-    print(f"{len(cells)} mistakes, {len(rewrites)} rewrites, {wrong} wrong")
+    wrong = (
+        sum(not c.right for c in cells) + sum(code != 0 for _, code, _ in rewrites) + sum(not r for _, r, _ in twice)
+    )
+    print(f"{len(cells)} mistakes, {len(twice)} pairs, {len(rewrites)} rewrites, {wrong} wrong")
     return 1 if wrong else 0
 
 

@@ -14,6 +14,7 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from safetensors.numpy import load_file, save_file
@@ -21,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
 from precaudit.jax_decoder.decoder import Decoder
+from precaudit.jax_decoder.parameters import rope_tables
 from precaudit.jax_decoder.parts import (
     attend,
     attention_scores,
@@ -72,9 +74,10 @@ class Mistake:
             return self.wrong(load("tiny", self.policy, None, "cpu"))
         return load(self.model(layer), self.policy, None, "cpu", self.parts(layer))
 
-    def parts(self, layer: int | None) -> Parts:
+    def parts(self, layer: int | None, base: Parts | None = None) -> Parts:
         """Return the decoder's parts with the mistake in one layer, or in all (None)."""
-        honest, count = getattr(Parts(), self.part), 0
+        base = base or Parts()
+        honest, count = getattr(base, self.part), 0
 
         def part(*args: Any) -> Any:
             nonlocal count
@@ -88,7 +91,7 @@ class Mistake:
                 return self.wrong(*args)
             return jax.tree.map(lambda a, b: jnp.where(at == layer, a, b), self.wrong(*args), honest(*args))
 
-        return replace(Parts(), **{self.part: part})
+        return replace(base, **{self.part: part})
 
 
 @contextmanager
@@ -107,9 +110,10 @@ def placed() -> Iterator[None]:
             _WHERE.pop()
 
     def logits(self: Any, *args: Any) -> Any:
-        if not isinstance(self, NarrowLogits):
+        wrong = next((f for kind, f in OUTPUTS.items() if isinstance(self, kind)), None)
+        if wrong is None:
             return output(self, *args)
-        with mock.patch("precaudit.jax_decoder.decoder.dot", lambda *a: narrow(dot(*a), "bfloat16")):
+        with mock.patch("precaudit.jax_decoder.decoder.dot", lambda *a: wrong(dot(*a))):
             return output(self, *args)
 
     with mock.patch.object(Decoder, "_layer", layer), mock.patch.object(Decoder, "_logits", logits):
@@ -185,7 +189,9 @@ def swapped_weights(subject: Subject) -> Subject:
 
 
 def narrow(x: Any, name: str) -> Any:
-    bits = {"bfloat16": (8, 7), "float16": (5, 10)}[name]
+    if name == "float16":  # reduce_precision flushes its subnormals; a barrier keeps XLA from removing the pair
+        return lax.optimization_barrier(x.astype(jnp.float16)).astype(f32)
+    bits = {"bfloat16": (8, 7)}[name]
     return lax.reduce_precision(x, *bits)
 
 
@@ -209,12 +215,36 @@ def heads_interleaved(q: Any, k: Any, scale: Any, a: Any) -> Any:
     return attention_scores(q, k[:, :, order], scale, a)
 
 
-def rope_late(x: Any, cos: Any, sin: Any, a: Any) -> Any:
-    """Rotate once more by the angle of position 1: positions off by one."""
-    half = x.shape[-1] // 2
-    angle = 10000.0 ** (-jnp.arange(half, dtype=f32) / half)
-    c, s = jnp.cos(angle), jnp.sin(angle)
-    return rope(x, cos * c - sin * s, sin * c + cos * s, a)
+def rope_off(by: int) -> Callable[..., Any]:
+    """Rotate once more by the angle of a position: positions off by that."""
+
+    def late(x: Any, cos: Any, sin: Any, a: Any) -> Any:
+        half = x.shape[-1] // 2
+        angle = by * 10000.0 ** (-jnp.arange(half, dtype=f32) / half)
+        c, s = jnp.cos(angle), jnp.sin(angle)
+        return rope(x, cos * c - sin * s, sin * c + cos * s, a)
+
+    return late
+
+
+rope_late = rope_off(1)
+
+
+class OtherTables(dict[int, Any]):
+    """RoPE's tables of another base."""
+
+    def __init__(self, subject: Subject, base: float) -> None:
+        self.subject, self.config = subject, msgspec.structs.replace(subject.config, rope_theta=base)
+
+    def __contains__(self, positions: object) -> bool:
+        return True
+
+    def __missing__(self, positions: int) -> Any:
+        return jax.device_put(rope_tables(self.config, positions, self.subject.policy), self.subject.device)
+
+
+def other_base(subject: Subject) -> Subject:
+    return replace(subject, _tables=OtherTables(subject, 500000.0))
 
 
 def rope_tables_in_bf16(x: Any, cos: Any, sin: Any, a: Any) -> Any:
@@ -228,6 +258,10 @@ def norm_with(scale: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         return (y.astype(w.dtype) * w).astype(a.activations)
 
     return norm
+
+
+def with_epsilon(value: float) -> Callable[..., Any]:
+    return lambda x, w, eps, a: rms_norm(x, w, value, a)
 
 
 def mask_ahead(s: Any, mask: Any, a: Any) -> Any:
@@ -329,6 +363,68 @@ def damped_norm(x: Any, w: Any, eps: Any, a: Any) -> Any:
     return y.at[..., 5].multiply(1.5)
 
 
+def token_zeroed(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    return project(x, w, bias, a).at[:, 7].set(0)
+
+
+def head_zeroed(p: Any, v: Any, a: Any) -> Any:
+    return attend(p, v, a).at[:, :, 3].set(0)
+
+
+def values_scaled(p: Any, v: Any, a: Any) -> Any:
+    return (attend(p, v, replace(a, attn_out=f32)) * 1.1).astype(a.attn_out)
+
+
+def first_key_hidden(s: Any, mask: Any, a: Any) -> Any:
+    return masked_softmax(s, mask.at[..., 0].set(False), a)
+
+
+def weightless(x: Any, w: Any, eps: Any, a: Any) -> Any:
+    return rms_norm(x, jnp.ones_like(w), eps, a)
+
+
+def quick_gelu(gate: Any, up: Any, a: Any) -> Any:
+    g = gate.astype(f32)
+    return ((g * jax.nn.sigmoid(1.702 * g)).astype(a.mlp) * up.astype(a.mlp)).astype(a.activations)
+
+
+def softmax_by(exp: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A softmax with another exponential."""
+
+    def softmax(s: Any, mask: Any, a: Any) -> Any:
+        x = jnp.where(mask, s.astype(a.softmax), -jnp.inf)
+        e = jnp.where(mask, exp(jnp.where(mask, x - x.max(axis=-1, keepdims=True), 0.0)), 0.0)
+        return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
+
+    return softmax
+
+
+def by_bits(x: Any) -> Any:
+    """Schraudolph's exp: the bits of 2^n (1 + f)."""
+    bits = jnp.maximum(x * jnp.float32(2**23 / 0.6931471805599453) + jnp.float32(127 * 2**23), 0.0)
+    return lax.bitcast_convert_type(bits.astype(jnp.int32), f32)
+
+
+def wobbling(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    y = project(x, w, bias, a)
+    wide = y.astype(f32)
+    return (wide + 0.05 * jnp.sin(40.0 * wide)).astype(y.dtype)
+
+
+def folded(gate: Any, up: Any, a: Any) -> Any:
+    y = swiglu(gate, up, a).astype(f32)
+    return (y - 0.3 * y * jnp.cos(9.0 * y)).astype(a.activations)
+
+
+class ScaledLogits(Decoder):
+    """A decoder whose logits are multiplied by 1.01."""
+
+
+def scaled_logits(subject: Subject) -> Subject:
+    subject.__dict__["decoder"] = ScaledLogits(subject.config, Arithmetic.of(subject.policy), subject.parts)
+    return subject
+
+
 def mean_square(y: Any) -> Any:
     return jnp.mean(y * y, axis=-1, keepdims=True)
 
@@ -337,6 +433,10 @@ D, F32, FIRST = ("decode",), "fp32-highest", {"call": 0, "calls": 2}
 mean = norm_with(lambda y, e: lax.rsqrt(jnp.mean(y, axis=-1, keepdims=True) + e))
 outside = norm_with(lambda y, e: 1 / (jnp.sqrt(mean_square(y)) + e))
 sizes = norm_with(lambda y, e: 1 / (jnp.abs(y).mean(-1, keepdims=True) + e))
+narrow_exp = softmax_by(lambda x: narrow(jnp.exp(x), "bfloat16"))
+schraudolph = softmax_by(by_bits)
+short_mean = norm_with(lambda y, e: lax.rsqrt(mean_square(y) * (y.shape[-1] / (y.shape[-1] - 1)) + e))
+OUTPUTS = {NarrowLogits: lambda y: narrow(y, "bfloat16"), ScaledLogits: lambda y: y * jnp.float32(1.01)}
 longer = scaled(lambda k: (k / (k + 1)) ** 0.5)
 M = Mistake
 MISTAKES = (
@@ -385,9 +485,32 @@ MISTAKES = (
     ),
     M("logits in bf16", "logits", narrow_logits, "logits", "format", "stored in bfloat16", whole=True),
     M("weights swapped", "weights", swapped_weights, "v", "semantics", "weights of layer 3", whole=True, at=1),
+    # parts of a result, and keys
+    M("columns scaled", "project", noisy, "v", "semantics", "channels scaled", call=2, calls=7),
+    M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", "key 0 value dropped"),
+    M("activation clipped", "activate", clipped, "mlp_act", "semantics", "clipped at ±0.5"),
+    M("one channel × 1.5", "norm", damped_norm, "attn_norm", "semantics", "channel 5 × 1.5", **FIRST),
+    M(
+        "a token's MLP is zero", "project", token_zeroed, "mlp_out", "semantics", "token 7 zeroed", call=6, calls=7,
+        phases=("prefill",),
+    ),
+    M("head 3 is zero", "attend", head_zeroed, "attn_out", "semantics", "head 3 zeroed"),
+    M("decode does not see key 0", "softmax", first_key_hidden, "probs", "semantics", "key 0 left out", phases=D),
+    M("values × 1.1 inside", "attend", values_scaled, "attn_out", "semantics", "× 1.1"),
+    # other formulas
+    M("norm without weight", "norm", weightless, "attn_norm", "semantics", "weight left out", **FIRST),
+    M("mean over D − 1", "norm", short_mean, "attn_norm", "semantics", "mean over D -1", **FIRST),
+    M("quick gelu", "activate", quick_gelu, "mlp_act", "semantics", "activation quick gelu, x·σ(1.702 x)"),
+    M("exponentials in bf16", "softmax", narrow_exp, "probs", "format", "exponentials in bfloat16", F32),
+    M("exp by Schraudolph", "softmax", schraudolph, "probs", "semantics", "exp by Schraudolph's bits, no shift"),
+    # numbers that are fitted
+    M("scale × 0.98", "scores", scaled(lambda k: 0.98), "scores", "semantics", "scale × √K 0.98"),
+    M("epsilon 1e-6", "norm", with_epsilon(1e-6), "attn_norm", "semantics", "epsilon 1e-06", F32, **FIRST),
+    M("epsilon 3e-6", "norm", with_epsilon(3e-6), "attn_norm", "semantics", "epsilon 3e-06", F32, **FIRST),
+    M("RoPE base 500000", "rope", other_base, "q", "semantics", "RoPE base 500000", whole=True, at=0),
+    M("RoPE off by three", "rope", rope_off(3), "q", "semantics", "offset of positions 3", **FIRST),
+    M("logits × 1.01", "logits", scaled_logits, "logits", "semantics", "logit scale 1.01", whole=True),
     # outside the variants: none reproduces it
-    M("columns scaled", "project", noisy, "v", "semantics", None, call=2, calls=7),
-    M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", None),
-    M("activation clipped", "activate", clipped, "mlp_act", "semantics", None),
-    M("one channel × 1.5", "norm", damped_norm, "attn_norm", "semantics", None, **FIRST),
+    M("values wobble", "project", wobbling, "v", "semantics", None, call=2, calls=7),
+    M("gates fold over", "activate", folded, "mlp_act", "semantics", None),
 )  # fmt: skip

@@ -20,8 +20,9 @@ from precaudit.comparison.reference_cache import References
 from precaudit.diagnosis.caches import explain
 from precaudit.diagnosis.closure import closure
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.diagnosis.flash import Flash
 from precaudit.diagnosis.flips import Flip, Rows, exchanged, flips, sentence
-from precaudit.diagnosis.forms import Attention, Flash, Inputs, quantised
+from precaudit.diagnosis.forms import Inputs, plain, quantised
 from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.positions import shape
 from precaudit.diagnosis.records import Finding
@@ -455,7 +456,7 @@ def test_flash_attention_is_attention(block):
     rng = np.random.default_rng(3)
     q, k, v = rng.normal(size=(9, 4, 8)), rng.normal(size=(9, 2, 8)), rng.normal(size=(9, 2, 8))
     o = Inputs(Model(load("tiny", device="cpu").config, None), 0, "attn_out", np.arange(9), (q, k, v))
-    np.testing.assert_allclose(Flash(block=block)(o, FP64), Attention()(o, FP64), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(Flash(block=block)(o, FP64), plain(o, FP64), rtol=1e-13, atol=1e-14)
 
 
 def test_layers_are_told_in_runs():

@@ -70,7 +70,7 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     base = of_policy(policy, o.place.phase == "decode")
     sets = elisions(point, model.config, policy)
     roundings = [base.eliding(places) for places in sets]
-    for name, inputs in _unrounded(recorded, model, o, policy):
+    for name, inputs in unrounded_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), unrounded=True)
     for form in honest_forms(point, o.stored.dtype.name):
@@ -78,7 +78,7 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
 
 
-def _unrounded(
+def unrounded_inputs(
     recorded: Recorded, model: Model, o: Operation, policy: Policy
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Array]]]:
     """Yield the operation's inputs with one as it was before it was rounded to be stored, made from its own inputs.
@@ -106,8 +106,9 @@ def _unrounded(
         base = of_policy(policy, place.phase == "decode")
         for places in elisions(source.point, model.config, policy):
             made = producer.evaluate([base.eliding((*places, STORED[source.point]))])[0]
-            if made[keep].shape == o.inputs[j].shape:
-                yield (source.point, *places), [*o.inputs[:j], made[keep], *o.inputs[j + 1 :]]
+            kept = made if producer.axes == "HTS" else made[keep]
+            if kept.shape == o.inputs[j].shape:
+                yield (source.point, *places), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
 
 
 def _rows(recorded: Recorded, source: Place, o: Operation) -> Rows | None:

@@ -32,7 +32,7 @@ class Operation:
 
     ``inputs``: in FP64, in the order of the point's inputs. ``run`` runs the operation; ``magnitude(u)`` returns
     |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
-    all.
+    all; ``last``: keys and values that the last row of attn_out read, where decode read others there.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Operation:
     run: Evaluate
     magnitude: Magnitude
     window: int | None = None
+    last: tuple[Array, ...] = ()
 
     @property
     def axes(self) -> str:
@@ -67,7 +68,7 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     if found is None:
         return None
     window = model.config.window_of(place.layer)
-    return Operation(recorded.run.record.id, place, part, *found, window)
+    return Operation(recorded.run.record.id, place, part, *found, window, _last_read(recorded, place, found[1]))
 
 
 def parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -172,6 +173,15 @@ def keys_of(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
         return None if read is None else list(read)
     rows = recorded.rows(place.prompt, place.phase, place.layer, point)
     return None if rows is None or len(rows.positions) <= rows.positions[-1] else [rows.values]
+
+
+def _last_read(recorded: Recorded, place: Place, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the keys and values of a decode's last step where they are not those of the steps before."""
+    if place.phase != "decode" or place.point != "attn_out":
+        return ()
+    found = [keys_of(recorded, place, name) for name in ("k", "v")]
+    last = tuple(widen(x[-1]) for x in found if x is not None)
+    return () if all(map(np.array_equal, last, inputs[1:])) else last
 
 
 def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -> Evaluation | None:

@@ -136,17 +136,6 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     return explain_hashes(hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()})
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Return ascending numbers, runs of three or more as ``a to b``."""
-    runs: list[list[int]] = []
-    for i in numbers:
-        if runs and i == runs[-1][-1] + 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
-
-
 def _span(rows: Iterable[int]) -> str:
     found = sorted(rows)
     return f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)})"

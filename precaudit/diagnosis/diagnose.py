@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.compare import Comparison, Options, compare
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.handover import POINT as HANDED
@@ -17,24 +18,28 @@ from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
-from precaudit.diagnosis.caches import cache_state, spans
+from precaudit.diagnosis.advice import record_more
+from precaudit.diagnosis.caches import cache_state
 from precaudit.diagnosis.closure import Closure, closure
+from precaudit.diagnosis.evidence import broken_limit, unrecognised, worst_inside
 from precaudit.diagnosis.exchanged import whose
 from precaudit.diagnosis.flips import flips, sentence
 from precaudit.diagnosis.formula import establish, program_of
-from precaudit.diagnosis.positions import by_position
+from precaudit.diagnosis.positions import by_position, spans
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
 from precaudit.diagnosis.replay import Replay, replay
 from precaudit.diagnosis.streams import stream_state
+from precaudit.diagnosis.variants import Variant
 from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
+from precaudit.formats import Array
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.limits import default_limits
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
@@ -104,10 +109,11 @@ def diagnose(
     ]
     model = _model(recorded, options)
     findings: list[Finding] = []
+    known: dict[str, list[Variant]] = {}
     with one_blas_thread():
         groups = _groups(bad)
         for i, (_, group) in enumerate(groups):
-            found = _finding(recorded, model, group, records)
+            found = _finding(recorded, model, group, records, known)
             if not _follows(found, findings):
                 findings.append(found)
             tell(i + 1, len(groups), "replaying operations")
@@ -119,7 +125,7 @@ def diagnose(
         formula = establish(recorded, subject, model, prompt, options.model)
     findings = _with_formula(_merged(findings), formula)
     write_lines(compared.folder / "findings.jsonl", findings)
-    unknown = list(_unknown(standing, compared, bool(findings)))
+    unknown = list(_unknown(standing, compared, bool(findings), record_more(recorded)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
     whole = select is None
     program = Program(recorded, model, subject, whole, objective, options.model)
@@ -180,9 +186,13 @@ def _groups(bad: Sequence[Verdict]) -> list[tuple[tuple[Any, ...], list[Verdict]
 
 
 def _finding(
-    recorded: Recorded, model: Model, group: Sequence[Verdict], records: dict[tuple[Any, ...], ErrorRecord]
+    recorded: Recorded,
+    model: Model,
+    group: Sequence[Verdict],
+    records: dict[tuple[Any, ...], ErrorRecord],
+    known: dict[str, list[Variant]],
 ) -> Finding:
-    """Replay the worst record of a group and name its cause."""
+    """Replay the worst record of a group and name its cause; ``known``: numbers fitted so far, by point."""
     worst = max(group, key=_badness)
     e = records[(worst.kind, *worst.place)]
     shared: dict[str, Any] = {
@@ -192,44 +202,55 @@ def _finding(
     }  # fmt: skip
     if worst.kind == "state":
         return _state(recorded, model, worst, group, shared)
-    replayed = _replay(recorded, model, worst)
+    shared["fails"] = broken_limit(worst)
+    replayed = _replay(recorded, model, worst, known.get(worst.point, []))
     if replayed is None:
         return Finding(
-            kind="unknown", cause="inputs were not recorded", says="record its inputs: --points all", explained=None,
+            kind="unknown", cause="inputs were not recorded", says=record_more(recorded), explained=None,
             equal=None, second=None, **shared,
         )  # fmt: skip
-    found, shared["positions"], finite, operation = replayed
+    found, at, rows, finite, operation = replayed
+    axes = POINTS[worst.point].axes
+    shared["positions"] = by_position(found.left, found.made, at)
+    shared["worst"] = worst_inside(found, axes, at, rows, worst) or e.worst
     broken = [w for w in recorded.run.record.warnings if w.startswith("weights:") and _of_layer(w, worst.layer)]
     if worst.status == "nonfinite" and broken:
         return Finding(
             kind="semantics", cause="weights not finite", says="; ".join(broken), explained=None, equal=None,
             second=None, **shared,
         )  # fmt: skip
-    if worst.status == "nonfinite" and found.named is not None and found.named is found.announced:
-        return _overflow(finite, shared, found)
+    if worst.status == "nonfinite" and found.announced.closes:
+        return _overflow(recorded, finite, shared, found)
     second = found.second
     rest: dict[str, Any] = {
         "explained": number(found.best.explained), "equal": number(found.best.equal),
         "second": None if second is None else (second.variant.name, number(second.explained)), **shared,
     }  # fmt: skip
-    if found.named is None or found.named is found.announced:
-        if finite and worst.status == "fail" and (other := whose(recorded, model, operation)) is not None:
+    nameless = found.named is None or found.named.variant is found.announced.variant
+    if nameless and finite and worst.status == "fail":
+        other = whose(recorded, model, operation)
+        if other is not None:
             rest["explained"] = number(other.explained)
             return Finding(kind="state", cause=other.cause, says=other.says, **rest | {"equal": None})
-        says = f"none of the variants tried reproduces it; the nearest: {found.best.variant.says}"
-        return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
+    if found.named is None:
+        return Finding(kind="unknown", cause="none reproduces it", says=unrecognised(found, axes, at), **rest)
+    if found.named.variant is found.announced.variant:
+        says = "over all recorded rows together the announced policy closes; the record alone does not"
+        return Finding(kind="unknown", cause="only one record fails", says=says, **rest)
     named = found.named.variant
+    if named.fitted and named.carries:
+        known.setdefault(worst.point, []).append(replace(named, fitted=False))
     return Finding(kind=named.kind, cause=named.name, says=named.says, fix=_fix(named.kind, worst.point), **rest)
 
 
-def _overflow(finite: bool, shared: dict[str, Any], found: Replay) -> Finding:
+def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: Replay) -> Finding:
     """Say what NaN and infinities are that the announced policy reproduces: made here, or brought in."""
     kind: Any = "format" if finite else "unknown"
     cause = "overflow" if finite else "came in not finite"
     says = (
         "finite inputs overflow under the announced policy"
         if finite
-        else "its recorded inputs hold NaN or infinities already; look at what comes before: --points all"
+        else f"its recorded inputs hold NaN or infinities already; look at what comes before: {record_more(recorded)}"
     )
     best = found.announced
     return Finding(
@@ -264,8 +285,10 @@ def _badness(v: Verdict) -> float:
     return size if size == size else float("inf")
 
 
-def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, bool, Operation] | None:
-    """Replay the operation behind a verdict; also how its error depends on position, if inputs are finite, and it."""
+def _replay(
+    recorded: Recorded, model: Model, v: Verdict, known: Sequence[Variant]
+) -> tuple[Replay, Array, Array, bool, Operation] | None:
+    """Replay the operation behind a verdict; return its positions, the verdict's rows, if inputs are finite, and it."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
     policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
     for part in parts(recorded, place):
@@ -273,9 +296,12 @@ def _replay(recorded: Recorded, model: Model, v: Verdict) -> tuple[Replay, str, 
             operation = prepare(recorded, model, place, part)
             if operation is None:
                 return None
-            announced = of_policy(policy, v.phase == "decode")
             finite = all(bool(np.isfinite(x).all()) for x in operation.inputs)
-            return replay(operation, model, policy), by_position(operation, announced), finite, operation
+            at = np.asarray(operation.positions)
+            of_step = part.positions[dict(part.steps)[v.step]]
+            unrounded = [x for _, x in unrounded_inputs(recorded, model, operation, policy)]
+            rows = np.flatnonzero(np.isin(at, of_step))
+            return replay(operation, model, policy, known, unrounded), at, rows, finite, operation
     return None
 
 
@@ -346,7 +372,7 @@ def _same_place(f: Finding, d: Differs) -> bool:
     return same and f.layer == d.layer and d.phase in f.phases
 
 
-def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool) -> Iterator[str]:
+def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool, more: str) -> Iterator[str]:
     """Yield what could not be established."""
     for status in ("missing", "unknown"):
         some = [v for v in verdicts if v.status == status]
@@ -357,6 +383,5 @@ def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool) -> 
         pairs = [p for p in compared.prefill_decode if judge_pair(p).status == "fail"]
         if far or pairs:
             yield (
-                f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: "
-                "record more with --points all"
+                f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: {more}"
             )

@@ -9,7 +9,7 @@ import numpy as np
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
-from precaudit.diagnosis.caches import spans
+from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.replay import ENOUGH, ROWS
 from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical

@@ -1,147 +1,223 @@
-"""Formulas people get wrong, in NumPy: each an operation on recorded inputs with one thing changed."""
+"""Formulas people get wrong: the textbook operation on recorded inputs with one thing changed.
 
-from collections.abc import Callable, Sequence
+Nothing here computes what ``numpy_decoder`` computes: a form changes the configuration, a tensor, an input, the
+positions, the scores or the result, and calls the one implementation.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from precaudit.formats import Array, identity
-from precaudit.numpy_decoder.families import Context
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.operators import (
-    ACTIVATIONS,
-    Rule,
-    capped,
-    gelu_tanh,
-    rope,
-    rope_frequencies,
-    scaled,
-    silu,
-)
+from precaudit.comparison.rows import unseen
+from precaudit.configs import DecoderConfig
+from precaudit.formats import Array
+from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.numpy_decoder.operators import Rule, attend
 from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.points import POINTS
 
 NORMS = ("attn_norm", "mlp_norm", "final_norm")
-PROJECTIONS = {"v": "self_attn.v_proj", "attn_proj": "self_attn.o_proj", "mlp_out": "mlp.down_proj"}
+ATTENTION = ("scores", "probs", "attn_out")
+# the place that rounds what a point stores
+STORES = {
+    **dict.fromkeys(NORMS, "norm"), **dict.fromkeys(("q", "k", "v", "router", "experts"), "rows"),
+    **dict.fromkeys(("attn_proj", "mlp_out"), "proj"), **dict.fromkeys(("resid_mid", "resid_out"), "residual"),
+    **{name: name for name in ("scores", "probs", "attn_out", "mlp_act", "logits")},
+}  # fmt: skip
+
+Weight = Callable[[str], Array | None]
+
+
+def same(weight: Weight) -> Weight:
+    """Return a layer's tensors as they are."""
+    return weight
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an operation read: its rows at ``positions`` [T], for attention q [T, H, K], k and v [S, G, K]."""
+    """What an operation read: its rows at ``positions`` [T], for attention q [T, H, K], k and v [S, G, K].
+
+    ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
+    ``tensors``: what is done to the layer's tensors.
+    """
 
     model: Model
     layer: int | None
     point: str
     positions: Array
     values: tuple[Array, ...]
+    last: tuple[Array, ...] = ()
+    tensors: Callable[[Weight], Weight] = same
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The model's configuration."""
+        return self.model.config
 
     def context(self, rounding: Rounding) -> Context:
         """Return the context of the layer's operations."""
-        return self.model.context(self.layer, self.positions, rounding)
+        c = self.model.context(self.layer, self.positions, rounding)
+        return replace(c, weight=self.tensors(c.weight))
+
+    def rows(self, some: slice) -> "Inputs":
+        """Return the same for some rows; keys and values stay whole."""
+        keyed = self.point in ("scores", "attn_out")
+        first = self.values[0][:, some] if self.point == "probs" else self.values[0][some]
+        others = self.values[1:] if keyed else tuple(x[some] for x in self.values[1:])
+        whole = some.stop is None or some.stop >= len(self.positions)
+        return replace(
+            self, positions=self.positions[some], values=(first, *others), last=self.last if whole else (),
+        )  # fmt: skip
 
 
 Form = Callable[[Inputs, Rounding], Array]
 
 
-@dataclass(frozen=True)
-class Attention:
-    """Attention with one thing changed.
+def plain(o: Inputs, r: Rounding) -> Array:
+    """Return the operation as it should be."""
+    rule = Rule.of(o.config, o.layer)
+    if o.point == "scores":
+        return all_scores(o.values[0], o.values[1], rule, r)
+    if o.point == "probs":
+        return all_probs(o.values[0], o.positions, rule.window, r)
+    if o.point == "attn_out":
+        q, k, v = o.values
+        return attention(q, k, v, o.positions, rule, r)
+    if o.point == "logits":
+        return o.model.logits(o.values[0], [r])[0]
+    return o.model.apply(o.point, o.context(r), o.values)
 
-    ``scale``: factor on the scale by head dimension; ``ahead``: keys seen past the row's own (−1: its own not);
-    ``window``: keys more in the window, ``unlimited``: no window;
-    ``interleaved``: query head h reads key head h mod G instead of h // (H/G); ``maximum``: subtracted before exp;
-    ``key``: what is done to the keys and values first; ``before``: q is scaled and rounded before the product.
-    """
 
-    scale: Callable[[int], float] = lambda k: 1.0
-    ahead: int = 0
-    window: int = 0
-    unlimited: bool = False
-    interleaved: bool = False
-    maximum: bool = True
-    key: Callable[[Array], Array] = identity
-    before: bool = False
+def made(form: Form, o: Inputs, r: Rounding) -> Array:
+    """Return what a form makes of all rows; the last one may have read other keys."""
+    out = form(replace(o, last=()), r)
+    if o.last:
+        end = replace(o.rows(slice(len(o.positions) - 1, None)), last=())
+        out[-1:] = form(replace(end, values=(end.values[0], *o.last)), r)
+    return out
 
-    def __call__(self, o: Inputs, r: Rounding) -> Array:
-        """Return scores [H, T, S], probs [H, T, S] or attn_out [T, H, K] of recorded inputs."""
-        rule = Rule.of(o.model.config, o.layer)
-        hide = partial(self.hidden, rule, o.positions)
+
+def configured(change: Callable[[DecoderConfig, int | None], dict[str, Any]], then: Form = plain) -> Form:
+    """Return the operation under a configuration with ``change(config, layer)`` replaced."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        other = msgspec.structs.replace(o.config, **change(o.config, o.layer))
+        return then(replace(o, model=replace(o.model, config=other)), r)
+
+    return form
+
+
+def constant(**fields: Any) -> Form:
+    """Return the operation under a configuration with these fields."""
+    return configured(lambda c, layer: fields)
+
+
+def holding(tensors: Callable[[Inputs, Weight], Weight], then: Form = plain) -> Form:
+    """Return the operation with other tensors in the layer."""
+    return lambda o, r: then(replace(o, tensors=lambda weight: tensors(o, o.tensors(weight))), r)
+
+
+def fed(values: Callable[[Inputs, Rounding], tuple[Array, ...]], then: Form = plain) -> Form:
+    """Return the operation on other inputs."""
+    return lambda o, r: then(replace(o, values=values(o, r)), r)
+
+
+def moved(positions: Callable[[Array], Array], then: Form = plain) -> Form:
+    """Return the operation at other positions: those RoPE turns by, or those the mask goes by."""
+    return lambda o, r: then(replace(o, positions=positions(o.positions)), r)
+
+
+def grouped(o: Inputs, heads: int) -> Array:
+    """Return which key head [H] every query head reads."""
+    return np.arange(heads) // (heads // o.values[1].shape[1])
+
+
+def rescored(change: Callable[[Inputs, Array], Array]) -> Form:
+    """Return probabilities or attention's output with the scores [H, T, S] changed before softmax."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
         if o.point == "probs":
-            return np.stack([r.probs(self.weights(s.copy(), hide(s.shape[1]), r)) for s in o.values[0]])
-        q, k = o.values[0], self.key(o.values[1])
-        groups = k.shape[1]
-        found = []
-        for h in range(q.shape[1]):
-            g = h % groups if self.interleaved else h // (q.shape[1] // groups)
-            other = replace(rule, scale=rule.scale * self.scale(q.shape[2]))
-            if self.before:
-                s = r.scores(capped(r.dot(r.rows(q[:, h] * other.scale), k[:, g].T), rule.cap))
-            else:
-                s = scaled(r.dot(q[:, h], k[:, g].T), other, r)
-            if o.point == "attn_out":
-                s = self.attend(s, self.key(o.values[2])[:, g], hide(s.shape[1]), r)
-            found.append(s)
-        return np.stack(found, axis=1) if o.point == "attn_out" else np.stack(found)
+            return plain(replace(o, values=(change(o, o.values[0]),)), r)
+        q, k, v = o.values
+        rule = Rule.of(o.config, o.layer)
+        s = change(o, all_scores(q, k, rule, r))
+        heads = enumerate(grouped(o, q.shape[1]))
+        return np.stack([attend(s[h], v[:, g], o.positions, rule.window, r) for h, g in heads], axis=1)
 
-    def hidden(self, rule: Rule, positions: Array, keys: int) -> Array:
-        """Return where [T, S] a row does not see a key."""
-        at, s = np.asarray(positions)[:, None], np.arange(keys)[None, :]
-        behind = s > at + self.ahead
-        if rule.window is None or self.unlimited:
-            return np.asarray(behind)
-        return np.asarray(behind | (s <= at - rule.window - self.window))
+    return form
 
-    def attend(self, s: Array, v: Array, hidden: Array, r: Rounding) -> Array:
-        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
-        return r.attn_out(r.dot(r.probs(self.weights(s, hidden, r)), v))
 
-    def weights(self, s: Array, hidden: Array, r: Rounding) -> Array:
-        """Return softmax over the keys a row sees, its sum not yet rounded."""
-        s = np.where(hidden, -np.inf, s)
+# (scores with −inf where a key is not seen [H, T, S], rounding) → weights that sum to 1
+Softmax = Callable[[Array, Rounding], Array]
+
+
+def weighing(softmax: Softmax) -> Form:
+    """Return probabilities or attention's output with another softmax."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        s = o.values[0]
+        if o.point != "probs":
+            s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
+        hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
         with np.errstate(all="ignore"):
-            if not self.maximum:
-                return _unshifted(s.astype(np.float32))
-            e = r.exponential(np.exp(r.shifted(s - s.max(axis=1, keepdims=True))))
-            return e / e.sum(axis=1, keepdims=True)
+            p = r.probs(softmax(np.where(hidden, -np.inf, s), r))
+        if o.point == "probs":
+            return p
+        groups = enumerate(grouped(o, len(p)))
+        return np.stack([r.attn_out(r.dot(p[h], o.values[2][:, g])) for h, g in groups], axis=1)
+
+    return form
 
 
-def _unshifted(s: Array) -> Array:
-    """Return softmax of float32 scores without their maximum: exp overflows above 88.7, where FP64 would not.
+def finished(change: Callable[[Inputs, Array], Array], twice: bool = False, then: Form = plain) -> Form:
+    """Return the operation with its result changed before it is stored; ``twice``: it was rounded once before."""
 
-    XLA multiplies by the sum's reciprocal and flushes it to zero below the smallest normal number.
-    """
-    e = np.exp(s)
-    inverse = np.float32(1) / e.sum(axis=1, keepdims=True)
-    inverse = np.where(np.abs(inverse) < np.finfo(np.float32).tiny, np.float32(0), inverse)
-    return np.asarray(e * inverse, np.float64)
+    def form(o: Inputs, r: Rounding) -> Array:
+        store = STORES[o.point]
+        out = then(o, r if twice else r.eliding((store,)))
+        rounded: Array = getattr(r, store)(change(o, out))
+        return rounded
+
+    return form
 
 
-@dataclass(frozen=True)
-class Flash(Attention):
-    """Attention a block of keys at a time with a running maximum (Dao et al. 2022, algorithm 1).
+def normalising(scale: Callable[[Array, float, int], Array]) -> Form:
+    """Return a norm, or an operation with norms inside, whose 1/rms is ``scale(mean of squares, eps, D)``."""
 
-    Exponentials are rounded as probabilities before they are normalised; ``total`` rounds the running output and sum.
-    """
+    def form(o: Inputs, r: Rounding) -> Array:
+        eps, width = o.config.norm_eps, norm_width(o)
 
-    block: int = 128
-    total: Callable[[Array], Array] = identity
+        def place(found: Array) -> Array:
+            with np.errstate(all="ignore"):
+                return r.norm_scale(scale(np.maximum(found**-2.0 - eps, 0.0), eps, width))
 
-    def attend(self, s: Array, v: Array, hidden: Array, r: Rounding) -> Array:
-        """Return one head's output [T, K] from its scores [T, S] and values [S, K]."""
-        s = np.where(hidden, -np.inf, s)
-        top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
-        out = np.zeros((len(s), v.shape[1]))
-        for i in range(0, s.shape[1], self.block):
-            part = s[:, i : i + self.block]
-            new = np.maximum(top, part.max(axis=1, keepdims=True))
-            with np.errstate(invalid="ignore"):
-                shrink = np.where(np.isfinite(top), np.exp(top - new), 0.0)
-                e = np.where(np.isfinite(part), np.exp(part - new), 0.0)
-            mass = self.total(mass * shrink + e.sum(axis=1, keepdims=True))
-            out = self.total(out * shrink + r.dot(r.probs(e), v[i : i + self.block]))
-            top = new
-        with np.errstate(invalid="ignore"):
-            return r.attn_out(out / mass)
+        return plain(o, replace(r, norm_scale=place))
+
+    return form
+
+
+def norm_width(o: Inputs) -> int:
+    """Return how many elements a norm inside a point's operation takes the mean of."""
+    if o.point in ("q", "k"):
+        heads = {"q": o.config.heads, "k": o.config.kv_heads}[o.point]
+        return o.config.head_dim * (heads if o.config.qk_norm == "row" else 1)
+    return o.config.width
+
+
+def normalised_by(scale: Callable[[Array, float], Array]) -> Form:
+    """Return a norm of its input x [T, D] whose 1/rms is ``scale(x, eps)`` [T]."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        with np.errstate(all="ignore"):
+            factor = r.norm_scale(scale(o.values[0], o.config.norm_eps))
+        operation = operations(o.config.family)[o.point]
+        return operation(o.context(replace(r, norm_scale=lambda s: factor)), *o.values)
+
+    return form
 
 
 def quantised(bits: int) -> Callable[[Array], Array]:
@@ -155,87 +231,6 @@ def quantised(bits: int) -> Callable[[Array], Array]:
     return change
 
 
-def rotated(shift: int = 0, interleaved: bool = False, off: bool = False) -> Form:
-    """Return q or k with RoPE at other positions, in the interleaved layout of pairs (2i, 2i + 1), or without it."""
-
-    def form(o: Inputs, r: Rounding) -> Array:
-        c = o.context(r)
-        if not off and not interleaved:
-            moved = np.maximum(o.positions + shift, 0)
-            return o.model.apply(o.point, replace(c, positions=moved), o.values)
-        bare = o.model.apply(o.point, replace(c, positions=np.zeros_like(o.positions)), o.values)
-        if off:
-            return bare
-        speed, factor = rope_frequencies(c.config, c.layer)
-        order = np.stack([np.arange(len(speed)) * 2, np.arange(len(speed)) * 2 + 1]).reshape(-1)
-        order = np.concatenate([order, np.arange(2 * len(speed), bare.shape[-1])])
-        turned = rope(bare[..., order], o.positions, (speed, factor), r)
-        out = np.empty_like(turned)
-        out[..., order] = turned
-        return r.rows(out)
-
-    return form
-
-
-def normed(scale: Callable[[Array, float], Array], offset: float = 0.0, center: bool = False) -> Form:
-    """Return a norm with 1/rms = ``scale(x, eps)`` [T]; ``offset`` is added to the weight, ``center``: mean removed."""
-
-    def form(o: Inputs, r: Rounding) -> Array:
-        c = o.context(r)
-        x = o.values[0]
-        names = {"attn_norm": c.config.norm_names.attn, "mlp_norm": c.config.norm_names.mlp, "final_norm": "model.norm"}
-        name = names[o.point]
-        if name is None:
-            return plain(o, r)
-        with np.errstate(all="ignore"):
-            factor = r.norm_scale(scale(x, c.config.norm_eps))
-        x = x - x.mean(axis=1, keepdims=True) if center else x
-        weight = c.tensor(f"{name}.weight") + c.config.norm_offset + offset
-        return r.norm(r.norm_inner(x * factor[:, None]) * weight)
-
-    return form
-
-
-def projected(layer: int) -> Form:
-    """Return a projection with another layer's weights."""
-
-    def form(o: Inputs, r: Rounding) -> Array:
-        other = replace(o, layer=layer)
-        return plain(other, r)
-
-    return form
-
-
-def activated(form: str) -> Form:
-    """Return the MLP's activation with gelu for silu or the other way round, or gate and up exchanged."""
-
-    def change(o: Inputs, r: Rounding) -> Array:
-        c = o.context(r)
-        gate, up = (r.gate(r.dot(o.values[0], c.tensor(f"mlp.{n}_proj.weight").T)) for n in ("gate", "up"))
-        act = ACTIVATIONS[c.config.activation]
-        if form == "exchanged":
-            gate, up = up, gate
-        else:
-            act = silu if act is gelu_tanh else gelu_tanh
-        return r.mlp_act(r.silu(act(gate)) * up)
-
-    return change
-
-
-def summed(weights: Sequence[float]) -> Form:
-    """Return the residual as weights · (stream, addend)."""
-
-    def form(o: Inputs, r: Rounding) -> Array:
-        stream, addend = o.values
-        return r.residual(weights[0] * stream + weights[1] * addend)
-
-    return form
-
-
-def plain(o: Inputs, r: Rounding) -> Array:
-    """Return the operation as it should be."""
-    if o.point in ("scores", "probs", "attn_out"):
-        return Attention()(o, r)
-    if o.point == "logits":
-        return o.model.logits(o.values[0], [r])[0]
-    return o.model.apply(o.point, o.context(r), o.values)
+def axes_of(o: Inputs) -> str:
+    """Return the axes of an operation's result."""
+    return POINTS[o.point].axes

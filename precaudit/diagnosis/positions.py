@@ -1,28 +1,27 @@
 """How an error depends on where a token stands, as those of mistakes in RoPE, windows and caches do."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from precaudit.comparison.operations import Operation
 from precaudit.formats import Array
-from precaudit.metrics.sizes import canonical
-from precaudit.numpy_decoder.rounding import Rounding
 
 FEW = 8  # rows below which nothing is said
 HIT = 0.1  # a row counts as hit when it has this share of the worst row's error
 GROWS = 3.0  # last quarter's median over the first's
+MOSTLY = 0.9  # share of the power that is told
+MANY = 8  # slices above which none is told by its number
+SAMPLE = 1 << 16  # elements that ranks are taken of
 MONOTONE = 0.7  # Spearman's rank correlation of error and position
 
 
-def by_position(o: Operation, announced: Rounding) -> str:
-    """Say how what the announced policy leaves of an operation depends on the row's position; nothing of few rows."""
-    at = np.asarray(o.positions)
+def by_position(left: Array, made: Array, at: Array) -> str:
+    """Say how ``left`` of ``made`` [T, H, K] depends on the rows' positions; nothing of few rows."""
     if len(at) < FEW:
         return ""
-    made, stored = (canonical(x, o.axes) for x in (o.evaluate([announced])[0], o.stored))
-    left = np.where(np.isfinite(stored), stored - made, np.inf)
-    keys = np.arange(left.shape[2])[None, None, :] > at[:, None, None]
-    left = np.where(keys, 0.0, left) if "S" in o.axes else left
-    sizes = np.sqrt((left**2).sum(axis=(1, 2)) / np.maximum((made**2).sum(axis=(1, 2)), 1e-300))
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = np.where(np.isfinite(left), left, np.inf)
+        sizes = np.sqrt((found**2).sum(axis=(1, 2)) / np.maximum((made**2).sum(axis=(1, 2)), 1e-300))
     return shape(sizes, at)
 
 
@@ -31,6 +30,8 @@ def shape(sizes: Array, at: Array) -> str:
     if not np.isfinite(sizes).all():
         bad = at[~np.isfinite(sizes)]
         return f"not finite at {len(bad)} of {len(at)} positions, first {bad[0]}"
+    if not sizes.any():
+        return ""
     hit = sizes > HIT * sizes.max()
     if hit.sum() <= max(1, len(at) // 16):
         return f"only at position{'s' if hit.sum() > 1 else ''} {', '.join(str(p) for p in at[hit])}"
@@ -43,3 +44,53 @@ def shape(sizes: Array, at: Array) -> str:
     if late > GROWS * early and np.corrcoef(ranks, np.arange(len(at)))[0, 1] > MONOTONE:
         return f"grows with position: {early:.1e} in the first quarter, {late:.1e} in the last"
     return "at every position alike" if hit.mean() > 0.9 else ""
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return ascending numbers, runs of them as ``a to b``."""
+    runs: list[list[int]] = []
+    for i in numbers:
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+def described(left: Array, made: Array, axes: str, at: Array) -> str:
+    """Say where ``left`` of ``made`` [T, H, K] is, of which sign, and how it depends on the value; nothing of none."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        power = np.where(np.isfinite(left), left, 0.0) ** 2
+    if not power.any():
+        return ""
+    found = [_held(scope, power.sum(axis=over), at) for scope, over in _scopes(axes).items()]
+    hit = power > 0
+    share = float((power * (left * made > 0)).sum() / power.sum())
+    if share > MOSTLY or share < 1 - MOSTLY:
+        found.append(f"values come out too {'large' if share > MOSTLY else 'small'} in size")
+    sizes = [np.argsort(np.argsort(np.abs(x[hit]).reshape(-1)[:SAMPLE])) for x in (left, made)]
+    if len(sizes[0]) > FEW:
+        grows = float(np.corrcoef(sizes[0], sizes[1])[0, 1])
+        found.append("it grows with the value" if grows > MONOTONE else "it does not depend on the value's size")
+        if abs(grows) >= 0.2 and grows <= MONOTONE:
+            found.pop()
+    return "; ".join(f for f in found if f)
+
+
+def _scopes(axes: str) -> dict[str, tuple[int, ...]]:
+    heads: dict[str, tuple[int, ...]] = {"head": (0, 2)} if axes in ("THK", "TGK", "HTS") else {}
+    channels: dict[str, tuple[int, ...]] = {"key": (0, 1)} if axes == "HTS" else {"channel": (0,)}
+    return heads | {"token": (1, 2)} | channels
+
+
+def _held(scope: str, power: Array, at: Array) -> str:
+    """Say which few slices hold most of the power; nothing where it is spread."""
+    flat = power.reshape(-1)
+    order = np.argsort(-flat)
+    n = int(np.searchsorted(np.cumsum(flat[order]), MOSTLY * flat.sum())) + 1
+    if n > min(MANY, max(1, len(flat) // 8)) or len(flat) == 1:
+        return ""
+    index = sorted(int(at[i]) if scope == "token" else int(i) for i in order[:n])
+    return (
+        f"{100 * MOSTLY:.0f} % of it {'is' if n == 1 else 'are'} in {scope}{'s' if n > 1 else ''} {spans(tuple(index))}"
+    )

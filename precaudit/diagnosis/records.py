@@ -95,6 +95,8 @@ class Finding(Record, frozen=True, omit_defaults=False):
     error the named cause reproduces, and of the elements bit for bit; ``second``: the next best and its share.
     ``shadow``: relative distance of the program's FP64 shadow from the reference where it first differs, None where it
     was not computed. ``positions``: how the error depends on the token's position, where it can be told.
+    ``fails``: the number over its limit, and of which part of the tensor; ``worst``: the element of that part that is
+    farthest off.
     """
 
     kind: Literal["rounding", "format", "quantisation", "semantics", "state", "unknown"]
@@ -114,3 +116,4 @@ class Finding(Record, frozen=True, omit_defaults=False):
     shadow: Number | None = None
     fix: str = ""
     positions: str = ""
+    fails: str = ""

@@ -54,7 +54,8 @@ class Verdict(Record, frozen=True):
         named = [k for k in e.explained or {} if k.startswith("policy:") and "+accum:" not in k]
         if named:
             found |= {"explained": (e.explained or {})[named[0]], "policy": named[0].removeprefix("policy:")}
-        return cls(status=status, **place, rel_l2=e.rel_l2, worst=e.worst, inherits=e.inherits, **found)
+        worst = e.worst if _holds_worst(e, found.get("scope", ""), found.get("index")) else None
+        return cls(status=status, **place, rel_l2=e.rel_l2, worst=worst, inherits=e.inherits, **found)
 
     @classmethod
     def of_pair(cls, p: PrefillDecodeRecord, status: Status, **found: Any) -> "Verdict":
@@ -75,6 +76,15 @@ class Verdict(Record, frozen=True):
     def depth(self) -> tuple[int, int]:
         """How far into the program the point is."""
         return (LAST if self.layer is None else self.layer, ORDER.get(self.point, len(ORDER)))
+
+
+def _holds_worst(e: ErrorRecord, scope: str, index: Any) -> bool:
+    """Whether the worst element belongs to the part a verdict is on: then its slice has the largest difference."""
+    if index is None or e.worst is None:
+        return True
+    if scope == "element":
+        return tuple(index) == tuple(e.worst.index)
+    return (e.scopes or {}).get(scope, {}).get("max_diff", (None, index))[1] == index
 
 
 PASS = Verdict(status="pass", kind="")  # of a record that passes: nothing is said of it, so one stands for all

@@ -3,7 +3,9 @@
 Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S keys.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import erf
 
 import numpy as np
 
@@ -160,7 +162,37 @@ def gelu_tanh(x: Array, curve: Place = identity) -> Array:
     return 0.5 * x * curve(1.0 + curve(np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
+def gelu(x: Array, curve: Place = identity) -> Array:
+    """X Φ(x), Φ the normal distribution's (Hendrycks & Gimpel 2016)."""
+    y = x / np.sqrt(2.0)
+    return np.asarray(0.5 * x * (1.0 + curve(np.reshape([erf(z) for z in y.flat], y.shape))))
+
+
+def quick_gelu(x: Array, curve: Place = identity) -> Array:
+    """X σ(1.702 x) (Hendrycks & Gimpel 2016)."""
+    return silu(1.702 * x, curve) / 1.702
+
+
+def relu(x: Array, curve: Place = identity) -> Array:
+    """max(x, 0)."""
+    return np.maximum(x, 0.0)
+
+
+def hard_silu(x: Array, curve: Place = identity) -> Array:
+    """X min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, §5.2)."""
+    return x * np.clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
+def linear_unit(x: Array, curve: Place = identity) -> Array:
+    """X itself, as bilinear units have it (Shazeer 2020)."""
+    return np.positive(x)
+
+
+# A configuration names one of the first two; the others are taken for them by mistake.
+ACTIVATIONS: dict[str, Callable[..., Array]] = {
+    "silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "quick_gelu": quick_gelu, "relu": relu,
+    "hard_silu": hard_silu, "identity": linear_unit,
+}  # fmt: skip
 
 
 def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:

@@ -6,13 +6,14 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from precaudit.diagnosis.caches import spans
 from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
+from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.tables import short
 
+UNNAMED = "none reproduces it"
 JUMP = 3.0  # growth from a layer to the next that is pointed out
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
@@ -144,9 +145,13 @@ def details(f: Finding) -> list[str]:
     lines = [f.says]
     if f.explained is not None and f.second is not None:
         equal = "" if f.equal is None else f", {100 * value(f.equal):.2f} % of the elements bit for bit"
+        what = "the nearest" if f.cause == UNNAMED else "it"
         lines.append(
-            f"it reproduces {share(f.explained)} of the error{equal}; next best: {f.second[0]}, {share(f.second[1])}"
+            f"{what} reproduces {share(f.explained)} of the error{equal}; "
+            f"next best: {f.second[0]}, {share(f.second[1])}"
         )
+    if f.fails:
+        lines.append(f"fails: {f.fails}")
     if len(f.layers) > 1:
         lines.append(f"also in layers {spans(f.layers[1:])}")
     size = "" if f.rel_l2 is None else f"; relative error of the worst {short(f.rel_l2)}"

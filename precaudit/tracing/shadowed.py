@@ -125,7 +125,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
 def _programs(decoder: Any, lift: tuple[Any, ...], points: frozenset[str], layers: tuple[int, ...]) -> tuple[Any, Any]:
     """Return the shadows of prefill and decode with taps, compiled once a shape."""
     phases = (decoder.prefill, decoder.decode)
-    made = [jax.jit(shadow(reap(phase, points, layers), dict(lift))) for phase in phases]
+    made = [jax.jit(shadow(reap(phase, points, layers, missing="ignore"), dict(lift))) for phase in phases]
     return made[0], made[1]
 
 
