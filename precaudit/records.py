@@ -212,10 +212,11 @@ class ErrorRecord(Record, frozen=True):
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
     number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
-    ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
-    run. ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was
-    handed on, whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows)
-    the rows that differ. ``rows``: which rows, as [first, end).
+    ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``slices``: how
+    many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``gain``:
+    ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was handed on,
+    whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
+    that differ. ``rows``: which rows, as [first, end).
     """
 
     prompt: str
@@ -243,6 +244,7 @@ class ErrorRecord(Record, frozen=True):
     explained: dict[str, Number] | None = None
     elided: dict[str, tuple[str, ...]] | None = None
     inherits: str | None = None
+    costly: str | None = None
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None

@@ -114,6 +114,21 @@ def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
     pass_with(tmp_path, written[name], "bf16")
 
 
+def test_an_operation_that_amplifies_its_rounding_is_told_with_its_price(tmp_path, written):
+    subject = load(str(written["scores beyond 1000"]), "bf16", None, "cpu")
+    select = Selection.parse(points="q,k,v,attn_out", phases="prefill")
+    run = trace(subject, tmp_path / "run", prompts(512)[:1], select, Options(0))
+    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    dear = [e for e in found.errors if e.costly is not None]
+    assert {(e.point, e.costly) for e in dear} == {("attn_out", "scores")}
+    assert max(e.rel_l2 for e in dear) > 0.1
+    assert any("rounding at scores costs up to" in note and "attn_out" in note for note in found.notes)
+    assert gate(found).exit_code == 0
+    subject = load("tiny", "bf16", None, "cpu")
+    run = trace(subject, tmp_path / "tame", [Prompt(id="c0", prompt=TEXT)], select, Options(0))
+    assert not any("price" in note for note in compare(run, options=CompareOptions(accum=())).notes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores", "fp32-highest"])
 @pytest.mark.parametrize("name", [*(t.name for t in TRAITS), "tiny in float32", "tiny in float16"])

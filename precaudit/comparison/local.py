@@ -13,7 +13,7 @@ from precaudit.comparison.inheritance import from_between
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
-from precaudit.formats import Array
+from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.model import Model
@@ -36,6 +36,7 @@ NO_SUM = (
     "mlp_norm",
     "final_norm",
 )  # no dot product to accumulate
+PRICE = 16.0
 WITHOUT_WEIGHTS = ("experts", "scores", "probs", "attn_out", "resid_mid", "resid_out")
 
 
@@ -75,6 +76,7 @@ class Made:
     label: str
     elided: tuple[str, ...]
     inherits: str | None = None
+    costly: str | None = None
 
     @property
     def closes(self) -> bool:
@@ -182,7 +184,21 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, othe
         named[f"accum:{name}"] = outs[0]
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
-    return Made(yard, named, label, elided)
+    return Made(yard, named, label, elided, costly=_costly(arrays, o.stored.dtype.name))
+
+
+def _costly(arrays: dict[str, Array], dtype: str) -> str | None:
+    """Return the place whose rounding makes most of an error of more than PRICE unit roundoffs; None below that.
+
+    Such an operation is ill-conditioned: its inputs amplify a rounding inside it, as large scores do theirs.
+    """
+    exact = arrays["fp64"]
+    whole = norm(arrays["policy"] - exact)
+    if not whole > PRICE * FORMATS[dtype].unit_roundoff * norm(exact):
+        return None
+    without = {name: norm(y - exact) for name, y in arrays.items() if name.startswith("policy|")}
+    least = min(without, key=lambda name: (without[name], len(name)), default="")
+    return least.split("|")[-1] if least and without[least] < whole / 2 else None
 
 
 def _records(
@@ -229,8 +245,7 @@ def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
         "slices": found.slices,
         "ratio": number(ratio(error, norm(best - exact))),
     }
-    if made.inherits is not None:
-        extra["inherits"] = made.inherits
+    extra |= {key: y for key in ("inherits", "costly") if (y := getattr(made, key)) is not None}
     if made.elided:
         extra["elided"] = {made.label: made.elided}
     yield place.record("local", o.id, "fp64", **numbers, **extra)

@@ -40,6 +40,21 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
         yield f"routing: {flips} of {rows} tokens use other experts than FP64{ties}"
 
 
+def prices(errors: list[ErrorRecord]) -> Iterator[str]:
+    """Yield what rounding costs where an operation amplifies it: the price of the format, not a fault."""
+    worst: dict[tuple[str, str], ErrorRecord] = {}
+    for e in errors:
+        if e.kind == "local" and e.costly is not None:
+            key = (e.point, e.costly)
+            worst[key] = max(worst.get(key, e), e, key=lambda x: value(x.rel_l2))
+    for (point, place), e in worst.items():
+        where = point if e.layer is None else f"{point} of layer {e.layer}"
+        yield (
+            f"rounding at {place} costs up to {100 * value(e.rel_l2):.0f} % of {where} here (prompt {e.prompt}, "
+            f"{e.phase}): the operation amplifies it; that is the format's price"
+        )
+
+
 def notes_on(
     recorded: Recorded, look: Look, truth: Truth | None, errors: list[ErrorRecord], absent: str
 ) -> Iterator[str]:
@@ -62,6 +77,7 @@ def notes_on(
         )
     if truth is not None and "experts" in {*recorded.requested.points, *recorded.requested.support}:
         yield from routing(recorded, look, truth)
+    yield from prices(errors)
     bad = [e for e in errors if e.nonfinite]
     if bad:
         yield f"{len(bad)} records hold NaN or infinities; first: layer {bad[0].layer} {bad[0].point}, {bad[0].kind}"
