@@ -155,27 +155,27 @@ def check_planted(tree):
         assert not np.asarray(e).any(), name
 
 
-@settings(max_examples=25, **QUICK)
+@settings(max_examples=15, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True))
 def test_reap_gives_what_the_program_computes(tree):
     check_reaped(tree)
 
 
-@settings(max_examples=15, **QUICK)
+@settings(max_examples=8, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True, loops=False))
 def test_what_reap_gives_planted_has_no_errors(tree):
     check_planted(tree)
 
 
 @pytest.mark.slow
-@settings(max_examples=250, **QUICK)
+@settings(max_examples=150, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True, leaves=10))
 def test_reap_gives_what_many_programs_compute(tree):
     check_reaped(tree)
 
 
 @pytest.mark.slow
-@settings(max_examples=250, **QUICK)
+@settings(max_examples=150, **QUICK)
 @given(trees(OPERATIONS, PAIRS, taps=True, loops=False, leaves=10))
 def test_what_reap_gives_of_many_programs_planted_has_no_errors(tree):
     check_planted(tree)

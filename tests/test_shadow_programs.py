@@ -92,14 +92,14 @@ def check(tree):
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=20, **QUICK)
+@settings(max_examples=12, **QUICK)
 @given(TREES)
 def test_a_random_program(tree):
     check(tree)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, **QUICK)
+@settings(max_examples=120, **QUICK)
 @given(TREES)
 def test_many_random_programs(tree):
     check(tree)
