@@ -19,6 +19,7 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.advice import record_more
+from precaudit.diagnosis.between import recorded_probs
 from precaudit.diagnosis.caches import cache_state
 from precaudit.diagnosis.closure import Closure, closure
 from precaudit.diagnosis.evidence import broken_limit, unrecognised, worst_inside
@@ -301,7 +302,8 @@ def _replay(
             of_step = part.positions[dict(part.steps)[v.step]]
             unrounded = [x for _, x in unrounded_inputs(recorded, model, operation, policy)]
             rows = np.flatnonzero(np.isin(at, of_step))
-            return replay(operation, model, policy, known, unrounded), at, rows, finite, operation
+            probs = recorded_probs(recorded, operation)
+            return replay(operation, model, policy, known, unrounded, probs), at, rows, finite, operation
     return None
 
 

@@ -42,7 +42,7 @@ class Inputs:
     """What an operation read: its rows at ``positions`` [T], for attention q [T, H, K], k and v [S, G, K].
 
     ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
-    ``tensors``: what is done to the layer's tensors.
+    ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k.
     """
 
     model: Model
@@ -52,6 +52,7 @@ class Inputs:
     values: tuple[Array, ...]
     last: tuple[Array, ...] = ()
     tensors: Callable[[Weight], Weight] = same
+    probs: Array | None = None
 
     @property
     def config(self) -> DecoderConfig:
@@ -71,6 +72,7 @@ class Inputs:
         whole = some.stop is None or some.stop >= len(self.positions)
         return replace(
             self, positions=self.positions[some], values=(first, *others), last=self.last if whole else (),
+            probs=None if self.probs is None else self.probs[:, some],
         )  # fmt: skip
 
 
@@ -86,7 +88,10 @@ def plain(o: Inputs, r: Rounding) -> Array:
         return all_probs(o.values[0], o.positions, rule.window, r)
     if o.point == "attn_out":
         q, k, v = o.values
-        return attention(q, k, v, o.positions, rule, r)
+        if o.probs is None:
+            return attention(q, k, v, o.positions, rule, r)
+        pairs = zip(o.probs, grouped(o, q.shape[1]), strict=True)
+        return np.stack([r.attn_out(r.dot(p[:, : len(v)], v[:, g])) for p, g in pairs], axis=1)
     if o.point == "logits":
         return o.model.logits(o.values[0], [r])[0]
     return o.model.apply(o.point, o.context(r), o.values)

@@ -60,7 +60,9 @@ def _best(o: Inputs, left: Array) -> dict[str, int]:
     """
     q, k, v = o.values
     rule = Rule.of(o.config, o.layer)
-    p = all_probs(all_scores(q, k, rule, FP64), np.asarray(o.positions), rule.window, FP64)
+    p = o.probs
+    if p is None:
+        p = all_probs(all_scores(q, k, rule, FP64), np.asarray(o.positions), rule.window, FP64)
     dropped, hidden = np.zeros(len(k)), np.zeros(len(k))
     clean = np.where(np.isfinite(left), left, 0.0)
     for h, g in enumerate(grouped(o, q.shape[1])):

@@ -189,11 +189,17 @@ class Bench:
 
 
 def replay(
-    o: Operation, model: Model, policy: Policy, known: Sequence[Variant] = (), unrounded: Unrounded = ()
+    o: Operation,
+    model: Model,
+    policy: Policy,
+    known: Sequence[Variant] = (),
+    unrounded: Unrounded = (),
+    probs: Array | None = None,
 ) -> Replay:
     """Try every variant of an operation on its recorded inputs, and those ``known`` from the same point elsewhere.
 
-    ``unrounded``: its inputs as they were before they were rounded to be stored.
+    ``unrounded``: its inputs as they were before they were rounded to be stored; ``probs``: what attn_out's second
+    product read, tried where nothing made of q, k and v closes.
     """
     point, layer = o.place.point, o.place.layer
     base = of_policy(policy, o.place.phase == "decode")
@@ -217,6 +223,9 @@ def replay(
     if named is None or named.badness > POOR:
         tried += _numbers(part, floor)
         named = _confirmed(whole, part, tried)
+    if named is None and probs is not None:
+        named = _after(whole, announced, [*rest, *known], probs)
+        tried += [] if named is None else [named]
     if named is None:
         tried += [whole.tried(v, floor) for v in _parts_of(whole)]
         named = _confirmed(whole, part, tried)
@@ -314,3 +323,14 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
     emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
     yield from scaled_parts(at, whole.axes, clean, emulated, roundoff)
+
+
+def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: Array) -> Tried | None:
+    """Return what explains attention's second product, made from the recorded probabilities, on all rows."""
+    bench = replace(whole, inputs=replace(whole.inputs, probs=probs), others=())
+    bench = replace(bench, yardstick=bench.measure(replace(announced, kind="semantics")))
+    first, emulated = bench.tried(announced, 1.0), bench.nearest(announced)
+    if first.closes:
+        return None
+    tried = [bench.tried(v, max(first.explained, 0.0)) for v in (*others, *_keys(bench, emulated), *_parts_of(bench))]
+    return _confirmed(bench, bench, tried)
