@@ -28,6 +28,7 @@ DRAWS = 8  # of inputs moved by MOVED, relative: as far as float32 arithmetic mo
 MOVED = 2.0**-21
 POOR = 0.2  # badness from which a number is fitted although a formula closes
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
+CLOSE = 0.03  # badness more that it may have instead
 ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
 
 
@@ -284,11 +285,12 @@ def _numbers(part: Bench, floor: float) -> Iterator[Tried]:
 
 
 def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
-    """Return the answer of the number of fewest digits that leaves no more than x does, but for ALIKE of it."""
+    """Return the answer of the number of fewest digits that leaves as little as x does, but for ALIKE or CLOSE."""
     best = part.tried(fit.variant(x), floor)
     for digits in range(5) if best.closes and not fit.whole else ():
         short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
-        if short.closes and 1 - short.explained <= (1 + ALIKE) * (1 - best.explained):
+        alike = 1 - short.explained <= (1 + ALIKE) * (1 - best.explained)
+        if short.closes and (alike or short.badness <= best.badness + CLOSE):
             return short
     return best
 
