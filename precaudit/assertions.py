@@ -17,7 +17,7 @@ from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio, sizes
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.policies import Policy, load_policy
-from precaudit.records import ErrorRecord, Worst, number
+from precaudit.records import ErrorRecord, Worst, number, value
 from precaudit.reports.judgement import lines, message
 
 DRAWS = 8
@@ -168,6 +168,9 @@ def _record(stored: Array, reference: Array, spread: Sequence[Array], name: str)
     most = found.unexplained.componentwise
     assert most is not None
     at = int(np.ravel_multi_index(most[1], rows.shape))
+    if not d.nonfinite and value(most[0]) > default_limits().local(form.name).componentwise.at(rows.size):
+        worst = (number(widen(stored).reshape(-1)[at]), number(reference.reshape(-1)[at]))
+        numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
     unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
     return ErrorRecord(
         prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",

@@ -213,14 +213,14 @@ def moved(change):
     [
         (lambda y: y.at[:, 9].set(y[:, 7]), "row of position 7", "row 9 is that of 7"),
         (lambda y: y.at[:, :, 1].set(y[:, :, 3]), "row of head 3", "head 1 holds head 3, at "),
-        (lambda y: y.at[:, 9].multiply(1.5), "none reproduces it", "none of the variants"),
+        (lambda y: y.at[:, 9].multiply(1.5), "token 9 × 1.5", "token"),
     ],
 )
 def test_rows_of_other_positions_and_heads_are_named(tmp_path, change, cause, says):
     first = asked(tmp_path, moved(change)).findings[0]
     assert (first.cause, first.layer, first.point) == (cause, MIDDLE, "attn_out")
     assert says in first.says
-    assert first.kind == ("semantics" if cause == "none reproduces it" else "state")
+    assert first.kind == ("state" if cause.startswith("row") else "semantics")
 
 
 def test_rows_of_another_prompt_are_told_from_stale_ones():

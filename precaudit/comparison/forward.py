@@ -182,6 +182,9 @@ class Pool:
             logits = self.truth.values(prompt, None, "logits")
             assert logits is not None
             size = np.sqrt(self.noise[prompt, None, "logits"][:, 0])
+            if not len(size):  # a run that was cut off before its first step
+                self.kl[prompt] = size
+                continue
             own = size[self.sampled(len(size))]
             with np.errstate(divide="ignore", invalid="ignore"):
                 unit = [np.where(own[:, None] > 0, x / own[:, None], 0.0) for x in kept]

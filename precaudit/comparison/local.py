@@ -36,7 +36,7 @@ NO_SUM = (
     "mlp_norm",
     "final_norm",
 )  # no dot product to accumulate
-PRICE = 16.0
+PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
 WITHOUT_WEIGHTS = ("experts", "scores", "probs", "attn_out", "resid_mid", "resid_out")
 
 
@@ -196,9 +196,10 @@ def _costly(arrays: dict[str, Array], dtype: str) -> str | None:
     whole = norm(arrays["policy"] - exact)
     if not whole > PRICE * FORMATS[dtype].unit_roundoff * norm(exact):
         return None
-    without = {name: norm(y - exact) for name, y in arrays.items() if name.startswith("policy|")}
-    least = min(without, key=lambda name: (without[name], len(name)), default="")
-    return least.split("|")[-1] if least and without[least] < whole / 2 else None
+    found = {name: norm(y - exact) for name, y in arrays.items() if name.startswith("policy|")}
+    enough = [name for name, left in found.items() if left < whole / 2]
+    least = min(enough, key=lambda name: (name.count("|"), found[name]), default=None)
+    return None if least is None else least.split("|")[-1]
 
 
 def _records(

@@ -67,7 +67,8 @@ REFUSED = {
     "the numbers drawn depend on the format": "random_gamma rng_uniform",
     "the device chooses what it gives": "approx_top_k rng_bit_generator",
     "the axes of a mesh exist inside shard_map alone, and its shards are no whole values": """
-        shard_map xla_pmap all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
+        shard_map global_array_to_host_local_array host_local_array_to_global_array
+        xla_pmap all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
         all_gather_start all_to_all all_to_all_done all_to_all_start axis_index full_to_shard pbroadcast pbroadcast_done
         pbroadcast_start pgather pmax pmin ppermute ppermute_done ppermute_start precv preduced psend psum psum_done
         psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all reduce_scatter reduce_scatter_done
