@@ -296,3 +296,28 @@ def test_equal_tokens_round_alike_and_their_noise_adds_up():
     noise = Noise.pooled(errors[1:], r, 2.0**-9)
     tensor, _ = signed(errors[0], noise, r, False)
     assert abs(tensor["gain"].value) < 4 * tensor["gain"].noise
+
+
+def test_forward_errors_of_one_token_or_head_are_judged():
+    """A head or token that is off hides in the tensor's norm: it has a noise and a limit of its own."""
+    from precaudit.comparison.forward import _scopes
+    from precaudit.judging.rules import judge
+    from precaudit.metrics.sizes import Difference
+    from precaudit.records import ErrorRecord
+
+    draw = np.random.default_rng(8)
+    r = draw.standard_normal((200, 8, 16))
+    energy = np.full((200, 8), 16 * 1e-4)  # [T, H]: errors of rms 1e-2
+    for scope, where, index in (("token", np.s_[17], 1017), ("head", np.s_[:, 5], 5)):
+        e = 1e-2 * draw.standard_normal(r.shape)
+        e[where] *= 20
+        scopes: dict = {}
+        slices = _scopes(scopes, Difference.of(r + e, r), energy, np.arange(1000, 1200), "attn_out")
+        assert slices == {"token": 200, "head": 8}
+        assert scopes[scope]["ratio"][1] == index
+        record = ErrorRecord(
+            prompt="p", phase="prefill", step=0, layer=1, point="attn_out", kind="forward", candidate="run",
+            reference="fp64", n=r.size, rel_l2=0.02, mae=0.01, max_diff=0.1, ratio=2.0, scopes=scopes, slices=slices,
+        )  # fmt: skip
+        verdict = judge(record, default_limits())
+        assert (verdict.status, verdict.metric, verdict.scope, verdict.index) == ("fail", "ratio", scope, index)
