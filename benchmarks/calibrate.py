@@ -11,12 +11,16 @@ import argparse
 import json
 import math
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace as dc_replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 from msgspec.structs import replace
 from scipy.stats import beta
@@ -27,8 +31,8 @@ from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.judging.gate import place_text
 from precaudit.judging.rules import judge
-from precaudit.limits import Limit, Limits, Local, default_limits
-from precaudit.limits.checks import forward_checks, local_checks
+from precaudit.limits import Limits, Local, default_limits
+from precaudit.limits.checks import Check, forward_checks, local_checks
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.selection import Selection
@@ -37,8 +41,7 @@ from precaudit.tracing.trace import Options, trace
 
 MARGIN = 1.5
 REFS = Path(__file__).parent.parent / "refs" / "fixtures"
-ONE = Local(**dict.fromkeys(Local.__dataclass_fields__, Limit(1.0)))
-UNIT = Limits(ONE, ONE, *[Limit(1.0)] * 4)
+RESULTS = Path(__file__).parent / "results" / "calibrate.jsonl"
 SUBJECTS = {
     "tiny": (("bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32-highest"), "all", "0,-1", 8),
     "smollm2": (("bf16", "fp32-highest"), "q,k,v,attn_out,mlp_norm,mlp_out,logits", "0,15,-1", 4),
@@ -139,54 +142,117 @@ def name_of(e: ErrorRecord, metric: str, scope: str) -> tuple[str, str]:
     return table, "componentwise" if scope == "element" else scope
 
 
+def made(one: Honest, folder: Path) -> dict[str, Any]:
+    """Make a run; return what the table needs of it: by check and half of the prompts a histogram and the largest."""
+    began = time.monotonic()
+    errors = one.errors(folder)
+    judged, alarms = 0, []
+    checks: dict[str, dict[str, Any]] = {}
+    for e in errors:
+        verdict = judge(e, default_limits())
+        judged += verdict is not None
+        if verdict is not None and verdict.status != "pass":
+            alarms.append(f"{verdict.status} {place_text(verdict)} {verdict.metric} {verdict.scope} {verdict.value}")
+        for group, key, found in ratios(e):
+            half = int(e.prompt[1:].split("-")[0]) % 2
+            c = checks.setdefault(f"{group}.{key}.{half}", {"bins": defaultdict(int), "top": 0.0, "at": e.point})
+            c["bins"][round(20 * math.log10(max(found, 1e-3)))] += 1
+            if not found <= c["top"]:
+                c["top"], c["at"] = found, e.point
+    seconds = time.monotonic() - began
+    return {"name": one.name, "jax": jax.__version__, "records": len(errors), "judged": judged, "alarms": alarms,
+            "seconds": round(seconds, 1), "checks": checks}  # fmt: skip
+
+
+def ratios(e: ErrorRecord) -> Iterator[tuple[str, str, float]]:
+    """Yield table and key of each check with its value over the growth of its limit with n."""
+    limits = unit_limits()
+    found: Iterable[Check] = ()
+    if e.kind == "local" and e.unknown is None:
+        found = local_checks(e, limits.local(e.dtype))
+    elif e.kind == "forward" and e.unknown is None:
+        found = forward_checks(e, limits)
+    for metric, scope, size, growth, _ in found:
+        yield *name_of(e, metric, scope), min(size / growth, 1e9) if size == size else 1e9
+
+
+@cache
+def unit_limits() -> Limits:
+    """Return the shipped limits with every value 1: how they grow with n."""
+    shipped = default_limits()
+    tables = [
+        Local(**{k: dc_replace(v, value=1.0) for k, v in vars(t).items()}) for t in (shipped.narrow, shipped.float32)
+    ]
+    forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
+    return Limits(*tables, **forward)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="make every N-th run only")
-    parser.add_argument("--first", type=int, default=0, help="from this one on")
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the runs, to be made side by side")
+    parser.add_argument("--table", action="store_true", help="make no run, print the table of those made")
     given = parser.parse_args()
-    values: dict[tuple[str, str], list[tuple[float, int, str]]] = defaultdict(list)
-    judged, alarms, made = 0, 0, 0
+    part, parts = (int(x) for x in given.part.split("/"))
+    RESULTS.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        for one in list(honest(Path(name)))[given.first :: given.every]:
-            errors, made = one.errors(Path(name)), made + 1
-            for e in errors:
-                verdict = judge(e, default_limits())
-                judged += verdict is not None
-                if verdict is not None and verdict.status != "pass":
-                    alarms += 1
-                    print(
-                        f"ALARM {verdict.status} {place_text(verdict)} {verdict.metric} {verdict.scope} {verdict.value}"
-                    )
-                checks = local_checks(e, ONE) if e.kind == "local" and e.unknown is None else ()
-                for metric, scope, found, _, _ in (*checks, *(forward_checks(e, UNIT) if e.kind == "forward" else ())):
-                    half = int(e.prompt[1:].split("-")[0]) % 2
-                    values[name_of(e, metric, scope)].append((found, half, f"{e.point}, {one.name}"))
-            print(f"{one.name}: {len(errors)} records", flush=True)
-    table(values)
-    low = float(beta.ppf(0.025, alarms, judged - alarms + 1)) if alarms else 0.0
-    high = float(beta.ppf(0.975, alarms + 1, judged - alarms))
-    rate = f"rate {alarms / judged:.1e} (95 %: {low:.1e} to {high:.1e})"
-    print(f"{made} runs, {judged} records judged, {alarms} alarms: {rate}")
+        runs = list(honest(Path(name)))
+        order = [int(i) for i in np.random.default_rng(1).permutation(len(runs))]
+        done = {x["name"] for x in lines() if x["jax"] == jax.__version__}
+        for i in [] if given.table else order[part - 1 :: parts]:
+            if runs[i].name in done:
+                continue
+            line = made(runs[i], Path(name))
+            with RESULTS.open("a") as f:
+                f.write(json.dumps(line) + "\n")
+            print(
+                f"{line['name']}: {line['records']} records, {line['seconds']} s",
+                *line["alarms"],
+                sep="\n  ALARM ",
+                flush=True,
+            )
+    table(lines())
     margin()
 
 
-def table(values: dict[tuple[str, str], list[tuple[float, int, str]]]) -> None:
-    """Print every limit beside what honest programs leave."""
+def lines() -> list[dict[str, Any]]:
+    """Return what was made so far."""
+    return [json.loads(x) for x in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
+
+
+def table(made: list[dict[str, Any]]) -> None:
+    """Print every limit beside what honest programs leave, and the rate of false alarms."""
     shipped = default_limits()
     print(
-        f"{'limit':22} {'n':>6} {'median':>7} {'99 %':>7} {'largest':>7} {'× 1.5':>7} {'held out':>8} {'shipped':>7}"
+        f"{'limit':22} {'n':>7} {'median':>7} {'99 %':>7} {'largest':>7} {'× 1.5':>7} {'held out':>8} {'shipped':>7}"
         "  largest at"
     )
-    for (group, key), rows in sorted(values.items()):
-        sizes = np.array([x for x, _, _ in rows])
-        top, _, where = max(rows)
-        halves = [max((x for x, half, _ in rows if half == side), default=0.0) for side in (0, 1)]
+    names = sorted({key.rsplit(".", 1)[0] for x in made for key in x["checks"]})
+    for name in names:
+        group, key = name.split(".")
+        cells = [
+            (x["checks"][f"{name}.{half}"], half, x["name"])
+            for x in made
+            for half in (0, 1)
+            if f"{name}.{half}" in x["checks"]
+        ]
+        bins: Counter[int] = Counter()
+        for c, _, _ in cells:
+            bins.update({int(k): v for k, v in c["bins"].items()})
+        sizes = np.repeat(10 ** (np.array(sorted(bins)) / 20), [bins[k] for k in sorted(bins)])
+        top, where = max((c["top"], f"{c['at']}, {run}") for c, _, run in cells)
+        halves = [max((c["top"] for c, half, _ in cells if half == side), default=0.0) for side in (0, 1)]
         held_out = max(halves) / (MARGIN * min(halves)) if min(halves) else float("nan")
         kept = getattr(shipped if group == "forward" else getattr(shipped, group), key).value
         print(
-            f"{group + '.' + key:22} {len(rows):6} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
+            f"{name:22} {len(sizes):7} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
             f"{math.ceil(MARGIN * top * 10) / 10:7.2g} {held_out:8.2f} {kept:7.2g}  {where}"
         )
+    judged, alarms = sum(x["judged"] for x in made), sum(len(x["alarms"]) for x in made)
+    low = float(beta.ppf(0.025, alarms, judged - alarms + 1)) if alarms else 0.0
+    high = float(beta.ppf(0.975, alarms + 1, judged - alarms))
+    rate = f"rate {alarms / max(judged, 1):.1e} (95 %: {low:.1e} to {high:.1e})"
+    seconds = sum(x["seconds"] for x in made)
+    print(f"{len(made)} runs, {judged} records judged, {alarms} alarms: {rate}; {seconds:.0f} s")
 
 
 def margin() -> None:
