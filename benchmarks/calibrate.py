@@ -77,7 +77,7 @@ def honest(folder: Path) -> Iterator[Honest]:
                 yield _run(f"{trait}, {policy}, {seed}", lambda m=path, p=policy: load(str(m), p, None, "cpu"), given)
         for name in FIXTURES:
             given = prompts(96, 7)
-            short = [replace(p, tokens=(p.tokens or ())[:40]) for p in given]
+            short = [replace(p, tokens=(p.tokens or ())[:30]) for p in given]  # one bucket: half the programs
             opened = str(REFS / name)
             yield _run(f"{name}, {policy}", lambda m=opened, p=policy: load(m, p, None, "cpu"), short)
     for trait, path in models(folder / "models").items():

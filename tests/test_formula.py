@@ -19,6 +19,7 @@ from precaudit.judging.baselines import freeze, read_baseline
 from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.records import value
+from precaudit.reports.summary import formula_sentence
 from precaudit.selection import Selection
 from precaudit.tracing import manifest, subject
 from precaudit.tracing.subject import load
@@ -156,6 +157,16 @@ def test_nan_in_a_shadow_never_passes(honest):
         errors = [*honest.errors]
         errors[at] = msgspec.structs.replace(errors[at], **fields)
         assert [v.status for v in gate(replace(honest, errors=errors)).verdicts] == [status]
+
+
+def test_one_row_of_a_long_prompt_is_enough(honest):
+    """A fault in one row of thousands hardly moves the norm of the tensor."""
+    at = next(i for i, e in enumerate(honest.errors) if e.kind == "formula" and e.point == "attn_out")
+    row = msgspec.structs.replace(honest.errors[at], rel_l2=1e-8, scopes={"token": {"rel_l2": (1e-3, 7)}})
+    errors = [*honest.errors[:at], row, *honest.errors[at + 1 :]]
+    failed = [v for v in gate(replace(honest, errors=errors)).verdicts if v.status == "fail"]
+    assert [(v.kind, v.scope, v.index, v.value) for v in failed] == [("formula", "token", 7, 1e-3)]
+    assert "1.0e-03" in formula_sentence(errors)
 
 
 def test_another_program_is_unknown_until_it_is_given(tmp_path):

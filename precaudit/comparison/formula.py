@@ -11,7 +11,7 @@ from precaudit.comparison.rows import Place
 from precaudit.coverage import formula_keys
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import ErrorRecord, Number, number
+from precaudit.records import ErrorRecord, Number, number, value
 
 # Constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6
@@ -44,6 +44,15 @@ def formula_errors(
                     yield here.record("formula", "shadow", "fp64", missing="the shadow of the program never came here")
                 else:
                     yield here.record("formula", "shadow", "fp64", **found[here])
+
+
+def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
+    """Return a formula record's largest relative distance, its scope (tensor or token) and index; NaN counts as largest."""
+    found = [("tensor", e.rel_l2, None)]
+    if "rel_l2" in (e.scopes or {}).get("token", {}):
+        found.append(("token", *(e.scopes or {})["token"]["rel_l2"]))
+    sizes = [(float("nan") if x is None else value(x), scope, index) for scope, x, index in found]
+    return max(sizes, key=lambda x: x[0] if x[0] == x[0] else float("inf"))
 
 
 def _program(recorded: Recorded, where: str | None) -> Any:

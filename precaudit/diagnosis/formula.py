@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from precaudit import __version__
-from precaudit.comparison.formula import SAME, formula_errors
+from precaudit.comparison.formula import SAME, farthest, formula_errors
 from precaudit.comparison.looks import written
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Differs, FormulaRecord
@@ -47,7 +47,7 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where
 
 def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
     """Return where records first part in each phase, the prompt that is of, and the largest distance."""
-    found = [(e.prompt, Differs(**_place(e), distance=e.rel_l2)) for e in records if e.rel_l2 is not None]
+    found = [(e.prompt, Differs(**_place(e), distance=number(farthest(e)[0]))) for e in records if e.rel_l2 is not None]
     first: dict[str, tuple[str, Differs]] = {}
     for prompt, d in sorted(found, key=lambda x: _order(x[1])):
         if not value(d.distance) <= SAME:

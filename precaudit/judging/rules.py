@@ -1,6 +1,6 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
-from precaudit.comparison.formula import SAME
+from precaudit.comparison.formula import SAME, farthest
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import forward_checks, local_checks
@@ -52,11 +52,12 @@ def _formula(e: ErrorRecord) -> Verdict:
     """Judge the distance of the program's FP64 shadow from the reference: no rounding is in it."""
     if e.rel_l2 is None:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
-    if value(e.rel_l2) <= SAME:
+    size, scope, index = farthest(e)
+    if size <= SAME:
         return PASS
     token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
     text = f"the program's FP64 shadow is not the reference, most at position {token}"
-    return Verdict.of(e, "fail", metric="rel_l2", scope="tensor", value=value(e.rel_l2), limit=SAME, text=text)
+    return Verdict.of(e, "fail", metric="rel_l2", scope=scope, value=size, limit=SAME, index=index, text=text)
 
 
 def _lacking(e: ErrorRecord) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from precaudit.comparison.attribution import Attribution, attribute
-from precaudit.comparison.formula import SAME
+from precaudit.comparison.formula import SAME, farthest
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.selection import PHASES
@@ -183,16 +183,16 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     lacking = [e for e in rows if e.numberless is not None]
     if lacking:
         return f"Formula: {len(lacking)} of {len(rows)} places are not known: {lacking[0].numberless}."
-    far = [e for e in rows if not value(e.rel_l2) <= SAME]
+    far = [e for e in rows if not farthest(e)[0] <= SAME]
     if not far:
-        largest = max(value(e.rel_l2) for e in rows)
+        largest = max(farthest(e)[0] for e in rows)
         return f"Formula: the program's FP64 shadow is the reference at all {len(rows)} places, to {largest:.1e}."
     last, phases = 1 << 30, list(PHASES)
     e = min(far, key=lambda e: (phases.index(e.phase), last if e.layer is None else e.layer, ORDER[e.point], e.step))
     where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
     return (
         f"Formula: at {len(far)} of {len(rows)} places the program's FP64 shadow is not the reference; first {where} "
-        f"({e.prompt} {e.phase} {e.step}): {value(e.rel_l2):.1e}."
+        f"({e.prompt} {e.phase} {e.step}): {farthest(e)[0]:.1e}."
     )
 
 
