@@ -47,7 +47,7 @@ def formula_errors(
 
 
 def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
-    """Return a formula record's largest relative distance, its scope (tensor or token) and index; NaN counts as largest."""
+    """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
     found = [("tensor", e.rel_l2, None)]
     if "rel_l2" in (e.scopes or {}).get("token", {}):
         found.append(("token", *(e.scopes or {})["token"]["rel_l2"]))
