@@ -76,6 +76,20 @@ def test_a_stream_changed_between_two_layers_fails_there(tmp_path, name):
     assert "prefill" in {v.phase for v in found}
 
 
+def test_streams_of_two_prompts_exchanged_are_named_with_whose(tmp_path):
+    """Two prompts of a batch trade their rows between two layers: state, and whose they are is said."""
+    texts = [Prompt(id=name, prompt=text) for name, text in zip("ab", (TEXT, TEXT[::-1]), strict=True)]
+    with handed(lambda x: x[::-1]):
+        select = Selection.parse(points="resid_in", phases="prefill")
+        run = trace(load("tiny", "bf16", None, "cpu"), tmp_path / "run", texts, select, Options(batch=2))
+        found = diagnose(run, select, CompareOptions(accum=(), cache=tmp_path / "refs"))
+    first = found.findings[0]
+    mate = {"a": "b", "b": "a"}[first.prompts[0]]
+    assert (first.kind, first.layer, first.point) == ("state", FAULTY, "resid_in")
+    assert first.cause == f"row of prompt {mate}"
+    assert f"hold the rows from 0 on of prompt {mate}, which ran in the same batch" in first.says
+
+
 def test_the_first_stream_is_the_embedding_times_the_factor(tmp_path):
     original = Decoder._layers
     changed = mock.patch.object(

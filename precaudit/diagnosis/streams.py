@@ -1,5 +1,8 @@
 """What happened to the stream between two layers."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from precaudit.comparison.handover import expected_stream
@@ -17,12 +20,22 @@ def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
     expected = expected_stream(recorded, model, True, place, rows)
     assert expected is not None
     found, wanted = rows.values[:, None], expected[:, None]
-    state = explain(found, wanted, name="stream", says="handed on")
+    state = explain(found, wanted, dict(_mates(recorded, model, place)), name="stream", says="handed on")
     if state.cause != "foreign rows":
         return state
     return _scaled(found, wanted, state) or state._replace(
         cause="stream changed", says=f"{state.says[: state.says.index('hold')]}are not what the layer before handed on"
     )
+
+
+def _mates(recorded: Recorded, model: Model, place: Place) -> Iterator[tuple[str, Array]]:
+    """Yield the prompts of the same batch, each with the rows [T, 1, D] that it was handed."""
+    for mate in recorded.batch_of(place.prompt):
+        there = replace(place, prompt=mate)
+        rows = recorded.rows(mate, place.phase, place.layer, place.point)
+        handed = None if rows is None else expected_stream(recorded, model, True, there, rows)
+        if mate != place.prompt and handed is not None:
+            yield mate, handed[:, None]
 
 
 def _scaled(found: Array, expected: Array, state: State) -> State | None:
