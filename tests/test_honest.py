@@ -24,6 +24,7 @@ from precaudit.prompts import Prompt
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
+from tests.conftest import FIXTURES
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line for line in f]"
 f32 = jnp.float32
@@ -82,6 +83,13 @@ def test_sums_truncated_as_on_a_tensor_core_pass(tmp_path, wide):
 
 def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
     found = judged(tmp_path, load("tiny", "fp32-highest", None, "cpu", DEVICES["rough exponential and reciprocal"]))
+    assert found.exit_code == 0, failures(found)
+
+
+def test_a_fused_multiply_add_into_the_stream_passes(tmp_path):
+    """Gemma's post-norm ends in a product: where the sum cancels, the half ulp a fused sum skips is 46 × the noise."""
+    repeated = [Prompt(id=p.id, tokens=p.tokens[:30]) for p in prompts(96, 7)[1:2]]
+    found = judged(tmp_path, load(str(FIXTURES / "gemma2-gqa"), "fp32-highest", None, "cpu"), repeated)
     assert found.exit_code == 0, failures(found)
 
 

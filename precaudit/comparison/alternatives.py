@@ -66,6 +66,11 @@ class Alternatives(Iterable[Alternative]):
 
 
 def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> Iterator[Alternative]:
+    """Yield inputs as they were before they were rounded, then other ways to write the operation.
+
+    A float32 sum whose second summand ends in a product may be one fused multiply-add: the summand is off by half a
+    unit in the last place at most, which cancellation makes large.
+    """
     point = o.place.point
     base = of_policy(policy, o.place.phase == "decode")
     sets = elisions(point, model.config, policy)
@@ -73,6 +78,11 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     for name, inputs in unrounded_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), unrounded=True)
+    if point in ("resid_mid", "resid_out") and o.stored.dtype == np.float32:
+        *first, added = o.inputs
+        wide = added.astype(np.float64)
+        off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
+        yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
     for form in honest_forms(point, o.stored.dtype.name):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
