@@ -124,7 +124,8 @@ def unnormalised(rounded):
 def rounded_first(s, mask, a):
     """P rounded before the division, and after."""
     x = jnp.where(mask, s.astype(f32), -jnp.inf)
-    e = lax.reduce_precision(jnp.exp(x - x.max(axis=-1, keepdims=True)), 8, 7)
+    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    e = lax.reduce_precision(e, 8, 7) if a.probs == FORMATS["bfloat16"].dtype else e
     return (e / e.sum(axis=-1, keepdims=True)).astype(a.probs)
 
 
@@ -162,7 +163,7 @@ def cut_sums(x, w, bias, a):
     def step(total, i):
         part = jnp.einsum(
             "...i,oi->...o", lax.dynamic_slice_in_dim(x, i, 16, x.ndim - 1), lax.dynamic_slice_in_dim(w, i, 16, 1),
-            precision="highest",
+            precision="highest", preferred_element_type=f32,
         )  # fmt: skip
         high, low = two_sum(total, part)
         toward = jnp.where((low != 0) & (jnp.sign(low) != jnp.sign(high)), jnp.nextafter(high, 0.0), high)

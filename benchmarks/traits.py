@@ -103,7 +103,7 @@ def _vanishing(tensors: Tensors, draw: Any) -> None:
             tensors[name][16:32] = -5.5
 
 
-def _bundled(dtype: str, folder: Path) -> Path:
+def bundled(dtype: str, folder: Path) -> Path:
     """Return the bundled model with its weights stored as another format."""
     source = Path(load("tiny", device="cpu").checkpoint.path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def models(folder: Path) -> dict[str, Path]:
     """Write every model to a folder of its own below ``folder``; return {trait: folder}."""
     found = {t.name: t.make(folder / t.name.replace(" ", "-")) for t in TRAITS}
     for dtype in ("float32", "float16"):
-        found[f"tiny in {dtype}"] = _bundled(dtype, folder / f"tiny-{dtype}")
+        found[f"tiny in {dtype}"] = bundled(dtype, folder / f"tiny-{dtype}")
     return found
 
 

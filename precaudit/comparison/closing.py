@@ -18,6 +18,8 @@ from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
+SINGLE = FORMATS["float32"].unit_roundoff
+
 
 @dataclass(frozen=True)
 class Residue:
@@ -52,9 +54,17 @@ class Yardstick:
         fused, hidden = (None if x is None else x[some] for x in (self.fused, self.hidden))
         return replace(self, **cut, noise=self.noise.rows(some), fused=fused, hidden=hidden)
 
-    def reading_unrounded(self) -> "Yardstick":
-        """Return the yardstick of emulations that read an input as it was before it was rounded."""
-        return self if self.fused is None else replace(self, allowed=self.fused)
+    def reading_unrounded(self, made: Array, rounded: Array) -> "Yardstick":
+        """Return the yardstick of an emulation that reads an input as it was before it was rounded.
+
+        ``made``, ``rounded``: what it makes of the input unrounded and rounded [T, H, K]. What made the input rounds
+        itself, and a rounding that falls the other way there moves it by as much as rounding it would: that is noise.
+        """
+        if self.fused is None:
+            return self
+        shift = np.clip(self._seen(made - rounded), -self.fused, self.fused)
+        noise = self.noise.doubting(shift, self._seen(self.reference))
+        return replace(self, allowed=self.fused, noise=noise)
 
     def doubting(self, emulated: Array, doubt: float) -> "Yardstick":
         """Return the yardstick where a part of an emulation's error is not known."""
@@ -139,6 +149,10 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)
     sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
+    if dtype not in ("float32", "float64"):  # what the draws, whose sums are exact, lack where a result cancels
+        summed = sizes if u == SINGLE else canonical(o.magnitude(SINGLE), o.axes)
+        summed = SINGLE * (summed if hidden is None else np.where(hidden, 0.0, summed))
+        noise = replace(noise, power=noise.power + summed**2)
     unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
     return Yardstick(
         o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,

@@ -48,9 +48,9 @@ def formula_errors(
 
 def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
     """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
-    found = [("tensor", e.rel_l2, None)]
-    if "rel_l2" in (e.scopes or {}).get("token", {}):
-        found.append(("token", *(e.scopes or {})["token"]["rel_l2"]))
+    whole: tuple[str, Number | None, int | None] = ("tensor", e.rel_l2, None)
+    tokens = (e.scopes or {}).get("token", {})
+    found = [whole, ("token", *tokens["rel_l2"])] if "rel_l2" in tokens else [whole]
     sizes = [(float("nan") if x is None else value(x), scope, index) for scope, x, index in found]
     return max(sizes, key=lambda x: x[0] if x[0] == x[0] else float("inf"))
 

@@ -89,7 +89,8 @@ class Made:
 
     def otherwise(self, other: Alternative) -> "Made":
         """Return the same with another honest emulation as the policy's."""
-        yard = self.yardstick.reading_unrounded() if other.unrounded else self.yardstick
+        yard, rounded = self.yardstick, self.emulated[self.label]
+        yard = yard.reading_unrounded(other.made, rounded) if other.unrounded else yard
         named = {**self.emulated, self.label: other.made}
         return replace(self, yardstick=yard.doubting(other.made, other.doubt), emulated=named, elided=other.name)
 
@@ -178,7 +179,8 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, othe
     if share < CLEARLY:
         near = min(others.unrounded(), key=lambda other: norm(wide - other.made), default=None)
         if near is not None and norm(wide - near.made) < norm(wide - arrays[best]):
-            elided, named[label], yard = near.name, near.made, yard.reading_unrounded()
+            elided, named[label] = near.name, near.made
+            yard = yard.reading_unrounded(near.made, arrays[best])
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
         outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
         named[f"accum:{name}"] = outs[0]

@@ -150,7 +150,8 @@ class Bench:
         measure = self.measure(variant)
         badness = measure.badness(y)
         for other in self.others if badness > 1.0 and found.explained >= ENOUGH else ():
-            badness = min(badness, measure.reading_unrounded().badness(replace(self, inputs=other).nearest(variant)))
+            wide = replace(self, inputs=other).nearest(variant)
+            badness = min(badness, measure.reading_unrounded(wide, y).badness(wide))
         if badness > 1.0 and found.explained >= ENOUGH:
             badness = min(badness, measure.badness(self.flipped(variant, y)))
         return replace(found, badness=badness)
