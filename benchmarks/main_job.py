@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from precaudit.caching import cache_folder
 from precaudit.checkpoints import open_checkpoint
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError
@@ -248,7 +249,8 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
 
 def command(*words: str, folder: Path | None = None) -> str:
     """Run Python with ``words``, FP64 references cached in ``folder``; return what it printed."""
-    environment = os.environ | ({"PRECAUDIT_REFS": str(folder / "refs")} if folder else {})
+    own = {} if folder is None else {"PRECAUDIT_CACHE": str(folder / "cache")}
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache_folder("xla"))} | own
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} exited {done.returncode}:\n{done.stderr}")

@@ -12,6 +12,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.judging.gate import Judgement, gate
 from precaudit.policies import apply_settings, load_policy
 from precaudit.selection import Selection
+from precaudit.writing import write_whole
 
 FILES = {
     "precaudit.toml": "precaudit.toml",
@@ -112,6 +113,6 @@ def init(folder: Path) -> list[Path]:
     for source, name in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((templates / source).read_text(encoding="utf-8"), encoding="utf-8")
+        write_whole(path, (templates / source).read_text(encoding="utf-8"))
         written.append(path)
     return written

@@ -84,10 +84,13 @@ def inputs_of(name: str, sparse: bool) -> tuple[str, ...]:
     return ("mlp_norm", "experts") if sparse and name == "mlp_out" else POINTS[name].inputs
 
 
-def support(points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = False) -> tuple[str, ...]:
+def support(
+    points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = False, fused: bool = False
+) -> tuple[str, ...]:
     """Return the points that must be recorded besides ``points`` so that every local error can be computed.
 
-    Attention's inputs are the caches in decode; the caches are compared with the recorded k and v rows.
+    Attention's inputs are the caches in decode; the caches are compared with the recorded k and v rows. ``fused``: a
+    compiler may hand an operation its input as it was before it was rounded, so what makes that input is needed, too.
     """
     wanted = set(points)
     needed: set[str] = set()
@@ -95,6 +98,8 @@ def support(points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = Fal
         needed.update(inputs_of(name, sparse))
         if name == "resid_in":  # it is what the layer before handed over
             needed.add("resid_out")
+        for source in inputs_of(name, sparse) if fused else ():
+            needed.update(inputs_of(source, sparse) if POINTS[source].per_layer else ())
         if name == "mlp_norm":  # a compiler may hand it the sum unrounded: its summands tell
             needed.update(POINTS["resid_mid"].inputs)
         if "decode" in phases and name in ("scores", "attn_out"):

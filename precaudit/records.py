@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.writing import whole
 
 SCHEMA = 1
 # JSON has no NaN and no infinity: they are written as these strings.
@@ -354,10 +355,5 @@ def read_layers(path: Path, layers: Iterable[int]) -> list[ErrorRecord]:
 
 def write_lines(path: Path, records: Iterable[Record]) -> None:
     """Write records to a temporary name and rename, so that the file is whole or not there."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as f:
-            f.writelines(encode(r) for r in records)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as f:
+        f.writelines(encode(r) for r in records)

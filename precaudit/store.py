@@ -34,11 +34,13 @@ from precaudit.records import (
     number,
     write_lines,
 )
+from precaudit.writing import PART, sync, temporary, write_whole
 
 OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
+    "kept.json",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
@@ -119,9 +121,7 @@ class RunWriter:
         self._points = (folder / "points.jsonl").open("ab", buffering=0)
 
     def _write_run(self, run: RunRecord) -> None:
-        temporary = self.folder / ".run.json.part"
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
-        temporary.replace(self.folder / "run.json")
+        write_whole(self.folder / "run.json", msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append lines of steps.jsonl."""
@@ -131,28 +131,32 @@ class RunWriter:
         """Write one file of tensors and its lines of points.jsonl."""
         name = f"tensors/{safe_name(prompt)}.{phase}.{step}.safetensors"
         path = self.folder / name
-        temporary = path.with_name(f".{path.name}.part")
+        part = temporary(path)
         blobs = {t.key: np.ascontiguousarray(t.values) for t in tensors}
         try:
             # hashes and statistics are taken while the kernel copies the file
-            writing = self._pool.submit(save_file, blobs, temporary)
+            writing = self._pool.submit(save_file, blobs, part)
             lines = [_point_record(t, blobs[t.key], prompt, phase, step, name) for t in tensors]
             writing.result()
-            temporary.replace(path)
+            part.replace(path)
             self.written += sum(x.nbytes for x in blobs.values())
         except Exception as error:
-            temporary.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             if "No space left" in str(error):
                 raise OSError(28, "No space left on device", str(path)) from None
             raise
         self._points.write(b"".join(encode(line) for line in lines))
 
     def finish(self, run: RunRecord) -> RunRecord:
-        """Write run.json with ``finished`` and the hashes of the JSONL files."""
+        """Write run.json with ``finished`` and the hashes of the JSONL files, once the disk has all of the run."""
         self.close()
+        for path in (*(self.folder / name for name in JSONL), *(self.folder / "tensors").iterdir()):
+            sync(path)
         hashes = {name: file_hash(self.folder / name) for name in JSONL}
         done = msgspec.structs.replace(run, hashes=hashes, bytes=self.written)
         self._write_run(done)
+        sync(self.folder / "run.json")
+        sync(self.folder)
         return done
 
     def close(self) -> None:
@@ -270,21 +274,33 @@ def _lines(path: Path, kind: Any, run: RunRecord) -> list[Any]:
     return list(decode_lines(data, kind, str(path), tolerate_tail=run.finished is None))
 
 
-def prepare_folder(folder: Path, force: bool) -> None:
-    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not folder.is_dir() or not (folder / "run.json").is_file():
-            raise UserError(f"{folder} exists and is not a run: choose another -o")
+def _replaceable(folder: Path, force: bool) -> None:
+    """Raise UserError where a folder is not a run, whole or cut off before its run.json, that may be replaced."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} exists and is not a run: choose another -o")
+    names = [p.name for p in folder.iterdir()]
+    foreign = [name for name in names if name not in OWN_NAMES and not name.endswith(PART)]
+    if "run.json" in names:
         if not force:
             raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
         try:
             read_manifest(folder / "run.json")
         except UserError as error:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
-        foreign = [p.name for p in folder.iterdir() if p.name not in OWN_NAMES and not p.name.endswith(".part")]
         if foreign:
             raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
-        shutil.rmtree(folder)
+    elif foreign or not force:
+        hint = "" if foreign else ", or --force to replace what a run that was cut off left"
+        raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")
+
+
+def prepare_folder(folder: Path, force: bool) -> None:
+    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        _replaceable(folder, force)
+        gone = temporary(folder)
+        folder.rename(gone)  # at once: what is killed while it deletes leaves no half of a run behind
+        shutil.rmtree(gone)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

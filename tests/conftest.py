@@ -1,6 +1,13 @@
 """Strict JAX, and what several test files share."""
 
+import os
 from pathlib import Path
+
+from precaudit.caching import cache_folder
+
+# compiled programs are shared by all workers and runs of the tests; references are not
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
 import pytest
@@ -14,6 +21,6 @@ FIXTURES = Path(__file__).parent.parent / "refs" / "fixtures"
 def _own_caches(tmp_path_factory):
     """Keep references out of the working folder."""
     patch = pytest.MonkeyPatch()
-    patch.setenv("PRECAUDIT_REFS", str(tmp_path_factory.mktemp("refs")))
+    patch.setenv("PRECAUDIT_CACHE", str(tmp_path_factory.mktemp("refs")))
     yield
     patch.undo()

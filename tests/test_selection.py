@@ -43,6 +43,8 @@ def test_points_and_support():
     assert support(("attn_out",), ("prefill",)) == ("q", "k", "v")
     assert support(("attn_out",), ("decode",)) == ("q", "k", "v", "k_cache", "v_cache")
     assert support(("logits",), ("prefill",)) == ("final_norm",)
+    assert support(("q", "logits"), ("prefill",), fused=True) == ("resid_in", "attn_norm", "final_norm")
+    assert support(("mlp_out",), ("prefill",), fused=True) == ("mlp_norm", "mlp_act")
     with pytest.raises(UserError, match="attn_out"):
         parse_points("attn_ot")
 

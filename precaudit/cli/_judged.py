@@ -34,10 +34,7 @@ def show(
 
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
+    from precaudit.writing import write_whole
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text)

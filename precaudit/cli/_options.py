@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -30,6 +31,25 @@ def narrowed(requested: Any, layers: str | None, points: str | None, phases: str
     return Selection.parse(
         layers, points or ",".join(requested.points), phases or ",".join(requested.phases), None, prompt
     )
+
+
+def cache_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --no-cache."""
+    return click.option("--no-cache", is_flag=True, help="Neither use nor keep FP64 references.")(function)
+
+
+@contextmanager
+def references(no_cache: bool) -> Iterator[Path]:
+    """Yield the folder of FP64 references: the user's, or one that is deleted."""
+    from tempfile import TemporaryDirectory
+
+    from precaudit.caching import cache_folder
+
+    if not no_cache:
+        yield cache_folder("references")
+        return
+    with TemporaryDirectory(prefix="precaudit-") as name:
+        yield Path(name)
 
 
 def console(stderr: bool = False) -> Any:

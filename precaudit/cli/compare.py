@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import console, narrowed, progress_bar, selection_options
+from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, selection_options
 
 
 @click.command()
@@ -16,6 +16,7 @@ from precaudit.cli._options import console, narrowed, progress_bar, selection_op
 @click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
+@cache_option
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the error records as JSONL instead of tables.")
 def command(
@@ -29,6 +30,7 @@ def command(
     formula: bool,
     model: str | None,
     partial: bool,
+    no_cache: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -40,18 +42,16 @@ def command(
     from precaudit.comparison.compare import Options, compare
     from precaudit.reports import markdown, terminal
     from precaudit.store import open_run
+    from precaudit.writing import write_whole
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
-    with progress_bar() as advance:
-        options = Options(accum=accums, model=model, partial=partial, formula=formula)
+    with progress_bar() as advance, references(no_cache) as cache:
+        options = Options(accum=accums, model=model, partial=partial, cache=cache, formula=formula)
         found = compare(opened, against, asked, options, advance)
     if asked is None:
-        report = found.folder / "report.md"
-        temporary = report.with_name(".report.md.part")
-        temporary.write_text(markdown.render(found), encoding="utf-8")
-        temporary.replace(report)
+        write_whole(found.folder / "report.md", markdown.render(found))
     if as_json:
         from precaudit.records import encode
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import console, narrowed, progress_bar, selection_options
+from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, selection_options
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @selection_options
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
+@cache_option
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
@@ -27,6 +28,7 @@ def command(
     phases: str | None,
     prompt: str | None,
     partial: bool,
+    no_cache: bool,
     model: str | None,
     lift: tuple[str, ...],
     invariance: bool,
@@ -46,11 +48,11 @@ def command(
 
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
-    with progress_bar() as advance:
+    with progress_bar() as advance, references(no_cache) as cache:
         found = diagnose(
             opened,
             asked,
-            Options(accum=(), model=model, partial=partial),
+            Options(accum=(), model=model, partial=partial, cache=cache),
             advance,
             lift=_meanings(lift),
             objective=objective,

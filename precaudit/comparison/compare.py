@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from precaudit.caching import cache_folder
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.formula import formula_errors
@@ -22,7 +23,6 @@ from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.reference_cache import default_folder
 from precaudit.comparison.rows import Place
 from precaudit.comparison.weight_rounding import weight_errors
 from precaudit.configs import DecoderConfig
@@ -87,7 +87,7 @@ class Options:
     accum: tuple[str, ...] = DEFAULT_ACCUM
     model: str | None = None
     partial: bool = False
-    cache: Path = field(default_factory=default_folder)
+    cache: Path = field(default_factory=lambda: cache_folder("references"))
     fresh: bool = False
     formula: bool = False
 
@@ -200,7 +200,7 @@ def _compute(
     if checkpoint is not None:
         errors += weight_errors(checkpoint, look.layers)
     pairs = list(prefill_decode(recorded, look.prompts, truth))
-    notes = tuple(notes_on(recorded, look, truth, errors, absent))
+    notes = (*notes_on(recorded, look, truth, errors, absent), *(truth.said if truth is not None else ()))
     return keep(run, look, Found(errors, pairs, notes), None if truth is None else number(truth.sigma))
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.caching import prune
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.reference_cache import References, prune
+from precaudit.comparison.reference_cache import References
 from precaudit.comparison.rows import Place, measured, unseen
 from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, widen
@@ -35,7 +36,7 @@ class Truth:
     ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(prompt, layer,
     point): [T, H]}, H 1 where a point has no heads; ``decoded``: the same where attention reads the cache, if it
     rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled. ``wanted``:
-    what was asked for.
+    what was asked for. ``alike``: {prompt: the first prompt of the same tokens and rows}, which stands for it.
     """
 
     prompts: tuple[str, ...]
@@ -47,10 +48,22 @@ class Truth:
     kl: dict[str, Array] = field(default_factory=dict)
     decoded_kl: dict[str, Array] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
+    alike: dict[str, str] = field(default_factory=dict)
     _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+
+    @property
+    def distinct(self) -> list[str]:
+        """The prompts that stand for all."""
+        return list(dict.fromkeys(self.alike[p] for p in self.prompts))
+
+    @property
+    def said(self) -> list[str]:
+        """What a reader should know of the cache."""
+        return list(dict.fromkeys(text for place in self.places.values() for text in place.said))
 
     def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
         """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
+        prompt = self.alike[prompt]
         key = (prompt, layer, point)
         if key not in self._open:
             if len(self._open) >= OPEN:
@@ -69,15 +82,16 @@ class Truth:
 
     def energy(self, place: Place) -> tuple[Array, Array | None]:
         """Return (noise [T, H], KL's [R] for logits) of a place's phase."""
-        key = (place.prompt, place.layer, place.point)
+        prompt = self.alike[place.prompt]
+        key = (prompt, place.layer, place.point)
         decoded = place.phase == "decode" and bool(self.decoded)
         kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
-        return kinds[0][key], kinds[1].get(place.prompt) if place.point == "logits" else None
+        return kinds[0][key], kinds[1].get(prompt) if place.point == "logits" else None
 
     @property
     def sigma(self) -> float:
         """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
-        rows = [self.noise[p, None, "logits"] for p in self.prompts]
+        rows = [self.noise[self.alike[p], None, "logits"] for p in self.prompts]
         n = sum(len(e) for e in rows) * self.vocab
         return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 
@@ -97,12 +111,17 @@ def establish(
     """
     prompts, layers = look.prompts, look.layers
     tokens = {p: recorded.fed_tokens(p) for p in prompts}
-    places = {p: References.of(root, weights, model.config, tokens[p]) for p in prompts}
-    truth = Truth(prompts, places, {p: recorded.logit_rows(p) for p in prompts}, model.config.vocab)
+    rows = {p: recorded.logit_rows(p) for p in prompts}
+    alike: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for p in prompts:
+        alike[p] = first.setdefault((tokens[p], rows[p].tobytes()), p)
+    places = {p: References.of(root, weights, model.config, tokens[p]) for p in first.values()}
+    truth = Truth(prompts, places, rows, model.config.vocab, alike=alike)
     wanted = [p for p in look.points if not POINTS[p].state]
     wanted += [] if "logits" in wanted else ["logits"]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
-    absent = [p for p in prompts if any(truth.values(p, at, name) is None for at, name in names)]
+    absent = [p for p in truth.distinct if any(truth.values(p, at, name) is None for at, name in names)]
 
     def save(i: int, layer: int | None, point: str, values: Array) -> None:
         places[absent[i]].save(layer, point, truth.rows[absent[i]], values)
@@ -117,7 +136,7 @@ def establish(
     for place in places.values():
         place.touch()
 
-    truth.wanted = want(prompts)
+    truth.wanted = want(truth.distinct)
     emulate(truth, model, recorded, policy, single_precision_dot, tell)
     prune(root, {p.folder for p in places.values()})
     return truth
@@ -128,14 +147,14 @@ def emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, dot:
 
     ``dot``: how its products are summed. What was pooled before is forgotten.
     """
-    n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in truth.prompts]
+    n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in truth.distinct]
     for pooled in (truth.noise, truth.decoded, truth.kl, truth.decoded_kl):
         pooled.clear()
     plain, decode = (replace(of_policy(policy, d), dot=dot) for d in (False, True))
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
     passes: list[tuple[Pool, Decoding | None]] = [(Pool(truth, model.config, truth.noise, truth.kl), None)]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
-        first = [len(recorded.run.prompts[p].tokens) - 1 for p in truth.prompts]
+        first = [len(recorded.run.prompts[p].tokens) - 1 for p in truth.distinct]
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
         passes.append((Pool(truth, model.config, truth.decoded, truth.decoded_kl), decoding))
     for pool, rows in passes:
@@ -160,7 +179,7 @@ class Pool:
 
     def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
         """Add one draw's error at one point."""
-        prompt = self.truth.prompts[i]
+        prompt = self.truth.distinct[i]
         reference = self.truth.values(prompt, layer, point)
         assert reference is not None
         error = canonical(values - reference, POINTS[point].axes)

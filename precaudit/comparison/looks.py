@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import precaudit
+from precaudit.caching import COMPARES, computed_by
 from precaudit.comparison.recorded import Recorded
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.accumulation import parse_accumulation
@@ -87,10 +88,15 @@ def written(run: Run) -> CompareRecord | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     names = ("errors.jsonl", "prefill_decode.jsonl")
-    current = (SCHEMA, precaudit.__version__, _identity(run))
+    current = (SCHEMA, _code(), _identity(run))
     if (held.schema, held.precaudit, held.run) != current or not all((run.folder / n).is_file() for n in names):
         return None
     return held if all(held.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
+
+
+def _code() -> str:
+    """Return what computed the records: version, and hash of the source and of NumPy's BLAS."""
+    return f"{precaudit.__version__} {computed_by(COMPARES)[:16]}"
 
 
 def _identity(run: Run) -> str:
@@ -145,7 +151,7 @@ def keep(run: Run, look: Look, found: Found, sigma: Number | None) -> Found:
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
     hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
     record = CompareRecord(
-        schema=SCHEMA, precaudit=precaudit.__version__, run=_identity(run), looks=looks, sigma=sigma, notes=notes,
+        schema=SCHEMA, precaudit=_code(), run=_identity(run), looks=looks, sigma=sigma, notes=notes,
         hashes=hashes,
     )  # fmt: skip
     write_lines(run.folder / "compare.json", [record])

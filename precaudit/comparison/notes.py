@@ -21,7 +21,7 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
     rows = flips = near = 0
     for prompt, phase, layer in product(look.prompts, look.phases, look.layers):
         exact, logits = (truth.values(prompt, layer, p) for p in ("experts", "router"))
-        energy = truth.noise.get((prompt, layer, "router"))
+        energy = truth.noise.get((truth.alike[prompt], layer, "router"))
         for step in recorded.steps(phase):
             key = (prompt, phase, step, layer, "experts")
             if key not in recorded.index or exact is None or logits is None or energy is None:

@@ -1,22 +1,22 @@
 """Is it the formula? Where the program's FP64 shadow first leaves the independent FP64 reference."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from precaudit import __version__
 from precaudit.comparison.formula import SAME, farthest, formula_errors
 from precaudit.comparison.looks import written
 from precaudit.comparison.recorded import Recorded
+from precaudit.diagnosis.kept import held, keep
 from precaudit.diagnosis.records import Differs, FormulaRecord
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import ErrorRecord, number, read_lines, value, write_lines
+from precaudit.records import ErrorRecord, number, read_lines, value
 from precaudit.store import Run, file_hash
 
 PHASES = ("prefill", "decode")
+NAME = "formula.json"
 replace = msgspec.structs.replace
 
 
@@ -27,13 +27,12 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where
     lie at ``where`` (None: where they were). Computed are the prompts of the batch ``prompt`` ran in.
     """
     run = recorded.run
-    path, identity = run.folder / "formula.json", file_hash(run.folder / "run.json")
-    given = FormulaRecord(precaudit=__version__, run=identity, prompt=prompt, differs=(), largest=0.0)
+    given = FormulaRecord(run=file_hash(run.folder / "run.json"), prompt=prompt, differs=(), largest=0.0)
     compared = [e for e in _compared(run) if e.phase in PHASES and e.unknown is None]
     if compared:
         return _summary(given, compared)
-    if subject is None and (held := _kept(path, given)) is not None:
-        return held
+    if subject is None and (before := held(run, NAME, FormulaRecord)):
+        return before[0]
     asked = [p for p in PHASES if p in recorded.requested.phases]
     if not asked:
         return replace(given, unknown="neither prefill nor decode was recorded: nothing was compared")
@@ -41,8 +40,7 @@ def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where
     if unknown := next((e.unknown for e in found if e.unknown is not None), None):
         return replace(given, unknown=unknown)
     made = _summary(given, [e for e in found if e.missing is None])
-    write_lines(path, [made])
-    return made
+    return keep(run, NAME, [made])[0] if subject is None else made
 
 
 def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
@@ -78,11 +76,3 @@ def program_of(recorded: Recorded, device: str = "cpu", model: str | None = None
 
 def _order(d: Differs) -> tuple[int, int, int]:
     return (d.step, LAST if d.layer is None else d.layer, ORDER[d.point])
-
-
-def _kept(path: Path, wanted: FormulaRecord) -> FormulaRecord | None:
-    try:
-        held = msgspec.json.decode(path.read_bytes(), type=FormulaRecord)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return held if (held.precaudit, held.run) == (wanted.precaudit, wanted.run) else None

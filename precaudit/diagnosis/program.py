@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,16 +10,16 @@ import numpy as np
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.formula import program_of
+from precaudit.diagnosis.kept import held, keep
 from precaudit.diagnosis.records import Remedy, Shares
 from precaudit.errors import UserError
 from precaudit.formats import Array
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import Record, device_kind, read_lines, write_lines
+from precaudit.records import device_kind
 from precaudit.store import file_hash
 
 LONGEST = 512  # tokens of the prompts looked at: a gradient in FP64 takes 6 GB there on a model of 135 M parameters
 SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other policies are tried on
-R = TypeVar("R", Remedy, Shares)
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Program:
 
     def shares(self, tell: Tell) -> tuple[Shares, ...]:
         """Return the shares of operations in the change of the objective, of a few prompts."""
-        held = self._kept("shares.jsonl", Shares)
-        if held is not None and all(s.objective == self.objective for s in held):
-            return held
+        before = held(self.recorded.run, "shares.jsonl", Shares)
+        if before and all(s.objective == self.objective for s in before):
+            return before
         subject = self._program()
         if subject is None or "prefill" not in self.recorded.requested.phases:
             return ()
@@ -64,12 +64,12 @@ class Program:
             found.append(msgspec.structs.replace(made, run=self.identity))
         if any(s.unknown is not None for s in found):
             return tuple(found)  # another look may bring the meaning that lacked
-        return self._keep("shares.jsonl", found)
+        return keep(self.recorded.run, "shares.jsonl", found)
 
     def remedies(self, tell: Tell, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...]:
         """Return what raising parts of the policy buys; ``shared`` tells the layer to raise alone."""
-        if (held := self._kept("remedies.jsonl", Remedy)) is not None:
-            return held
+        if before := held(self.recorded.run, "remedies.jsonl", Remedy):
+            return before
         try:
             subject = self._program(device_kind(self.recorded.run.record.device))
         except UserError:
@@ -80,7 +80,7 @@ class Program:
 
         tokens = [t for _, t in self._prompts()][-TRIED:]
         made = remedies(subject, self.model, self.identity, tokens, tell, heaviest(shared))
-        return self._keep("remedies.jsonl", made)
+        return keep(self.recorded.run, "remedies.jsonl", made)
 
     def _prompts(self) -> list[tuple[str, Array]]:
         """Return the prompts of up to LONGEST tokens by length, or the shortest."""
@@ -94,16 +94,6 @@ class Program:
         if not self.whole:
             return None
         return program_of(self.recorded, device, self.where) if self.subject is None else self.subject
-
-    def _kept(self, name: str, kind: type[R]) -> tuple[R, ...] | None:
-        path = self.recorded.run.folder / name
-        held = read_lines(path, kind) if path.is_file() else []
-        return tuple(held) if held and all(x.run == self.identity for x in held) else None
-
-    def _keep(self, name: str, found: list[R]) -> tuple[R, ...]:
-        records: list[Record] = list(found)
-        write_lines(self.recorded.run.folder / name, records)
-        return tuple(found)
 
 
 def heaviest(shared: Sequence[Shares]) -> int | None:

@@ -80,7 +80,6 @@ class FormulaRecord(Record, frozen=True, omit_defaults=False):
     ``unknown``: why it could not be told.
     """
 
-    precaudit: str
     run: str
     prompt: str
     differs: tuple[Differs, ...]

@@ -13,6 +13,7 @@ from precaudit.comparison.compare import Comparison
 from precaudit.errors import UserError
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.store import Run
+from precaudit.writing import write_whole
 
 Place = tuple[str, str, str, int, int | None, str]
 
@@ -107,14 +108,9 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
         sha256="", chain=chain,
     )  # fmt: skip
     record = msgspec.structs.replace(record, sha256=seal(record, body))
-    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(encode(record) + body)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, encode(record) + body)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
     return record

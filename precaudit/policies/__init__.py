@@ -61,6 +61,11 @@ WORDS = {
 }
 
 
+def fused(policy: Policy) -> bool:
+    """Whether a compiler may hand an operation what it has just rounded as it was before."""
+    return policy.excess_precision != "off" and policy.activations != "float32"
+
+
 def shipped() -> tuple[str, ...]:
     """Names of the policies that come with the package."""
     return tuple(sorted(p.name[:-5] for p in resources.files(__name__).iterdir() if p.name.endswith(".toml")))

@@ -46,7 +46,7 @@ def described(opened: Checkpoint) -> dict[str, str]:
     held = ", ".join(f"{n} tensors {name}" for name, n in sorted(formats(opened).items()))
     size = sum(p.stat().st_size for p in opened.hashes.paths)
     points = present(c.sparse)
-    default = (*DEFAULT_POINTS, *support(DEFAULT_POINTS, PHASES, c.sparse))
+    default = (*DEFAULT_POINTS, *support(DEFAULT_POINTS, PHASES, c.sparse, True))
     return {
         "model": f"{opened.name} at {opened.path}",
         "family": c.family,

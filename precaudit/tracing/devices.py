@@ -1,9 +1,8 @@
 """Which device runs, and the compilation cache."""
 
-import os
-from pathlib import Path
 from typing import Any
 
+from precaudit.caching import cache_folder
 from precaudit.errors import UserError
 
 DEVICES = ("auto", "cpu", "gpu", "tpu")
@@ -24,19 +23,12 @@ def choose_device(name: str) -> Any:
         raise UserError(f"no {name} device here ({str(error).splitlines()[0]}){hint}") from None
 
 
-def cache_folder() -> Path:
-    """Return where compiled programs are kept: $PRECAUDIT_COMPILE_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("PRECAUDIT_COMPILE_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else base / "precaudit" / "xla"
-
-
 def _use_cache() -> None:
     """Keep compiled programs on disk, unless the user has already told JAX where."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

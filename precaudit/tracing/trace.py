@@ -11,6 +11,7 @@ from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
 from precaudit.formats import widen
 from precaudit.points import present, support
+from precaudit.policies import fused
 from precaudit.prompts import Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
@@ -123,7 +124,7 @@ def _request(
         prompts=tuple(p.id for p in found),
         layers=layers,
         points=points,
-        support=support(points, select.phases, subject.config.sparse),
+        support=support(points, select.phases, subject.config.sparse, fused(subject.policy)),
         phases=select.phases,
         positions=select.positions,
         every_logit=select.every_logit,

@@ -1,0 +1,64 @@
+"""The user's cache folder, and what decides whether something kept there still holds.
+
+What is kept is named by the hash of all it was computed from, the source that computed it among that, and holds the
+hash of its own bytes.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
+# The source that reads a model and computes references; that computes records; that computes findings.
+READS = ("checkpoints", "configs", "formats.py", "policies", "numpy_decoder")
+COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "points.py", "records.py", "row_hashes.py")
+DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "tracing", "transforms")
+
+
+def cache_folder(kind: str) -> Path:
+    """Return where a kind of thing is kept: below $PRECAUDIT_CACHE, else below the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("PRECAUDIT_CACHE")
+    return (Path(chosen) if chosen else user_cache_path("precaudit", appauthor=False)) / kind
+
+
+@cache
+def computed_by(sources: tuple[str, ...]) -> str:
+    """Return the hash of parts of this package's source, of NumPy's version and of its BLAS."""
+    digest = hashlib.sha256(repr(_numerics()).encode())
+    root = Path(str(resources.files("precaudit")))
+    for name in sorted(sources):
+        where = root / name
+        for path in sorted(where.rglob("*")) if where.is_dir() else (where,):
+            if path.is_file() and path.suffix in (".py", ".toml", ".json"):
+                digest.update(f"{path.relative_to(root)}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _numerics() -> tuple[str, ...]:
+    """Return what NumPy computes with: its version, its BLAS and the kernels that chose for this processor."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    keys = ("internal_api", "version", "architecture")
+    blas = {" ".join(str(x.get(k)) for k in keys) for x in threadpool_info() if x["user_api"] == "blas"}
+    return (np.__version__, *sorted(blas))
+
+
+def prune(root: Path, keep: Collection[Path], limit: int = LIMIT) -> None:
+    """Delete the least recently used folders below ``root`` until it is within ``limit`` bytes, none in ``keep``."""
+    if not root.is_dir():
+        return
+    folders = sorted((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    sizes = {p: sum(f.stat().st_size for f in p.iterdir() if f.is_file()) for p in folders}
+    total = sum(sizes.values())
+    for folder in folders:
+        if total > limit and folder not in keep and len(folder.name) == 32:
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= sizes[folder]

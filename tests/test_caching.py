@@ -1,0 +1,193 @@
+"""Cached references: damaged ones are computed again and said, what computed them is in the key."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from precaudit import caching
+from precaudit.caching import COMPARES, READS, cache_folder, computed_by
+from precaudit.cli import run
+from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.reference_cache import References
+from precaudit.diagnosis import kept
+from precaudit.prompts import Prompt
+from precaudit.records import encode
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
+
+TEXT = "def f(x):\n    return x + 1"
+
+
+def recorded(folder, prompts=(TEXT,)):
+    given = [Prompt(id=f"p{i}", prompt=text) for i, text in enumerate(prompts)]
+    select = Selection.parse(layers="1", points="v,logits", phases="prefill,decode")
+    return trace(load("tiny", "bf16", None, "cpu"), folder / "run", given, select, TraceOptions(1, force=True))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("caching")
+    made = recorded(folder)
+    return folder, made, compare(made, options=Options(cache=folder / "cache", fresh=True))
+
+
+def lines(found):
+    return [encode(e) for e in found.errors]
+
+
+def scaled(path):
+    x = np.load(path) * 1.01
+    with path.open("wb") as f:
+        np.save(f, x)
+
+
+def narrowed(path):
+    x = np.load(path).astype(np.float16).astype(np.float64)
+    with path.open("wb") as f:
+        np.save(f, x)
+
+
+def reshaped(path):
+    x = np.load(path)[:1]
+    with path.open("wb") as f:
+        np.save(f, x)
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+@pytest.mark.parametrize("damage", [scaled, narrowed, reshaped, flipped, cut])
+def test_a_damaged_reference_is_computed_again_and_said(compared, damage):
+    folder, made, first = compared
+    files = sorted((folder / "cache").glob("*/*.npy"))
+    assert {p.name.split(".")[-2 if "logits" not in p.name else 0] for p in files} == {"v", "logits"}
+    for path in files:
+        damage(path)
+    again = compare(made, options=Options(cache=folder / "cache", fresh=True))
+    assert lines(again) == lines(first)
+    assert any("was damaged and is computed again" in n for n in again.notes)
+    healed = compare(made, options=Options(cache=folder / "cache", fresh=True))
+    assert not [n for n in healed.notes if "damaged" in n]
+
+
+def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
+    root = tmp_path / "precaudit"
+    for name in ("checkpoints/gguf_files.py", "configs/huggingface.py", "numpy_decoder/model.py", "formats.py",
+                 "comparison/local.py", "limits/limits.toml", "policies/bf16.toml", "reports/tables.py"):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("one")
+    monkeypatch.setattr(caching.resources, "files", lambda package: root)
+
+    def keys():
+        computed_by.cache_clear()
+        return computed_by(READS), computed_by(COMPARES)
+
+    before = keys()
+    for name, changes in (
+        ("checkpoints/gguf_files.py", (True, True)), ("configs/huggingface.py", (True, True)),
+        ("numpy_decoder/model.py", (True, True)), ("formats.py", (True, True)), ("policies/bf16.toml", (True, True)),
+        ("comparison/local.py", (False, True)), ("limits/limits.toml", (False, True)),
+        ("reports/tables.py", (False, False)),
+    ):  # fmt: skip
+        (root / name).write_text("two")
+        after = keys()
+        assert tuple(a != b for a, b in zip(before, after, strict=True)) == changes, name
+        before = after
+    monkeypatch.setattr(caching, "_numerics", lambda: ("another BLAS",))
+    assert all(a != b for a, b in zip(before, keys(), strict=True))
+    computed_by.cache_clear()
+
+
+def test_records_of_other_code_are_not_reused(compared, monkeypatch):
+    folder, made, _ = compared
+    options = Options(cache=folder / "cache")
+    computed = []
+    monkeypatch.setattr(
+        "precaudit.comparison.compare._compute",
+        lambda *a, real=compare.__globals__["_compute"]: computed.append(1) or real(*a),
+    )
+    compare(made, options=options)
+    assert not computed
+    monkeypatch.setattr("precaudit.comparison.looks.computed_by", lambda sources: "0" * 64)
+    compare(made, options=options)
+    assert computed
+
+
+def test_what_diagnosis_kept_holds_only_as_it_was(compared, monkeypatch):
+    _, made, _ = compared
+    one = [kept.Kept(run="a", code="b", files={})]
+    kept.keep(made, "shares.jsonl", one)
+    assert kept.held(made, "shares.jsonl", kept.Kept) == tuple(one)
+    path = made.folder / "shares.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"'))
+    assert kept.held(made, "shares.jsonl", kept.Kept) is None
+    kept.keep(made, "shares.jsonl", one)
+    monkeypatch.setattr(kept, "computed_by", lambda sources: "other")
+    assert kept.held(made, "shares.jsonl", kept.Kept) is None
+
+
+def test_the_cache_is_where_the_user_says_or_in_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path))
+    assert cache_folder("references") == tmp_path / "references"
+    monkeypatch.delenv("PRECAUDIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder("references") == tmp_path / "own" / "precaudit" / "references"
+
+
+def test_the_least_recently_used_go_first(tmp_path):
+    import os
+
+    for i, letter in enumerate("abc"):
+        folder = tmp_path / (letter * 32)
+        folder.mkdir()
+        (folder / "x").write_bytes(b"0" * 100)
+        os.utime(folder, (i, i))
+    caching.prune(tmp_path, {tmp_path / ("a" * 32)}, limit=250)
+    assert sorted(p.name[0] for p in tmp_path.iterdir()) == ["a", "c"]
+
+
+def test_without_a_cache_nothing_is_kept(compared, tmp_path, monkeypatch, capfd):
+    _, made, _ = compared
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
+    assert run(["compare", str(made.folder), "--no-cache", "--layers", "1"]) == 0
+    assert not (tmp_path / "cache" / "references").exists()
+    assert "references are not kept" not in capfd.readouterr().out
+
+
+def test_many_threads_may_write_one_reference(tmp_path):
+    config = load("tiny", device="cpu").config
+    place = References.of(tmp_path, "w", config, (1, 2, 3))
+    x, rows = np.random.default_rng(0).normal(size=(3, 512)), np.arange(3)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda i: place.save(0, "v", rows, x), range(200)))
+    np.testing.assert_array_equal(place.load(0, "v", rows), x)
+    assert [p.name for p in place.folder.iterdir()] == ["0.v.npy"]
+    assert not place.said
+
+
+def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
+    made = recorded(tmp_path, (TEXT, "import os", TEXT, TEXT))
+    sequences = []
+    real = compare.__globals__["establish"].__globals__["forward"]
+
+    def counted(model, given, *rest):
+        sequences.append(len(given))
+        return real(model, given, *rest)
+
+    monkeypatch.setattr("precaudit.comparison.forward.forward", counted)
+    found = compare(made, options=Options(cache=tmp_path / "cache"))
+    assert set(sequences) == {2}
+    by = {p: [re.sub(rb'"prompt":"p\d"', b"", encode(e)) for e in found.errors if e.prompt == p] for p in ("p0", "p3")}
+    assert by["p0"] == by["p3"]
