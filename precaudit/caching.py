@@ -42,13 +42,14 @@ def computed_by(sources: tuple[str, ...]) -> str:
 
 
 def _numerics() -> tuple[str, ...]:
-    """Return what NumPy computes with: its version, its BLAS and the kernels that chose for this processor."""
+    """Return what NumPy computes with: its version, its own BLAS and the kernels that chose for this processor."""
     import numpy as np
     from threadpoolctl import threadpool_info
 
+    every = [x for x in threadpool_info() if x["user_api"] == "blas"]
+    own = [x for x in every if "numpy" in x["filepath"]] or every  # other libraries bring and load theirs
     keys = ("internal_api", "version", "architecture")
-    blas = {" ".join(str(x.get(k)) for k in keys) for x in threadpool_info() if x["user_api"] == "blas"}
-    return (np.__version__, *sorted(blas))
+    return (np.__version__, *sorted({" ".join(str(x.get(k)) for k in keys) for x in own}))
 
 
 def prune(root: Path, keep: Collection[Path], limit: int = LIMIT) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from precaudit.diagnosis.records import Finding, FormulaRecord, Remedy, Shares
+from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
     ErrorRecord,
@@ -26,6 +26,7 @@ FILES = {
     "compare.json": CompareRecord,
     "findings.jsonl": Finding,
     "formula.json": FormulaRecord,
+    "kept.json": Kept,
     "remedies.jsonl": Remedy,
     "shares.jsonl": Shares,
 }

@@ -6,19 +6,12 @@ from typing import TypeVar
 import msgspec
 
 from precaudit.caching import DIAGNOSES, computed_by
+from precaudit.diagnosis.records import Kept
 from precaudit.records import Record, read_lines, write_lines
 from precaudit.store import Run, file_hash
 
 NAME = "kept.json"
 R = TypeVar("R", bound=Record)
-
-
-class Kept(Record, frozen=True, omit_defaults=False):
-    """kept.json: hashes of run.json, of the code, and of each file, all as they were when the file was written."""
-
-    run: str
-    code: str
-    files: dict[str, str]
 
 
 def held(run: Run, name: str, kind: type[R]) -> tuple[R, ...] | None:

@@ -87,6 +87,14 @@ class FormulaRecord(Record, frozen=True, omit_defaults=False):
     unknown: str | None = None
 
 
+class Kept(Record, frozen=True, omit_defaults=False):
+    """kept.json: hashes of run.json, of the code, and of each file, all as they were when the file was written."""
+
+    run: str
+    code: str
+    files: dict[str, str]
+
+
 class Finding(Record, frozen=True, omit_defaults=False):
     """A line of findings.jsonl: one cause, where it shows first and where else, and what was measured of it.
 
