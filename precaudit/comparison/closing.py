@@ -19,6 +19,7 @@ from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
+LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element; sums leave 0.1 to 0.5 of it on the whole
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,11 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)
     sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
-    if dtype not in ("float32", "float64"):  # what the draws, whose sums are exact, lack where a result cancels
-        summed = sizes if u == SINGLE else canonical(o.magnitude(SINGLE), o.axes)
-        summed = SINGLE * (summed if hidden is None else np.where(hidden, 0.0, summed))
-        noise = replace(noise, power=noise.power + summed**2)
+    # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32
+    summed = sizes if u == SINGLE else canonical(o.magnitude(SINGLE), o.axes)
+    summed = SINGLE * (summed if hidden is None else np.where(hidden, 0.0, summed))
+    part = LEAST if dtype in ("float32", "float64") else 1.0
+    noise = replace(noise, power=noise.power + (part * summed) ** 2)
     unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
     return Yardstick(
         o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,

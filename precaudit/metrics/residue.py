@@ -115,9 +115,10 @@ def excesses(
 def signed(left: Array, noise: Noise, reference: Array, heads: bool) -> tuple[dict[str, Signed], Scope]:
     """Return the signed gain ⟨left, r⟩ / ⟨r, r⟩ and mean of ``left``, each with its noise, and the worst heads'.
 
-    The variance of a sum over a head is the larger of two that the ensemble gives: its tokens independent (rows share
-    a softmax or a norm), the mean over the ensemble of Σₜ(Σₖ noise · w)² (cluster-robust: Liang & Zeger 1986), or all
-    alike (equal tokens round alike), the mean of (Σₜₖ noise · w)². To it come the term ``relative`` as if every
+    The variance of a sum over a head is the largest of three that the ensemble gives: its elements independent, Σ(noise
+    · w)²; its tokens independent (rows share a softmax or a norm), the mean over the ensemble of Σₜ(Σₖ noise · w)²
+    (cluster-robust: Liang & Zeger 1986); or all alike (equal tokens round alike), the mean of (Σₜₖ noise · w)². To it
+    come the term ``relative`` as if every
     element were independent, √Σ(relative · r · w)², with w = r for the gain and w = 1 for the mean, and what does not
     average out: a constant that was rounded to float32, such as 1/√K, may move every element by u, and an error
     ``common`` to all elements is a factor.
@@ -144,11 +145,11 @@ def signed(left: Array, noise: Noise, reference: Array, heads: bool) -> tuple[di
 
 def _variances(clusters: Array, noise: Noise, reference: Array, w: Array) -> Array:
     """Return the variance of Σ noise · w of every head."""
-    found = np.zeros(reference.shape[1])
+    found = np.einsum("thk,thk->h", noise.power, w * w)
     if len(clusters):
         apart = np.einsum("mth,mth->h", clusters, clusters)
         alike = (clusters.sum(axis=1) ** 2).sum(axis=0)
-        found = np.maximum(apart, alike)
+        found = np.maximum(found, np.maximum(apart, alike))
     sizes = np.abs(reference * w)
     independent = noise.relative**2 * np.einsum("thk,thk->h", sizes, sizes)
     constant = (CONSTANT * sizes.sum(axis=(0, 2))) ** 2

@@ -52,9 +52,13 @@ def weights(members: int, dtype: str) -> list[float]:
 
 
 def common(point: str, config: DecoderConfig) -> float:
-    """Return the relative error that all elements of a result may share: that of a reciprocal or a root."""
+    """Return the relative error that all elements of a result may share: that of a reciprocal, a root, or a cap's tanh.
+
+    A tanh of small values is off by nearly the same factor for all.
+    """
     inside = any("norm_inner" in group for group in inner_places(point, config))
-    return RECIPROCAL if inside or point in WITH_RECIPROCAL else 0.0
+    capped = {"scores": config.score_cap, "logits": config.logit_cap}.get(point) is not None
+    return RECIPROCAL if inside or capped or point in WITH_RECIPROCAL else 0.0
 
 
 def in_single(rounding: Rounding, seed: int) -> Rounding:
