@@ -246,7 +246,7 @@ def read_manifest(path: Path) -> RunRecord:
         schema = raw["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: not a run manifest") from None
-    if type(schema) is not int:
+    if type(schema) is not int or schema < 1:
         raise UserError(f"{path}: not a run manifest: schema is {schema!r}")
     if schema > SCHEMA:
         raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")

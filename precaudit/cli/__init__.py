@@ -1,12 +1,23 @@
 """The command line: one file per command, found by file name and imported when used."""
 
+import codecs
+import errno
+import io
 import os
 import pkgutil
+import shutil
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import click
+
+SPELT = {
+    "×": "x", "·": "*", "…": "...", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "≠": "!=", "σ": "sigma", "²": "^2",
+    "‖": "||", "√": "sqrt", "→": "->", "°": "deg", "’": "'", "“": '"', "”": '"', "±": "+-", "−": "-", "γ": "gamma",
+    "ₙ": "n", "Σ": "sum", "δ": "delta", "µ": "u", "½": "1/2", "⁻": "^-", "✓": "ok", "✗": "x",
+}  # fmt: skip
 
 
 class Commands(click.Group):
@@ -44,7 +55,18 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with the codes of docs/design.md §6."""
+    codecs.register_error("precaudit", _spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="precaudit")
     sys.exit(run(sys.argv[1:]))
+
+
+def _spelt(error: UnicodeError) -> tuple[str, int]:
+    """Spell what a terminal's encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(SPELT.get(c, "?") for c in text), error.end
 
 
 def run(arguments: list[str]) -> int:
@@ -60,17 +82,19 @@ def run(arguments: list[str]) -> int:
         click.echo(f"precaudit: {error.format_message()}", err=True)
         return 2
     except PrecauditError as error:
-        click.echo(f"precaudit: {error}", err=True)
+        from precaudit.reports.escaping import terminal
+
+        click.echo(f"precaudit: {terminal(str(error))}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("precaudit: interrupted", err=True)
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _interrupted()
+    except (BrokenPipeError, SystemExit):  # click exits with 1, a verdict's code, where nobody reads on
+        return _unread()
     except OSError as error:
         return _system(error)
-    except Exception:
+    except Exception as error:
+        if _holds_interrupt(error):  # an import that Ctrl-C broke into raises what it likes
+            return _interrupted()
         import traceback
 
         traceback.print_exc()
@@ -78,8 +102,32 @@ def run(arguments: list[str]) -> int:
         return 70
 
 
+def _interrupted() -> int:
+    click.echo("precaudit: interrupted", err=True)
+    return 130
+
+
+def _unread() -> int:
+    """Leave quietly when the reader of a pipe has gone, with the code of a process that SIGPIPE ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 141
+
+
+def _holds_interrupt(error: BaseException | None) -> bool:
+    """Whether an exception came of Ctrl-C."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _system(error: OSError) -> int:
     """Say what the operating system refused: no space, no permission, a file that vanished."""
     where = f"{error.filename}: " if error.filename else ""
-    click.echo(f"precaudit: {where}{error.strerror or error}; what was written so far is partial", err=True)
+    left = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename:
+        with suppress(OSError):
+            free = shutil.disk_usage(os.path.dirname(error.filename) or ".").free
+            left = f" ({free / 1e6:,.1f} MB are left there)"
+    click.echo(f"precaudit: {where}{error.strerror or error}{left}; what was written so far is partial", err=True)
     return 2

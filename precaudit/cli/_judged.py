@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from precaudit.cli._options import say
 from precaudit.judging.gate import Judgement
 
 
@@ -28,7 +29,7 @@ def show(
             click.echo(encode(v), nl=False)
     else:
         for line in judgement.lines(j, run):
-            click.echo(line)
+            say(line)
     return j.exit_code
 
 

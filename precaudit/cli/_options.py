@@ -52,6 +52,13 @@ def references(no_cache: bool) -> Iterator[Path]:
         yield Path(name)
 
 
+def say(text: str, err: bool = False) -> None:
+    """Print one line, whatever it quotes made harmless."""
+    from precaudit.reports.escaping import terminal
+
+    click.echo(terminal(text), err=err)
+
+
 def console(stderr: bool = False) -> Any:
     """Return a rich console; 100 columns where output is no terminal."""
     import sys

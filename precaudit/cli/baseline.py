@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from precaudit.cli._options import say
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -17,4 +19,4 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
 
     record = freeze(recall(run), output, accept, why)
     links = f", {len(record.chain)} before it" if record.chain else ""
-    click.echo(f"{output}: baseline of run {record.run} ({record.device}), SHA-256 {record.sha256[:12]}…{links}")
+    say(f"{output}: baseline of run {record.run} ({record.device}), SHA-256 {record.sha256[:12]}…{links}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, selection_options
+from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, say, selection_options
 
 
 @click.command()
@@ -59,6 +59,4 @@ def command(
             click.echo(encode(record), nl=False)
         return
     terminal.show(found, console(), verbose)
-    click.echo(
-        f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else "")
-    )
+    say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))

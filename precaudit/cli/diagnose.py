@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, selection_options
+from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, say, selection_options
 
 
 @click.command()
@@ -98,7 +98,7 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     except UserError:
         subject, lacks = None, f"needs {device}"
     if subject is None:
-        click.echo(f"Invariance: unknown: {lacks}", err=as_json)
+        say(f"Invariance: unknown: {lacks}", err=as_json)
         return 3
     from precaudit.diagnosis.invariance import invariance
 
@@ -106,6 +106,6 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
         every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this look and earlier ones
         ways = invariance(recorded, subject, every, advance)
     for line in invariances(ways):
-        click.echo(line, err=as_json)
+        say(line, err=as_json)
     statuses = {w.status for w in ways}
     return 1 if "broken" in statuses else 3 if "unknown" in statuses else 0

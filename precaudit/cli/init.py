@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from precaudit.cli._options import say
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
@@ -12,5 +14,5 @@ def command(folder: Path) -> None:
     from precaudit.audit import init
 
     for path in init(folder):
-        click.echo(f"wrote {path}")
-    click.echo("Next: precaudit audit")
+        say(f"wrote {path}")
+    say("Next: precaudit audit")

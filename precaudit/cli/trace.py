@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import progress_bar, selection_options
+from precaudit.cli._options import progress_bar, say, selection_options
 
 
 @click.command()
@@ -73,14 +73,12 @@ def command(
     options = Options(decode_steps, batch, pad, tokens_from, force, " ".join(["precaudit", *sys.argv[1:]]))
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
     with progress_bar() as advance:
-        say = Progress(lambda line: click.echo(line, err=True), advance)
-        run = trace(load(subject, chosen, device=device), folder, source, select, options, say)
+        progress = Progress(lambda line: say(line, err=True), advance)
+        run = trace(load(subject, chosen, device=device), folder, source, select, options, progress)
     for n in run.record.neutrality:
         if not n.bitwise:
-            click.echo(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
-    click.echo(
-        f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
-    )
+            say(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
+    say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
     return 0
 
 
@@ -99,14 +97,14 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
 
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
     with progress_bar() as advance:
-        found = repeat(run, folder, None, force, Progress(lambda line: click.echo(line, err=True), advance))
+        found = repeat(run, folder, None, force, Progress(lambda line: say(line, err=True), advance))
     if found.first is None:
-        click.echo(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")
+        say(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")
         return 0
     p = found.first
     where = p.point if p.layer is None else f"{p.point} of layer {p.layer}"
-    click.echo(
+    say(
         f"{folder}: {found.differing} of {found.tensors} tensors differ from {run}, first {where} ({p.prompt}, "
-        f"{p.phase} step {p.step}). Next: precaudit compare {folder} --against {run}"
+        f"{p.phase} step {p.step}). Next: precaudit compare {folder} {run}"
     )
     return 1

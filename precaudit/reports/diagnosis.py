@@ -11,6 +11,7 @@ from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
+from precaudit.reports.escaping import terminal
 from precaudit.reports.tables import short
 
 UNNAMED = "none reproduces it"
@@ -20,11 +21,13 @@ ADDITIVE = 0.02  # share of a change that single errors may leave before it is n
 
 def show(found: Diagnosis, console: Any, verbose: bool) -> None:
     """Print what was found."""
+    from rich.markup import escape
+
     for line in text(found, verbose):
-        console.print(line, soft_wrap=True)
+        console.print(escape(terminal(line)), soft_wrap=True)
     if verbose:
         for line in growth(found.compared.errors):
-            console.print(line)
+            console.print(escape(terminal(line)))
 
 
 def text(found: Diagnosis, verbose: bool = False) -> list[str]:

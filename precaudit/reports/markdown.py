@@ -1,6 +1,7 @@
 """report.md: sentences, then tables."""
 
 from precaudit.comparison.compare import Comparison
+from precaudit.reports.escaping import code, markdown
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, accumulation, detail, outside, overview, pair_table, prefill_decode
 
@@ -9,18 +10,18 @@ def render(comparison: Comparison) -> str:
     """Return the report of a comparison as Markdown."""
     run = comparison.run.record
     head = [
-        f"# precaudit: {run.model.id}, policy {run.policy['name']}, {run.device}",
+        f"# precaudit: {markdown(run.model.id)}, policy {markdown(run.policy['name'])}, {markdown(run.device)}",
         "",
-        f"Run `{run.id}`, {len(run.requested.prompts)} prompts, layers {len(run.requested.layers)}, {run.finished}.",
+        f"Run {code(run.id)}, {len(run.requested.prompts)} prompts, layers {len(run.requested.layers)}, "
+        f"{run.finished}.",
         "",
     ]
     if comparison.against is not None:
-        head.insert(
-            3, f"Against run `{comparison.against.record.id}`, policy {comparison.against.record.policy['name']}."
-        )
-    notes = [f"- **{note}**" for note in comparison.notes]
+        against = comparison.against.record
+        head.insert(3, f"Against run {code(against.id)}, policy {markdown(against.policy['name'])}.")
+    notes = [f"- **{markdown(note)}**" for note in comparison.notes]
     said = [] if comparison.against is not None else sentences(comparison.errors, comparison.prefill_decode)
-    body = [*notes, *(f"- {s}" for s in said), ""]
+    body = [*notes, *(f"- {markdown(s)}" for s in said), ""]
     tables: list[Table | None]
     if comparison.against is not None:
         tables = [pair_table(comparison.errors)]
@@ -40,4 +41,4 @@ def _markdown(table: Table) -> list[str]:
 
 
 def _row(cells: tuple[str, ...] | list[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+    return "| " + " | ".join(markdown(c) for c in cells) + " |"

@@ -15,6 +15,7 @@ from precaudit.coverage import predicted_bytes
 from precaudit.points import DEFAULT_POINTS, POINTS, present, support
 from precaudit.policies import load_policy
 from precaudit.records import Requested
+from precaudit.reports.escaping import terminal
 from precaudit.selection import PHASES
 
 TOKENS, STEPS = 512, 8  # the prompt a run's size is told for
@@ -92,12 +93,14 @@ def show_checked(opened: Checkpoint, found: Sequence[TensorCheck], console: Any)
     """Print one line for every tensor that is not finite, and a summary."""
     bad = [t for t in found if t.nonfinite]
     for t in bad:
-        console.print(f"{t.name} {list(t.shape)} {t.format}: {t.nonfinite} values are NaN or infinite", soft_wrap=True)
+        line = f"{terminal(t.name)} {list(t.shape)} {t.format}: {t.nonfinite} values are NaN or infinite"
+        console.print(line, soft_wrap=True, markup=False)
     total = sum(t.largest > 0 for t in found)
     state = "all finite" if not bad else f"{len(bad)} of them not finite"
     zeros = f"; {len(found) - total} hold only zeros" if total < len(found) else ""
     console.print(
-        f"{opened.name}: {len(found)} tensors read, shapes as the configuration implies, {state}{zeros}; SHA-256 of "
-        f"the files {opened.hashes.sha256()}",
+        f"{terminal(opened.name)}: {len(found)} tensors read, shapes as the configuration implies, {state}{zeros}; "
+        f"SHA-256 of the files {opened.hashes.sha256()}",
         soft_wrap=True,
+        markup=False,
     )

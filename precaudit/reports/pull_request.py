@@ -3,6 +3,8 @@
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.records import value
+from precaudit.reports.escaping import code, workflow
+from precaudit.reports.escaping import markdown as escaped
 from precaudit.reports.judgement import SHOWN, drift_lines, groups, message, place_text_of, rest, tally
 
 TITLES = {0: "passes", 1: "fails", 3: "cannot be judged"}
@@ -10,8 +12,8 @@ TITLES = {0: "passes", 1: "fails", 3: "cannot be judged"}
 
 def markdown(j: Judgement) -> str:
     """Return a Markdown comment: the outcome, a table of what is wrong, worst first, and drift."""
-    out = [f"### precaudit: `{j.name}` {TITLES[j.exit_code]}", "", f"{tally(j)}.", ""]
-    out += [f"- {n}" for n in j.notes]
+    out = [f"### precaudit: {code(j.name)} {TITLES[j.exit_code]}", "", f"{tally(j)}.", ""]
+    out += [f"- {escaped(n)}" for n in j.notes]
     found = groups(j.verdicts)
     if found:
         out += [
@@ -22,10 +24,10 @@ def markdown(j: Judgement) -> str:
     for g in found[:SHOWN]:
         v = g.first
         cells = (v.status, place_text_of(v), v.kind, f"{v.metric} {v.scope}".strip() or v.text, _size(v, "value"))
-        out.append("| " + " | ".join(_cell(c) for c in (*cells, _size(v, "limit"), rest(g).strip(" ()"))) + " |")
+        out.append("| " + " | ".join(escaped(c) for c in (*cells, _size(v, "limit"), rest(g).strip(" ()"))) + " |")
     if len(found) > SHOWN:
         out.append(f"\n… and {len(found) - SHOWN} more groups.")
-    out += ["", *(f"- {line}" for line in drift_lines(j))]
+    out += ["", *(f"- {escaped(line)}" for line in drift_lines(j))]
     return "\n".join(out).rstrip() + "\n"
 
 
@@ -34,19 +36,10 @@ def _size(v: Verdict, name: str) -> str:
     return "" if found is None else f"{value(found):.3g}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def annotations(j: Judgement) -> list[str]:
     """Return GitHub workflow commands, one a group: ``::error title=…::message``."""
     found = []
     for g in groups(j.verdicts)[:SHOWN]:
         level = "error" if g.first.status in ("fail", "nonfinite") else "warning"
-        found.append(f"::{level} title=precaudit {g.first.status}::{_escaped(message(g.first) + rest(g))}")
+        found.append(f"::{level} title=precaudit {g.first.status}::{workflow(message(g.first) + rest(g))}")
     return found
-
-
-def _escaped(text: str) -> str:
-    """Escape as workflow commands want it: a record's text must not start a command of its own."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from precaudit.comparison.compare import Comparison
+from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode
 
@@ -14,7 +15,7 @@ def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
     from rich.markup import escape
 
     for note in comparison.notes:
-        console.print(f"[bold red]{escape(note)}[/]", soft_wrap=True)
+        console.print(f"[bold red]{escape(terminal(note))}[/]", soft_wrap=True)
     errors, pairs = comparison.errors, comparison.prefill_decode
     if comparison.against is not None:
         _print(pair_table(errors), console)
@@ -26,7 +27,7 @@ def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
             _print(table, console)
     console.print("Places: prompt, d decode step or r rescore position, t position, h head.", style="dim")
     for sentence in sentences(errors, pairs):
-        console.print(f"- {escape(sentence)}")
+        console.print(f"- {escape(terminal(sentence))}")
 
 
 def _print(table: Table, console: Any) -> None:
@@ -40,5 +41,5 @@ def _print(table: Table, console: Any) -> None:
     for name in table.columns:
         out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name != table.columns[-1])
     for row in table.rows:
-        out.add_row(*(escape(cell) for cell in row))
+        out.add_row(*(escape(terminal(cell)) for cell in row))
     console.print(out)
