@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -35,8 +36,8 @@ class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: str | None = None
     phases: str | None = None
     positions: str | None = None
-    decode_steps: int = 8
-    batch: int = 1
+    decode_steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 8
+    batch: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
     pad: str = "right"
     device: str = "auto"
     accum: list[str] = []

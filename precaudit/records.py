@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,9 @@ from precaudit.writing import whole
 
 SCHEMA = 1
 # JSON has no NaN and no infinity: they are written as these strings.
+# A run may be someone else's: what it counts and indexes by is bounded before anything is made of that size.
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Number = float | Literal["nan", "inf", "-inf"]
 
 
@@ -43,7 +46,7 @@ class PromptRecord(Record, frozen=True):
 
     id: str
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[Index, ...]
 
 
 class StepRecord(Record, frozen=True):
@@ -51,10 +54,10 @@ class StepRecord(Record, frozen=True):
 
     prompt: str
     phase: str
-    step: int
-    position: int
-    token: int
-    top_ids: tuple[int, ...]
+    step: Index
+    position: Index
+    token: Index
+    top_ids: tuple[Index, ...]
     top_logits: tuple[Number, ...]
     gap: Number
     logsumexp: Number
@@ -67,8 +70,8 @@ class Stats(Record, frozen=True, omit_defaults=False):
     max: Number
     mean: Number
     rms: Number
-    nan: int
-    inf: int
+    nan: Count
+    inf: Count
 
 
 class PointRecord(Record, frozen=True, omit_defaults=False):
@@ -76,13 +79,13 @@ class PointRecord(Record, frozen=True, omit_defaults=False):
 
     prompt: str
     phase: str
-    step: int
-    layer: int | None
+    step: Index
+    layer: Index | None
     point: str
     axes: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Index, ...]
     dtype: str
-    positions: tuple[int, ...]
+    positions: tuple[Index, ...]
     rows: Literal["range", "list"]
     file: str
     key: str
@@ -95,14 +98,14 @@ class Requested(Record, frozen=True, omit_defaults=False):
     """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last."""
 
     prompts: tuple[str, ...]
-    layers: tuple[int, ...]
+    layers: tuple[Index, ...]
     points: tuple[str, ...]
     support: tuple[str, ...]
     phases: tuple[str, ...]
     positions: str | None
     every_logit: bool
-    decode_steps: int
-    batch: int
+    decode_steps: Index
+    batch: Index
     pad: str
     tokens_from: str | None
     cache_hashes: bool = False
@@ -127,8 +130,8 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     prompts: tuple[str, ...]
     bitwise: bool
     max_diff: Number
-    step: int = 0
-    shape: tuple[int, ...] = ()
+    step: Index = 0
+    shape: tuple[Index, ...] = ()
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):
@@ -140,7 +143,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     policy: dict[str, str]
     requested: Requested
     device: str
-    device_count: int
+    device_count: Index
     versions: dict[str, str]
     xla_flags: str
     commit: str | None
@@ -149,7 +152,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     neutrality: tuple[Neutrality, ...] = ()
     warnings: tuple[str, ...] = ()
     program: Literal["shipped", "other"] = "shipped"
-    bytes: int = 0
+    bytes: Count = 0
     hashes: dict[str, str] = {}
     finished: str | None = None
 
@@ -157,7 +160,7 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
 class Worst(Record, frozen=True, omit_defaults=False):
     """The element with the largest absolute error, with its index and both values."""
 
-    index: tuple[int, ...]
+    index: tuple[Index, ...]
     candidate: Number
     reference: Number
 
@@ -181,7 +184,7 @@ class Unexplained(Record, frozen=True, omit_defaults=False):
     excess: Number | None = None
     gain: Signed | None = None
     mean: Signed | None = None
-    componentwise: tuple[Number, tuple[int, ...]] | None = None
+    componentwise: tuple[Number, tuple[Index, ...]] | None = None
 
 
 class Distribution(Record, frozen=True, omit_defaults=False):
@@ -192,13 +195,13 @@ class Distribution(Record, frozen=True, omit_defaults=False):
     candidate's own top-1; ``gap``: top-1 minus top-2 logit of the reference.
     """
 
-    positions: tuple[int, ...]
+    positions: tuple[Index, ...]
     kl: tuple[Number, ...]
     kl_noise: tuple[Number, ...] | None
     top1: tuple[float, ...]
     top5: tuple[float, ...]
     top50: tuple[float, ...]
-    rank: tuple[int, ...]
+    rank: tuple[Index, ...]
     logprob_error: tuple[Number, ...]
     gap: tuple[Number, ...]
 
@@ -222,25 +225,25 @@ class ErrorRecord(Record, frozen=True):
 
     prompt: str
     phase: str
-    step: int
-    layer: int | None
+    step: Index
+    layer: Index | None
     point: str
     kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula"]
     candidate: str
     reference: str
     dtype: str | None = None
-    n: int = 0
-    nonfinite: int = 0
+    n: Count = 0
+    nonfinite: Count = 0
     mae: Number | None = None
     max_diff: Number | None = None
     rel_l2: Number | None = None
     cosine: Number | None = None
-    max_ulp: int | None = None
+    max_ulp: Count | None = None
     bits_lost: Number | None = None
     snr: Number | None = None
     gain: Number | None = None
     mean: Number | None = None
-    excluded: int = 0
+    excluded: Count = 0
     worst: Worst | None = None
     explained: dict[str, Number] | None = None
     elided: dict[str, tuple[str, ...]] | None = None
@@ -249,9 +252,9 @@ class ErrorRecord(Record, frozen=True):
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None
-    slices: dict[str, int] | None = None
-    mismatched: int | None = None
-    rows: tuple[tuple[int, int], ...] | None = None
+    slices: dict[str, Count] | None = None
+    mismatched: Count | None = None
+    rows: tuple[tuple[Index, Index], ...] | None = None
     distribution: Distribution | None = None
     noise: Number | None = None
     missing: str | None = None
@@ -268,11 +271,11 @@ class PrefillDecodeRecord(Record, frozen=True):
 
     prompt: str
     against: Literal["prefill", "rescore"]
-    step: int
-    position: int
-    prefill_top1: int
-    decode_top1: int
-    f64_top1: int | None
+    step: Index
+    position: Index
+    prefill_top1: Index
+    decode_top1: Index
+    f64_top1: Index | None
     prefill_gap: Number
     decode_gap: Number
     f64_gap: Number | None
@@ -281,8 +284,8 @@ class PrefillDecodeRecord(Record, frozen=True):
     near_tie: bool | None
     kl: Number | None
     max_diff: Number | None
-    prefill_last_top1: int | None = None
-    decode0_top1: int | None = None
+    prefill_last_top1: Index | None = None
+    decode0_top1: Index | None = None
 
 
 class Look(Record, frozen=True, omit_defaults=False):
@@ -291,7 +294,7 @@ class Look(Record, frozen=True, omit_defaults=False):
     prompts: tuple[str, ...]
     phases: tuple[str, ...]
     points: tuple[str, ...]
-    layers: tuple[int, ...]
+    layers: tuple[Index, ...]
     accum: tuple[str, ...]
     weights: bool
     formula: bool = False

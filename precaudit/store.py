@@ -226,8 +226,22 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
     once(folder / "prompts.jsonl", (p.id for p in prompts))
     once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
+    for line, point in enumerate(points, 1):
+        _check_rows(f"{folder / 'points.jsonl'}:{line}", point)
     once(folder / "points.jsonl", ((p.prompt, p.phase, p.step, p.layer, p.point) for p in points))
     return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def _check_rows(where: str, p: PointRecord) -> None:
+    """Raise UserError where a tensor's positions are not one a row: nothing is made of a size that a line claims."""
+    along = "S" if p.axes[:1] == ("S",) else "T"
+    rows = p.shape[p.axes.index(along)] if along in p.axes and len(p.axes) == len(p.shape) else None
+    ranged = p.rows == "range"
+    if rows is None or (ranged and len(p.positions) != 2):
+        raise UserError(f"{where}: axes, shape and positions do not fit each other; the run was altered")
+    held = p.positions[1] - p.positions[0] if ranged else len(p.positions)
+    if held != rows:
+        raise UserError(f"{where}: {held} positions of {rows} rows; the run was altered")
 
 
 def once(path: Path, keys: Iterable[Hashable]) -> None:

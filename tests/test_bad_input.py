@@ -446,3 +446,74 @@ def test_nan_in_a_weight(model, tmp_path, capfd):
     assert "NaN" in out
     assert "Rounding accounts for all" not in out  # NaN never passes (docs/design.md §6)
     assert "exact" not in out
+
+
+# Numbers that claim more than there is
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("points.jsonl", lambda r: r.update(positions=[0, 10**12]), ["2147483647", "positions"]),
+        ("points.jsonl", lambda r: r.update(positions=[0, 2**31]), ["positions"]),
+        ("points.jsonl", lambda r: r.update(positions=[0, 2**30]), ["1073741824 positions of", "altered"]),
+        ("points.jsonl", lambda r: r.update(positions=[5, 5]), ["0 positions of", "altered"]),
+        ("points.jsonl", lambda r: r.update(positions=[]), ["do not fit", "altered"]),
+        ("points.jsonl", lambda r: r.update(shape=[10**15, *r["shape"][1:]]), ["shape"]),
+        ("points.jsonl", lambda r: r.update(layer=-1), ["layer"]),
+        ("points.jsonl", lambda r: r.update(step=2**63), ["step"]),
+        ("steps.jsonl", lambda r: r.update(position=-1), ["position"]),
+        ("steps.jsonl", lambda r: r.update(token=10**10), ["token"]),
+        ("prompts.jsonl", lambda r: r.update(tokens=[10**12]), ["tokens"]),
+    ],
+)
+def test_hostile_numbers_in_lines_are_refused_before_memory_is_spent(altered, refuses, file, change, words):
+    rows = [json.loads(line) for line in (altered / file).read_text().splitlines()]
+    change(rows[0])
+    (altered / file).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    raw = json.loads((altered / "run.json").read_text())
+    raw["hashes"][file] = store.file_hash(altered / file)
+    (altered / "run.json").write_text(json.dumps(raw))
+    refuses("compare", altered, words=[f"{file}:1", *words])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r: r["model"]["config"].update(context=10**12), ["context = 1000000000000"]),
+        (lambda r: r["model"]["config"].update(vocab=10**9), ["vocab = 1000000000"]),
+        (lambda r: r["model"]["config"].update(layers=10**6), ["layers = 1000000"]),
+        (lambda r: r["requested"].update(decode_steps=10**9), ["decode_steps = 1000000000"]),
+        (lambda r: r["requested"].update(decode_steps=10**12), ["decode_steps"]),
+        (lambda r: r["requested"].update(batch=-1), ["batch"]),
+        (lambda r: r["requested"].update(layers=[10**12]), ["layers"]),
+        (lambda r: r.update(schema=0), ["schema is 0"]),
+        (lambda r: r.update(schema=-3), ["schema is -3"]),
+    ],
+)
+def test_hostile_numbers_in_a_manifest_are_refused(altered, refuses, change, words):
+    raw = json.loads((altered / "run.json").read_text())
+    change(raw)
+    (altered / "run.json").write_text(json.dumps(raw))
+    refuses("compare", altered, words=["run.json", *words])
+
+
+def test_what_a_run_names_is_never_fetched(altered, monkeypatch, capfd):
+    """Weights by hub id that are not cached here: nothing asks the network, and what needs no weights is compared."""
+    import huggingface_hub
+
+    raw = json.loads((altered / "run.json").read_text())
+    raw["model"]["reference"] = "someone/model"
+    (altered / "run.json").write_text(json.dumps(raw))
+    asked = []
+
+    def download(name, local_files_only=False, **rest):
+        asked.append(local_files_only)
+        raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert run(["compare", str(altered)]) == 0
+    assert set(asked) == {True}
+    said = " ".join(capfd.readouterr().out.split())
+    assert "someone/model is not in the hub's cache here, and what a run names is not fetched" in said
+    assert "--model PATH" in said

@@ -26,8 +26,8 @@ from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
 
 HOSTILE = (
-    "a\n::add-mask::x\r::stop-commands::y \x1b]0;t\x07\x1b[2J\u202e ##[error]z <img src=x onerror=1> <!-- [l](javascript:1)"
-    " ![i](http://h/p.png) `c` | d | @someone #12 https://h www.h &lt; ***b*** \x00\x0b\x85\u2028 [red]m[/]"
+    "a\n::add-mask::x\r::stop-commands::y \x1b]0;t\x07\x1b[2J\u202e ##[error]z <img src=x onerror=1> [l](javascript:1)"
+    " <!-- ![i](http://h/p.png) `c` | d | @someone #12 https://h www.h &lt; ***b*** \x00\x0b\x85\u2028 [red]m[/]"
 )  # fmt: skip
 texts = st.text(max_size=60) | st.sampled_from([HOSTILE, "::error::", "##[x]", "- # 1. a", "]]>", "&#0;", "\ud800"[:0]])
 MARKDOWN = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")

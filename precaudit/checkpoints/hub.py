@@ -17,23 +17,35 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.match(name))
 
 
+def held(name: str) -> Path | None:
+    """Return the folder of a hub id's snapshot where it is cached whole; the network is not asked.
+
+    Raises UserError for a name the hub cannot hold.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        found = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise UserError(f"{name}: {error}") from None
+    return found if _whole(found) else None
+
+
 def snapshot(name: str) -> Path:
     """Return the folder of a hub id's snapshot; the network is asked only for what is not cached.
 
     Weights are fetched as safetensors alone: pickles are never opened. Raises UserError where it cannot be had.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repository, _, revision = name.partition("@")
-    try:
-        held = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
-        if _whole(held):
-            return held
-    except LocalEntryNotFoundError:
-        pass
-    except HFValidationError as error:
-        raise UserError(f"{name}: {error}") from None
+    if (found := held(name)) is not None:
+        return found
     try:
         return Path(
             snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=SPARE)

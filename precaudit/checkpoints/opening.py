@@ -12,7 +12,7 @@ from precaudit import configs
 from precaudit.checkpoints import orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
-from precaudit.checkpoints.hub import is_hub_id, snapshot
+from precaudit.checkpoints.hub import held, is_hub_id, snapshot
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.scaled import Scaled
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, check_tensors
@@ -65,6 +65,19 @@ def file_hashes(name: str) -> FileHashes:
     if path.is_dir() and (path / orbax_files.NAMES).is_file():
         return _orbax_hashes(path)
     return FileHashes((path,) if path.is_file() else tuple(_weight_files(path)))
+
+
+def recorded_source(reference: str) -> str:
+    """Return where a run's weights lie here, from what its run.json says; raises UserError where they do not.
+
+    A run may be someone else's: what it names is never fetched.
+    """
+    if Path(reference).expanduser().exists() or not is_hub_id(reference):
+        return reference
+    found = held(reference)
+    if found is None:
+        raise UserError(f"{reference} is not in the hub's cache here, and what a run names is not fetched")
+    return str(found)
 
 
 def _locate(name: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from precaudit.caching import cache_folder
-from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint
+from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
 from precaudit.comparison.cache_state import state_errors
 from precaudit.comparison.formula import formula_errors
 from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
@@ -161,7 +161,7 @@ def _absent(run: Run, options: Options) -> str:
     """
     record = run.record
     try:
-        hashes = file_hashes(options.model or record.model.reference)
+        hashes = file_hashes(options.model or recorded_source(record.model.reference))
     except UserError as error:
         if options.model is not None:
             raise
@@ -176,7 +176,7 @@ def _absent(run: Run, options: Options) -> str:
 
 
 def _checkpoint(run: Run, options: Options) -> Checkpoint:
-    opened = open_checkpoint(options.model or run.record.model.reference)
+    opened = open_checkpoint(options.model or recorded_source(run.record.model.reference))
     return opened.with_weights(run.record.policy["weights"])
 
 

@@ -7,6 +7,12 @@ import msgspec
 
 from precaudit.errors import UserError
 
+# The largest sizes read, some way above any published model's: a file that claims more is broken or hostile.
+MOST = {
+    "layers": 1 << 12, "width": 1 << 18, "heads": 1 << 14, "kv_heads": 1 << 14, "head_dim": 1 << 14,
+    "mlp_width": 1 << 20, "vocab": 1 << 23, "context": 1 << 30,
+}  # fmt: skip
+
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How RoPE's frequencies are stretched to longer contexts.
@@ -93,9 +99,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     renormalise: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab", "context"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"{name} = {getattr(self, name)} must be 1 to {most}")
+        if not 0 <= self.experts <= MOST["heads"]:
+            raise UserError(f"experts = {self.experts} must be 0 to {MOST['heads']}")
         if self.heads % self.kv_heads:
             raise UserError(f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads")
         if self.turned % 2 or not 0 < self.turned <= self.head_dim:

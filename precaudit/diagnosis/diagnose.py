@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precaudit.checkpoints import open_checkpoint
+from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.compare import Comparison, Options, compare
 from precaudit.comparison.forward import Tell
@@ -173,7 +173,8 @@ def _key(e: ErrorRecord) -> tuple[Any, ...]:
 
 def _model(recorded: Recorded, options: Options) -> Model:
     record = recorded.run.record
-    opened = open_checkpoint(options.model or record.model.reference).with_weights(record.policy["weights"])
+    where = options.model or recorded_source(record.model.reference)
+    opened = open_checkpoint(where).with_weights(record.policy["weights"])
     return Model(msgspec.convert(record.model.config, DecoderConfig), opened.tensors.read)
 
 

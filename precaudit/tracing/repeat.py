@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from precaudit.checkpoints import recorded_source
 from precaudit.errors import UserError
 from precaudit.points import POINTS
 from precaudit.policies import Policy
@@ -45,7 +46,7 @@ def repeat(
                 f"{before.folder}: not a run of the shipped decoder; precaudit.repeat(…, subject=…) takes it"
             )
         policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-        subject = load(record.model.reference, policy, device=device_kind(record.device))
+        subject = load(recorded_source(record.model.reference), policy, device=device_kind(record.device))
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of {before.folder}")
     prompts = [Prompt(id=p.id, tokens=p.tokens) for p in before.prompts.values()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from precaudit.checkpoints import Checkpoint, open_checkpoint
+from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
@@ -83,7 +83,7 @@ def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subje
     if record.program != "shipped":
         return None
     policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-    subject = load(model or record.model.reference, policy, None, device)
+    subject = load(model or recorded_source(record.model.reference), policy, None, device)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
     return subject
