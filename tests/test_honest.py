@@ -50,6 +50,14 @@ def test_a_tie_inside_what_was_handed_on_unrounded_passes(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
+def test_a_rounding_that_sums_move_across_a_tie_in_every_row_passes(tmp_path):
+    """Forty equal tokens round one element of mlp_out the other way: a whole channel is off by one ulp."""
+    path = next(t for t in TRAITS if t.name == "float32 weights").make(tmp_path / "model")
+    given = [p for p in prompts(250, 8) if "repeated" in p.id]
+    found = judged(tmp_path, load(str(path), "bf16", {"excess_precision": "off"}, "cpu"), given)
+    assert found.exit_code == 0, failures(found)
+
+
 def test_a_long_prompt_at_default_points_passes(tmp_path):
     """From some length on XLA:CPU multiplies the norm as it was before it was rounded: resid_in tells."""
     path = next(t for t in TRAITS if t.name == "massive activations").make(tmp_path / "model")

@@ -19,6 +19,7 @@ from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
+TIES = 2.0  # times u·|A||B|, that FP64 may be off a tie of a format below float32 for its rounding to go either way
 LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element; sums leave 0.1 to 0.5 of it on the whole
 
 
@@ -36,7 +37,8 @@ class Yardstick:
     """A recorded operation and what honest programs leave of it, all canonical [T, H, K] in FP64.
 
     ``allowed``: the componentwise bound; ``fused``: that of an emulation whose inputs were not rounded as recorded;
-    ``hidden``: what is masked [T, 1, S].
+    ``hidden``: what is masked [T, 1, S]. ``sums``: by how much float32 sums may be off where nothing else is rounded
+    before a result below float32 is; None elsewhere.
     """
 
     axes: str
@@ -48,12 +50,13 @@ class Yardstick:
     allowed: Array
     fused: Array | None = None
     hidden: Array | None = None
+    sums: Array | None = None
 
     def rows(self, some: slice) -> "Yardstick":
         """Return the yardstick of some rows."""
         cut = {name: getattr(self, name)[some] for name in ("positions", "candidate", "reference", "allowed")}
-        fused, hidden = (None if x is None else x[some] for x in (self.fused, self.hidden))
-        return replace(self, **cut, noise=self.noise.rows(some), fused=fused, hidden=hidden)
+        fused, hidden, sums = (None if x is None else x[some] for x in (self.fused, self.hidden, self.sums))
+        return replace(self, **cut, noise=self.noise.rows(some), fused=fused, hidden=hidden, sums=sums)
 
     def reading_unrounded(self, made: Array, rounded: Array) -> "Yardstick":
         """Return the yardstick of an emulation that reads an input as it was before it was rounded.
@@ -76,7 +79,7 @@ class Yardstick:
 
     def residue(self, emulated: Array) -> Residue:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
-        error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - emulated)
+        error, left = self._seen(self.candidate - self.reference), self._seen(self._left(emulated))
         reference = self._seen(self.reference)
         whole, worst, slices = excesses(left, self.noise, reference, self.positions, self.axes)
         heads = self.axes[-1] == "K" or self.axes == "HTS"
@@ -93,6 +96,16 @@ class Yardstick:
             componentwise=(number(parts[t, h, k]), own_index((t, h, k), self.axes)),
         )  # fmt: skip
         return Residue(found, scopes, slices)
+
+    def _left(self, emulated: Array) -> Array:
+        """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it."""
+        left: Array = self.candidate - emulated
+        if self.sums is None:
+            return left
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(left)
+            near = np.abs((self.candidate + emulated) / 2 - self.reference) <= self.sums
+            return np.where(near & (apart <= 2.02 * half_ulp(self.reference, self.dtype)), 0.0, left)
 
     def _seen(self, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
@@ -159,4 +172,5 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     return Yardstick(
         o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
         allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
+        sums=np.asarray(TIES * SINGLE * sizes) if u == SINGLE and dtype not in ("float32", "float64") else None,
     )  # fmt: skip
