@@ -10,6 +10,10 @@ import msgspec
 from precaudit.errors import UserError
 
 
+class NoTemplate(UserError):
+    """A chat prompt that the model's chat template, or a model without one, does not take."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """One turn of a chat."""
 
@@ -71,7 +75,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Any) -> tuple[str, tuple[int, ...]]
         try:
             text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates are the model's own programs and raise what they like
-            raise UserError(f"prompt {prompt.id!r}: the model's chat template does not take it: {error}") from None
+            reason = str(error).strip().splitlines()
+            raise NoTemplate(
+                f"prompt {prompt.id!r}: the model's chat template does not take it"
+                f" ({reason[0] if reason else type(error).__name__}); give it as text or as token ids: "
+                f'{{"id": "{prompt.id}", "tokens": [1, 2, 3]}}'
+            ) from None
         return str(text), tuple(tokenizer.encode(text, add_special_tokens=False))
     text = prompt.prompt or ""
     if not text.strip():

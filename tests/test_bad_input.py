@@ -187,7 +187,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 FAR, EXTRA = 10**9, {Q_NORM: {"dtype": "BF16", "shape": [32], "data_offsets": [0, 64]}}
 MODELS = {
     "no config": ("config.json", lambda _: None, ["config.json"]),
-    "architecture": ("config.json", fields(model_type="gpt2"), ["unknown architecture", "'gpt2'", "llama"]),
+    "architecture": ("config.json", fields(model_type="gpt2"), ["not supported", "'gpt2'", "gemma2, gemma3_text"]),
     "scaled RoPE": ("config.json", fields(rope_scaling=LLAMA3), ["rope_scaling", "llama3"]),
     "scaled RoPE, new style": ("config.json", fields(rope_parameters=LLAMA3), ["rope_parameters", "llama3"]),
     "sliding window": ("config.json", fields(sliding_window=128), ["sliding_window", "128"]),

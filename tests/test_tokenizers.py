@@ -1,6 +1,9 @@
 """Tokenizers of GGUF files against transformers' own conversion, on 200 strings a kind."""
 
+import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex, pre_tokenizers
@@ -8,7 +11,10 @@ from tokenizers import Regex, pre_tokenizers
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, from_gguf
+from precaudit.cli import run
 from precaudit.errors import UserError
+from precaudit.prompts import shipped_prompts
+from precaudit.tracing.subject import load
 
 PIECES = (
     "",
@@ -156,3 +162,46 @@ def test_user_defined_tokens_are_whole(smollm2):
 def test_a_broken_tokenizer_is_named():
     with pytest.raises(UserError, match=r"m\.gguf: the tokenizer cannot be read"):
         from_gguf({"general.architecture": "llama", "tokenizer.ggml.model": "llama"}, "m.gguf")
+
+
+REFUSES_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "left_out"),
+    [(None, ["p4_sys", "p5_ba"]), (REFUSES_SYSTEM, ["p4_sys"]), ("{{ nothing.there.is }}", ["p4_sys", "p5_ba"])],
+)
+def test_shipped_chats_a_model_takes_not_are_left_out_and_named(tmp_path, capfd, template, left_out):
+    """A base model has no chat template; some templates refuse a system role."""
+    source = Path(load("tiny", device="cpu").checkpoint.path)
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    for extra in folder.glob("chat_template*"):
+        extra.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | ({"chat_template": template} if template else {}))
+    )
+    arguments = [
+        "trace",
+        str(folder),
+        "-o",
+        str(tmp_path / "run"),
+        "--points",
+        "v",
+        "--layers",
+        "0",
+        "--phases",
+        "prefill",
+    ]
+    assert run(arguments) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left out: ")]
+    assert [line.split("'")[1] for line in said] == left_out
+    assert all("give it as text or as token ids" in line for line in said)
+    kept = [json.loads(line)["id"] for line in (tmp_path / "run" / "prompts.jsonl").read_text().splitlines()]
+    assert len(kept) == len(shipped_prompts()) - len(left_out)
+    assert run([*arguments, "--force", "--prompt", "p4_sys"]) == 2  # asked for by name, it is an error
+    assert "chat template does not take it" in capfd.readouterr().err

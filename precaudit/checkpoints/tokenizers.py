@@ -13,6 +13,7 @@ GGUF_PRETOKENIZERS = ("smollm", "qwen2", "gpt-2")
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+WITHOUT = 'prompts of token ids need none: --prompts FILE with lines {"id": "a", "tokens": [1, 2, 3]}'
 CONTROL_TOKEN, USER_TOKEN = 3, 4
 
 
@@ -27,7 +28,7 @@ def from_folder(folder: Path) -> Any:
     except Exception as error:  # the library raises many kinds for a broken file
         text = str(error).strip().splitlines()
         detail = text[0] if text else type(error).__name__
-        raise UserError(f"{folder}: the tokenizer files cannot be read: {detail}") from None
+        raise UserError(f"{folder}: the tokenizer files cannot be read ({detail}); {WITHOUT}") from None
 
 
 def from_gguf(metadata: dict[str, Any], where: str) -> Any:
@@ -45,7 +46,7 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
         pairs = [tuple(m.split(" ", 1)) for m in merges]
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     except Exception as error:
-        raise UserError(f"{where}: broken tokenizer metadata: {error}") from None
+        raise UserError(f"{where}: broken tokenizer metadata ({type(error).__name__}: {error}); {WITHOUT}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind != "qwen2")
     splits: dict[str, list[Any]] = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True)],
@@ -71,7 +72,9 @@ def _converted(metadata: dict[str, Any], where: str) -> Any:
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     except ImportError:
-        raise UserError(f"{where}: this tokenizer needs a newer transformers: pip install -U transformers") from None
+        raise UserError(
+            f"{where}: this tokenizer needs a newer transformers: pip install -U transformers, or {WITHOUT}"
+        ) from None
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -88,4 +91,4 @@ def _converted(metadata: dict[str, Any], where: str) -> Any:
         backend, _ = convert_gguf_tokenizer(str(metadata.get("general.architecture")), table)
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     except Exception as error:  # the library raises many kinds for broken metadata
-        raise UserError(f"{where}: the tokenizer cannot be read: {type(error).__name__}: {error}") from None
+        raise UserError(f"{where}: the tokenizer cannot be read ({type(error).__name__}: {error}); {WITHOUT}") from None

@@ -5,7 +5,7 @@ from math import log, sqrt
 from typing import Any
 
 from precaudit.configs.decoder import DecoderConfig, RopeScaling
-from precaudit.errors import UserError, nearest
+from precaudit.errors import UserError
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 Field = Callable[..., Any]
@@ -28,8 +28,8 @@ def from_gguf(
     """
     arch = meta.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        known = nearest(str(arch), ARCHITECTURES)
-        raise UserError(f"{where}: unknown architecture general.architecture = {arch!r}{known}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UserError(f"{where}: general.architecture = {arch!r} is not supported; supported are {known}")
 
     def field(name: str, default: Any = None) -> Any:
         value = meta.get(f"{arch}.{name}", default)

@@ -6,7 +6,7 @@ from math import log, sqrt
 from typing import Any
 
 from precaudit.configs.decoder import DecoderConfig, RopeScaling
-from precaudit.errors import UserError, nearest
+from precaudit.errors import UserError
 
 Raw = Mapping[str, Any]
 
@@ -233,7 +233,7 @@ def _mapped(raw: Raw) -> DecoderConfig:
     if family == "gemma3" and "text_config" in raw:
         raise UserError("a Gemma 3 with vision; only its text model (model_type gemma3_text) is supported")
     if not isinstance(family, str) or family not in SOURCES:
-        raise UserError(f"unknown architecture model_type = {family!r}{nearest(str(family), FAMILIES)}")
+        raise UserError(f"model_type = {family!r} is not supported; supported are {', '.join(sorted(SOURCES))}")
     source = SOURCES[family]
     _refuse_unmapped(raw, source)
     _check_quantisation(raw.get("quantization_config"))

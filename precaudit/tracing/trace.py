@@ -12,7 +12,7 @@ from precaudit.errors import UserError
 from precaudit.formats import widen
 from precaudit.points import present, support
 from precaudit.policies import fused
-from precaudit.prompts import Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
+from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
 from precaudit.store import Run, RunWriter, check_space, open_run, prepare_folder
@@ -60,7 +60,7 @@ def trace(
     subject = load(subject) if isinstance(subject, str) else subject
     select, options, progress = select or Selection(), options or Options(), progress or Progress()
     folder = Path(output)
-    found, forced, requested = _request(subject, prompts, select, options)
+    found, forced, requested = _request(subject, prompts, select, options, progress.say)
     lengths = [len(p.tokens) for p in found]
     size = predicted_bytes(requested, subject.config, subject.policy, lengths)
     progress.say(_announcement(subject, found, requested, size))
@@ -98,7 +98,11 @@ def _run_all(session: Session, prompts: list[PromptRecord], requested: Requested
 
 
 def _request(
-    subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, options: Options
+    subject: Subject,
+    prompts: Path | str | Sequence[Prompt] | None,
+    select: Selection,
+    options: Options,
+    say: Callable[[str], None],
 ) -> tuple[list[PromptRecord], dict[str, Sequence[int]], Requested]:
     if options.decode_steps < 0 or options.batch < 1:
         raise UserError("--decode-steps must be at least 0 and --batch at least 1")
@@ -108,7 +112,7 @@ def _request(
     if options.tokens_from is not None:
         found, forced, steps = _given(open_run(options.tokens_from), select, options)
     else:
-        found = _encoded(subject, prompts, select)
+        found = _encoded(subject, prompts, select, say)
     more = 0 if select.phases == ("prefill",) else steps
     for p in found:
         given = forced.get(p.id, ())
@@ -137,7 +141,9 @@ def _request(
     return found, forced, requested
 
 
-def _encoded(subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection) -> list[PromptRecord]:
+def _encoded(
+    subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, say: Callable[[str], None]
+) -> list[PromptRecord]:
     if prompts is None:
         listed = shipped_prompts()
     elif isinstance(prompts, Path | str):
@@ -146,10 +152,15 @@ def _encoded(subject: Subject, prompts: Path | str | Sequence[Prompt] | None, se
         listed = list(prompts)
     wanted = choose_prompts(select.prompts, [p.id for p in listed])
     found = []
-    for prompt in listed:
-        if prompt.id in wanted:
+    for prompt in (p for p in listed if p.id in wanted):
+        try:
             text, tokens = encode_prompt(prompt, None if prompt.tokens is not None else subject.tokenizer)
-            found.append(PromptRecord(id=prompt.id, text=text, tokens=tokens))
+        except NoTemplate as error:
+            if prompts is not None or select.prompts is not None:
+                raise
+            say(f"left out: {error}")  # shipped prompts are for models of every kind
+            continue
+        found.append(PromptRecord(id=prompt.id, text=text, tokens=tokens))
     return found
 
 
