@@ -55,7 +55,8 @@ def traced(folder: Path, subject: Subject, texts: tuple[str, ...] = (TEXT,), ste
     prompts = [Prompt(id=name, prompt=text) for name, text in zip("abcd", texts, strict=False)]
     with placed():
         run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=steps, batch=len(texts)))
-        return diagnose(run, options=CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
+        # a selection: findings alone, no shares in logits, no remedies
+        return diagnose(run, select, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
 def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
