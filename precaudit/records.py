@@ -54,7 +54,7 @@ class StepRecord(Record, frozen=True):
 
     prompt: str
     phase: str
-    step: Index
+    step: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
     position: Index
     token: Index
     top_ids: tuple[Index, ...]

@@ -462,6 +462,7 @@ def test_nan_in_a_weight(model, tmp_path, capfd):
         ("points.jsonl", lambda r: r.update(shape=[10**15, *r["shape"][1:]]), ["shape"]),
         ("points.jsonl", lambda r: r.update(layer=-1), ["layer"]),
         ("points.jsonl", lambda r: r.update(step=2**63), ["step"]),
+        ("steps.jsonl", lambda r: r.update(step=-(2**40)), ["step"]),
         ("steps.jsonl", lambda r: r.update(position=-1), ["position"]),
         ("steps.jsonl", lambda r: r.update(token=10**10), ["token"]),
         ("prompts.jsonl", lambda r: r.update(tokens=[10**12]), ["tokens"]),
