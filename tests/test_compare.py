@@ -17,7 +17,7 @@ from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, ca
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
-from precaudit.policies import load_policy
+from precaudit.policies import load_policy, on_device
 from precaudit.prompts import Prompt
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
 from precaudit.selection import Selection
@@ -225,14 +225,14 @@ def test_a_setting_without_emulation_is_unknown_not_unexplained(tmp_path):
 
 def test_float32_products_are_emulated_where_they_are_float32_products():
     fp32, best, bf16 = (load_policy(name) for name in ("fp32", "fp32-highest", "bf16"))
-    for device in ("tpu", "gpu"):
-        told = not_emulated(fp32, "q", False, device)
-        assert told == f"float32 products at matmul = default on {device}"
-        assert not_emulated(replace(bf16, probs="float32"), "attn_out", False, device)
-        assert not_emulated(load_policy("fp32-cast-decode"), "scores", True, device)
+    told = not_emulated(on_device(fp32, "gpu"), "q", False, "gpu")
+    assert told == "float32 products at matmul = default on gpu"
+    assert not_emulated(replace(bf16, probs="float32"), "attn_out", False, "gpu")
+    assert not_emulated(load_policy("fp32-cast-decode"), "scores", True, "gpu")
     quiet = [
         (fp32, "q", "cpu"),
-        (best, "q", "tpu"),
+        (on_device(fp32, "tpu"), "q", "tpu"),
+        (on_device(best, "tpu"), "q", "tpu"),
         (bf16, "q", "tpu"),
         (fp32, "probs", "tpu"),
         (fp32, "attn_norm", "gpu"),

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +34,7 @@ from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.points import POINTS
-from precaudit.policies import Policy
+from precaudit.policies import recorded_policy
 from precaudit.records import (
     ErrorRecord,
     Look,
@@ -184,7 +184,7 @@ def _compute(
     recorded: Recorded, look: Look, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Tell
 ) -> Found:
     run = recorded.run
-    policy = Policy(**{f.name: run.record.policy[f.name] for f in fields(Policy)})
+    policy = recorded_policy(run.record)
     config = msgspec.convert(run.record.model.config, DecoderConfig)
     model = Model(config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
     truth, problem = None, "weights"

@@ -17,6 +17,7 @@ from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.points import POINTS
 from precaudit.policies import Policy
@@ -150,7 +151,8 @@ def emulate(truth: Truth, model: Model, recorded: Recorded, policy: Policy, dot:
     n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in truth.distinct]
     for pooled in (truth.noise, truth.decoded, truth.kl, truth.decoded_kl):
         pooled.clear()
-    plain, decode = (replace(of_policy(policy, d), dot=dot) for d in (False, True))
+    declared = (of_policy(policy, d) for d in (False, True))
+    plain, decode = (replace(r, dot=summed(r.dot, dot)) for r in declared)
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
     passes: list[tuple[Pool, Decoding | None]] = [(Pool(truth, model.config, truth.noise, truth.kl), None)]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):

@@ -17,6 +17,7 @@ from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.passes import PRESETS
 from precaudit.numpy_decoder.rounding import (
     FP64,
     Rounding,
@@ -130,7 +131,8 @@ def local_errors(
 def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
     """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None.
 
-    Below the highest precision a TPU multiplies float32 in one or three bfloat16 passes, a GPU in TF32.
+    ``policy``: as its device makes it (``policies.on_device``). A GPU may multiply float32 in TF32 below the highest
+    precision.
     """
     inside = {
         "norm": ("attn_norm", "mlp_norm", "final_norm"), "rope": ("q", "k"), "softmax": ("probs", "attn_out"),
@@ -143,7 +145,7 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
     factors = (policy.probs, policy.activations) if point == "attn_out" else (policy.activations,)
     if decode and policy.decode_attention == "float32" and point in ("scores", "attn_out"):
         factors = ("float32",)
-    exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32")
+    exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
     if point not in NO_SUM and "float32" in factors and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
     return None

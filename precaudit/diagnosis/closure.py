@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
 from statistics import median
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical, norm, ratio
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy
-from precaudit.policies import Policy
+from precaudit.policies import Policy, recorded_policy
 from precaudit.records import ErrorRecord, value
 
 LOOKED_AT = 12  # operations of a format made again without excess precision
@@ -36,7 +35,7 @@ class Closure(NamedTuple):
 
 def closure(recorded: Recorded, model: Model, errors: Sequence[ErrorRecord]) -> list[Closure]:
     """Return the closure of local records by format of the output."""
-    policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
+    policy = recorded_policy(recorded.run.record)
     groups: dict[str, list[ErrorRecord]] = defaultdict(list)
     for e in errors:
         if e.kind == "local" and e.unexplained is not None and e.dtype is not None:

@@ -1,7 +1,7 @@
 """The verb ``diagnose``: the cause of every local error and state that honest rounding does not make."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from precaudit.limits import default_limits
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
 from precaudit.points import POINTS
-from precaudit.policies import Policy
+from precaudit.policies import recorded_policy
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
@@ -292,7 +292,7 @@ def _replay(
 ) -> tuple[Replay, Array, Array, bool, Operation] | None:
     """Replay the operation behind a verdict; return its positions, the verdict's rows, if inputs are finite, and it."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
-    policy = Policy(**{f.name: recorded.run.record.policy[f.name] for f in fields(Policy)})
+    policy = recorded_policy(recorded.run.record)
     for part in parts(recorded, place):
         if v.step in [step for step, _ in part.steps]:
             operation = prepare(recorded, model, place, part)

@@ -12,6 +12,7 @@ import numpy as np
 from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import (
     Rounding,
     elisions,
@@ -38,7 +39,7 @@ def ensemble(point: str, config: DecoderConfig, policy: Policy, base: Rounding, 
     """
     if dtype in ("float32", "float64"):
         orders = (one_by_one, backwards, single_precision_dot)
-        return [replace(in_single(redrawn(base, i), i), dot=dot) for i, dot in enumerate(orders)]
+        return [replace(in_single(redrawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders)]
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
     return [*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS))]
 

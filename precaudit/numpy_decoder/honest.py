@@ -15,7 +15,8 @@ from precaudit.numpy_decoder.accumulation import accumulating, pairwise
 from precaudit.numpy_decoder.ensemble import backwards
 from precaudit.numpy_decoder.model import Attend, Softmax
 from precaudit.numpy_decoder.operators import attend, exponentials, hide, softmax
-from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.numpy_decoder.passes import in_passes
+from precaudit.numpy_decoder.rounding import Rounding, single_precision_dot
 
 Dot = Callable[[Array, Array], Array]
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
@@ -80,7 +81,11 @@ def _orders() -> Iterator[Form]:
     for chunk in CHUNKS:
         says = f"sums are truncated to float32 every {chunk} terms, as a matrix unit does"
         yield Form(f"sums in float32, truncated every {chunk}", says, dot=partial(truncated, chunk), doubt=DOUBT)
-    yield Form("products in six bfloat16 passes", "float32 operands are three bfloat16 parts each", dot=six_passes)
+    yield Form(
+        "products in six bfloat16 passes",
+        "float32 operands are three bfloat16 parts each",
+        dot=partial(in_passes, 6, single_precision_dot),
+    )
 
 
 def truncated(chunk: int, a: Array, b: Array) -> Array:
@@ -94,22 +99,6 @@ def truncated(chunk: int, a: Array, b: Array) -> Array:
         near = exact.astype(np.float32)
         total = np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0)), near).astype(np.float64)
     return total
-
-
-def six_passes(a: Array, b: Array) -> Array:
-    """Return a · b of float32 operands as the six largest products of three bfloat16 parts each, summed in float32."""
-    narrow = rounder("bfloat16")
-
-    def parts(x: Array) -> list[Array]:
-        first = narrow(x)
-        second = narrow(x - first)
-        return [first, second, narrow(x - first - second)]
-
-    left, right = parts(a), parts(b)
-    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
-    for i, j in ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0)):
-        total += left[i].astype(np.float32) @ right[j].astype(np.float32)
-    return total.astype(np.float64)
 
 
 def _divided(rounded: bool, s: Array, positions: Array, window: int | None, r: Rounding) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, identity, rounder
+from precaudit.numpy_decoder.passes import products
 from precaudit.policies import Policy
 
 Place = Callable[[Array], Array]
@@ -125,6 +126,8 @@ def inner_places(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ..
 def of_policy(policy: Policy, decode: bool = False) -> Rounding:
     """Return the roundings ``policy`` declares; ``decode`` for attention over the cache.
 
+    Its ``matmul`` is that of the device (``policies.on_device``).
+
     float32 inside norms, RoPE and softmax is 2^16 times finer than a bfloat16 result and is not emulated there.
     """
     activations = rounder(policy.activations)
@@ -150,6 +153,7 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         silu=rounder(policy.mlp),
         mlp_act=activations,
         logits=rounder(policy.logits),
+        dot=products(policy.matmul),
     )
 
 

@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from precaudit.errors import UserError, nearest
 from precaudit.formats import ALIASES, parse_format
@@ -59,6 +60,27 @@ WORDS = {
     "excess_precision": ("platform", "off"),
     "decode_attention": ("as-prefill", "float32"),
 }
+
+
+def on_device(policy: Policy, device: str) -> Policy:
+    """Return the policy with ``matmul`` as a kind of device (cpu, gpu, tpu) makes it.
+
+    XLA:CPU takes every setting and multiplies in float32 (docs/design.md §7). A TPU's ``default``, ``high`` and
+    ``highest`` are one, three and six bfloat16 passes (JAX's ``lax.Precision``). A GPU's ``default`` may be TF32, of
+    which there is no emulation: it stays as it is.
+    """
+    if device == "cpu":
+        return replace(policy, matmul="highest")
+    passes = {"default": "BF16_BF16_F32", "high": "BF16_BF16_F32_X3", "highest": "BF16_BF16_F32_X6"}
+    return replace(policy, matmul=passes.get(policy.matmul, policy.matmul)) if device == "tpu" else policy
+
+
+def recorded_policy(record: Any) -> Policy:
+    """Return the policy of a run, from its run.json, as its device made it."""
+    from precaudit.records import device_kind
+
+    declared = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+    return on_device(declared, device_kind(record.device))
 
 
 def fused(policy: Policy) -> bool:
