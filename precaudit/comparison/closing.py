@@ -166,11 +166,12 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32
     summed = sizes if u == SINGLE else canonical(o.magnitude(SINGLE), o.axes)
     summed = SINGLE * (summed if hidden is None else np.where(hidden, 0.0, summed))
-    part = LEAST if dtype in ("float32", "float64") else 1.0
-    noise = replace(noise, power=noise.power + (part * summed) ** 2)
+    wide = dtype in ("float32", "float64")
+    once = u == SINGLE and not wide
+    noise = replace(noise, power=noise.power + ((LEAST if wide else 1.0) * summed) ** 2)
     unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
     return Yardstick(
         o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
         allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
-        sums=np.asarray(TIES * SINGLE * sizes) if u == SINGLE and dtype not in ("float32", "float64") else None,
+        sums=np.asarray(TIES * SINGLE * sizes) if once else None,
     )  # fmt: skip
