@@ -64,7 +64,10 @@ def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
     found = traced(
         folder, mistake.subject(MIDDLE if layers == "middle" else None), mistake.prompts, mistake.steps
     ).findings
-    wanted = (mistake.point, mistake.kind, mistake.cause or "none reproduces it")
+    cause = mistake.cause or "none reproduces it"
+    if found and mistake.seen_by is not None and found[0].cause == mistake.seen_by:
+        cause = mistake.seen_by
+    wanted = (mistake.point, mistake.kind, cause)
     if not found:
         return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0, mistake.at)
     f: Finding = found[0]

@@ -49,7 +49,8 @@ class Mistake:
 
     ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
     is announced. ``phases``: where it is made. ``model``: what is loaded for a faulty layer.
-    ``at``: the first faulty layer of a ``whole`` one. ``prompts`` run in one batch, ``steps`` after decode0.
+    ``at``: the first faulty layer of a ``whole`` one. ``prompts`` run in one batch, ``steps`` after decode0. ``seen_by``:
+    the same cause as another prompt has it.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Mistake:
     at: int | None = None
     prompts: tuple[str, ...] = (TEXT,)
     steps: int = 2
+    seen_by: str | None = None
 
     def subject(self, layer: int | None) -> Subject:
         """Return tiny with the mistake in one layer or in all (None); ``whole`` ones change the subject itself."""
@@ -473,9 +475,9 @@ MISTAKES = (
     ),
     M(
         "prompts' rows exchanged", "attend", exchanged(attend), "attn_out", "state", "row of prompt b",
-        prompts=(TEXT, OTHER),
+        prompts=(TEXT, OTHER), seen_by="row of prompt a",
     ),
-    M("values × 1.02 in batches", "attend", in_batches(1.02, attend), "attn_out", "semantics", None,
+    M("values × 1.02 in batches", "attend", in_batches(1.02, attend), "attn_out", "semantics", "× 1.02",
       prompts=(TEXT, OTHER)),
     M("KV cache in fp8", "cache_read", cache_in_fp8, "k_cache", "format", "cache in float8_e4m3fn", phases=D),
     M("cache reads zeros", "cache_read", zeros_read, "k_cache", "state", "rows not written", phases=D),

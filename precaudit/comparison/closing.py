@@ -19,6 +19,8 @@ from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
+UNROUNDED = 0.9  # share of an error that an input read unrounded must explain
+SOME = 0.5  # of what rounding an input moves a result by, that ties where it was made may
 TIES = 2.0  # times u·|A||B|, that FP64 may be off a tie of a format below float32 for its rounding to go either way
 LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element; sums leave 0.1 to 0.5 of it on the whole
 
@@ -62,11 +64,13 @@ class Yardstick:
         """Return the yardstick of an emulation that reads an input as it was before it was rounded.
 
         ``made``, ``rounded``: what it makes of the input unrounded and rounded [T, H, K]. What made the input rounds
-        itself, and a rounding that falls the other way there moves it by as much as rounding it would: that is noise.
+        itself, and a rounding that falls the other way there moves it by some of what rounding it would: that is noise,
+        if nearly all of the error is explained so. Where it is not, nothing says that the input was read unrounded.
         """
-        if self.fused is None:
+        error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - made)
+        if self.fused is None or norm(left) ** 2 > (1 - UNROUNDED) * norm(error) ** 2:
             return self
-        shift = np.clip(self._seen(made - rounded), -self.fused, self.fused)
+        shift = np.clip(SOME * self._seen(made - rounded), -self.fused, self.fused)
         noise = self.noise.doubting(shift, self._seen(self.reference))
         return replace(self, allowed=self.fused, noise=noise)
 
