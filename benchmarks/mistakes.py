@@ -49,8 +49,8 @@ class Mistake:
 
     ``point``, ``kind``, ``cause``: what diagnosis must find first; ``cause`` None: none reproduces it. ``policy``: what
     is announced. ``phases``: where it is made. ``model``: what is loaded for a faulty layer.
-    ``at``: the first faulty layer of a ``whole`` one. ``prompts`` run in one batch, ``steps`` after decode0. ``seen_by``:
-    the same cause as another prompt has it.
+    ``at``: the first faulty layer of a ``whole`` one. ``prompts`` run in one batch, ``steps`` after decode0.
+    ``seen_by``: the same cause as another prompt has it.
     """
 
     name: str

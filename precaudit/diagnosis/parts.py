@@ -68,13 +68,14 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
 def _factor(c: Array, y: Array, roundoff: float) -> float:
     """Return the factor on y that comes nearest to c, of the fewest digits within three standard errors.
 
-    Or a tenth of a rounding: those that are kept inside an operation are not independent.
+    Or one rounding: a factor on a weight is rounded with it, and roundings inside an operation are not independent. A
+    factor of 1 is none.
     """
     power = float((y * y).sum())
     x = float((c * y).sum()) / power if power else float("nan")
     error = float(((c - x * y) ** 2).sum()) / max(int((y != 0).sum()) - 1, 1)
-    near = max(3 * (error / power) ** 0.5 if power else 0.0, 0.1 * roundoff * abs(x))
-    return next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near), x)
+    near = max(3 * (error / power) ** 0.5 if power else 0.0, roundoff * abs(x))
+    return next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s != 1), x)
 
 
 def _some(scope: str, at: Array, hit: Array, factors: Array, one: float) -> Iterator[Scaled]:

@@ -229,8 +229,9 @@ def replay(
         named = _after(whole, announced, [*rest, *known], probs)
         tried += [] if named is None else [named]
     if named is None:
-        tried += [whole.tried(v, floor) for v in _parts_of(whole)]
-        named = _confirmed(whole, part, tried)
+        scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
+        tried += scaled
+        named = _simplest(scaled) or _confirmed(whole, part, tried)
     ordered = sorted(tried, key=lambda t: (-t.explained, t is not first))
     return Replay(tuple(ordered), first, named, left, emulated, whole.yardstick.candidate, whole.yardstick.reference)
 
@@ -328,6 +329,11 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
     yield from scaled_parts(at, whole.axes, clean, emulated, roundoff)
 
 
+def _simplest(parts: Sequence[Tried]) -> Tried | None:
+    """Return the first part that leaves next to nothing: more factors always leave less."""
+    return next((t for t in parts if t.badness <= POOR), None)
+
+
 def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: Array) -> Tried | None:
     """Return what explains attention's second product, made from the recorded probabilities, on all rows."""
     bench = replace(whole, inputs=replace(whole.inputs, probs=probs), others=())
@@ -335,5 +341,9 @@ def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: A
     first, emulated = bench.tried(announced, 1.0), bench.nearest(announced)
     if first.closes:
         return None
-    tried = [bench.tried(v, max(first.explained, 0.0)) for v in (*others, *_keys(bench, emulated), *_parts_of(bench))]
-    return _confirmed(bench, bench, tried)
+    floor = max(first.explained, 0.0)
+    tried = [bench.tried(v, floor) for v in (*others, *_keys(bench, emulated))]
+    if (named := _confirmed(bench, bench, tried)) is not None:
+        return named
+    scaled = [bench.tried(v, floor) for v in _parts_of(bench)]
+    return _simplest(scaled) or _confirmed(bench, bench, scaled)
