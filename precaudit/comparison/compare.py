@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from precaudit.caching import cache_folder
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
@@ -92,6 +93,7 @@ class Options:
     formula: bool = False
 
 
+@np.errstate(all="ignore")  # what is not finite has its own status
 def compare(
     run: Run | Path | str,
     against: Path | str | None = None,

@@ -71,6 +71,7 @@ class Diagnosis:
         return 1 if self.findings else 3 if self.unknown or not self.judged else 0
 
 
+@np.errstate(all="ignore")  # what is not finite has its own status
 def diagnose(
     run: Run | Path | str,
     select: Selection | None = None,

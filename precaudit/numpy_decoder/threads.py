@@ -48,11 +48,20 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Call ``function(*job)`` for every job on the pool; the first exception is raised here."""
+    """Call ``function(*job)`` for every job on the pool; the first exception is raised here.
+
+    NumPy's error state is the caller's.
+    """
     todo = list(jobs)
     if len(todo) <= 1:
         return [function(*job) for job in todo]
-    return list(_pool().map(lambda job: function(*job), todo))
+    state = np.geterr()
+
+    def one(job: tuple[Any, ...]) -> Any:
+        with np.errstate(**state):
+            return function(*job)
+
+    return list(_pool().map(one, todo))
 
 
 def row_ranges(n: int) -> list[tuple[int, int]]:

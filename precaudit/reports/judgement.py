@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 
 from precaudit.judging.gate import Judgement, place_text
 from precaudit.judging.verdicts import LAST, Verdict
@@ -48,7 +49,7 @@ def message(v: Verdict) -> str:
         text += f" {value(v.value):.0f} elements are NaN or infinite"
     elif v.metric and v.value is not None and v.limit is not None:
         text += f" {v.metric} {value(v.value):.3g} at {_at(v)}, limit {value(v.limit):.3g}"
-    if v.rel_l2 is not None and v.explained is not None:
+    if v.rel_l2 is not None and v.explained is not None and isfinite(value(v.explained)):
         text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
     if v.worst is not None:
         w = v.worst

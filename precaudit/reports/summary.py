@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 
 from precaudit.comparison.attribution import Attribution, attribute
@@ -152,12 +153,16 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     e, a = min(left, key=lambda pair: (last if pair[0].layer is None else pair[0].layer, ORDER[pair[0].point]))
     where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
     worst = e.worst
-    values = f"; worst element {list(worst.index)}: {worst.candidate:.6g}, FP64 {worst.reference:.6g}" if worst else ""
+    values = ""
+    if worst is not None:
+        pair = f"{value(worst.candidate):.6g}, FP64 {value(worst.reference):.6g}"
+        values = f"; worst element {list(worst.index)}: {pair}"
     best = "the best emulation" if a.name == "none of these" else a.name
+    known = isfinite(a.share) and isfinite(a.left_u)
+    explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
     return (
         f"{len(left)} of {len(rows)} local errors are more than rounding. First: {where} ({place_text(e)}): "
-        f"{value(e.rel_l2):.1e} off, {best} explains {100 * a.share:.0f} %, "
-        f"{a.left_u:.1f} u left{values}.{tail}"
+        f"{value(e.rel_l2):.1e} off{explained}{values}.{tail}"
     )
 
 

@@ -1,0 +1,71 @@
+"""One weight that is NaN or infinite, through every command and report: said as what it is, never a pass or a crash."""
+
+import json
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from precaudit.cli import run
+from precaudit.tracing.subject import load
+
+WEIGHT = "model.layers.2.self_attn.v_proj.weight"
+
+
+@pytest.fixture(scope="module", params=["nan", "inf"])
+def broken(request, tmp_path_factory):
+    """The bundled model with one such weight, and a run of it at every point."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = Path(shutil.copytree(load("tiny", device="cpu").checkpoint.path, folder / "model"))
+    tensors = {name: np.array(x) for name, x in load_file(model / "model.safetensors").items()}
+    tensors[WEIGHT][3, 5] = ml_dtypes.bfloat16(request.param)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    arguments = [
+        "--text",
+        "def f(x):\n    return x",
+        "--points",
+        "all",
+        "--decode-steps",
+        "1",
+        "-o",
+        str(folder / "run"),
+    ]
+    assert run(["trace", str(model), *arguments]) == 0
+    return model, folder / "run", folder
+
+
+def said(capfd, *arguments):
+    code = run([str(a) for a in arguments])
+    out, err = capfd.readouterr()
+    assert code != 70, err
+    assert "Traceback" not in out + err
+    for word in ("explains nan", "explains -inf", "explains inf"):
+        assert word not in out + err, word
+    return code, " ".join((out + err).split())
+
+
+def test_every_command_says_what_is_not_finite(broken, capfd):
+    model, traced, folder = broken
+    code, text = said(capfd, "compare", traced)
+    assert (code, (traced / "report.md").is_file()) == (0, True)
+    assert "1 values that are NaN or infinite" in text
+    assert "records hold NaN or infinities; first: layer 2 v" in text
+    assert said(capfd, "report", traced)[0] == said(capfd, "report", traced, "-v")[0] == 0
+    assert said(capfd, "compare", traced, "--json")[0] == 0
+    code, text = said(capfd, "gate", traced, "--junit", folder / "g.xml", "--markdown", folder / "g.md", "--github")
+    assert code == 1
+    assert "elements are NaN or infinite" in text
+    assert (folder / "g.xml").is_file()
+    assert (folder / "g.md").is_file()
+    code, text = said(capfd, "diagnose", traced)
+    assert code == 1
+    assert "layer 2" in text
+    assert said(capfd, "diagnose", traced, "-v")[0] == 1
+    code, text = said(capfd, "baseline", traced, "-o", folder / "b.jsonl")
+    assert (code, (folder / "b.jsonl").exists()) == (2, False)
+    assert "not finite" in text
+    assert said(capfd, "models", "--check", model)[0] == 1
+    json.loads((traced / "compare.json").read_text())
