@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -233,15 +234,16 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
 
 
 def _check_rows(where: str, p: PointRecord) -> None:
-    """Raise UserError where a tensor's positions are not one a row: nothing is made of a size that a line claims."""
-    along = "S" if p.axes[:1] == ("S",) else "T"
-    rows = p.shape[p.axes.index(along)] if along in p.axes and len(p.axes) == len(p.shape) else None
-    ranged = p.rows == "range"
-    if rows is None or (ranged and len(p.positions) != 2):
-        raise UserError(f"{where}: axes, shape and positions do not fit each other; the run was altered")
+    """Raise UserError where a line claims more positions than its tensor has elements, or none.
+
+    Nothing is made of a size that a line claims; a shape that is not the point's is another matter, and judged.
+    """
+    ranged, size = p.rows == "range", prod(p.shape)
+    if ranged and len(p.positions) != 2:
+        raise UserError(f"{where}: {len(p.positions)} positions are no range; the run was altered")
     held = p.positions[1] - p.positions[0] if ranged else len(p.positions)
-    if held != rows:
-        raise UserError(f"{where}: {held} positions of {rows} rows; the run was altered")
+    if not min(size, 1) <= held <= size:
+        raise UserError(f"{where}: {held} positions of {size} elements; the run was altered")
 
 
 def once(path: Path, keys: Iterable[Hashable]) -> None:

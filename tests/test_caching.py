@@ -115,7 +115,7 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     computed = []
     monkeypatch.setattr(
         "precaudit.comparison.compare._compute",
-        lambda *a, real=compare.__globals__["_compute"]: computed.append(1) or real(*a),
+        lambda *a, real=compare.__wrapped__.__globals__["_compute"]: computed.append(1) or real(*a),
     )
     compare(made, options=options)
     assert not computed
@@ -180,7 +180,7 @@ def test_many_threads_may_write_one_reference(tmp_path):
 def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     made = recorded(tmp_path, (TEXT, "import os", TEXT, TEXT))
     sequences = []
-    real = compare.__globals__["establish"].__globals__["forward"]
+    real = compare.__wrapped__.__globals__["establish"].__globals__["forward"]
 
     def counted(model, given, *rest):
         sequences.append(len(given))
