@@ -124,3 +124,14 @@ def test_readme_commands_exist():
         known = {o for p in command.params for o in p.opts}
         for option in re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", line[1]):
             assert option in known, (line[0], option)
+
+
+def test_nothing_large_is_committed():
+    """Caches and runs stay out: the largest file is the bundled model."""
+    if not (ROOT / ".git").exists():
+        return  # a source archive
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    sizes = {name: (ROOT / name).stat().st_size for name in names.split("\0") if name and (ROOT / name).is_file()}
+    assert max(sizes.values()) <= 4e6
+    assert sum(sizes.values()) <= 20e6
+    assert not [name for name in sizes if name.startswith(("refs/cache/", "traces/runs/")) and ".gitkeep" not in name]
