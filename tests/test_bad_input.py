@@ -288,6 +288,23 @@ def test_run_that_is_there_needs_force(altered, refuses):
     assert [p.name for p in (altered / "tensors").iterdir()] == [Path(PREFILL).name]
 
 
+def test_a_trace_killed_while_it_replaces_a_run_locks_nobody_out(altered, monkeypatch, capfd):
+    """Cut off between removing the old run and writing the new run.json, with a part of it or without."""
+    again = quick("tiny", "-o", altered, "--force", "--points", "v")
+    for place in ("shutil.rmtree", "RunWriter"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"precaudit.store.{place}" if place != "RunWriter" else "precaudit.tracing.trace.RunWriter",
+                          Mock(side_effect=KeyboardInterrupt))  # fmt: skip
+            assert run(again) == 130
+        assert not (altered / "run.json").exists()
+        (altered / "tensors").mkdir(parents=True, exist_ok=True)
+        (altered / ".run.json.1234.part").write_text("{")
+        assert run(quick("tiny", "-o", altered)) == 2
+        assert "--force to replace what a run that was cut off left" in capfd.readouterr().err
+        assert run(again) == 0
+    assert store.open_run(altered).record.requested.points == ("v",)
+
+
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("names", [["thesis.txt"], ["run.json"], ["run.json", "thesis.txt"]])
 def test_foreign_files_are_never_replaced(names, force, tmp_path, refuses):

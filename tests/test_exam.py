@@ -10,6 +10,7 @@ from benchmarks.absences import ABSENCES, against_baseline, between_runs
 from benchmarks.absences import judged as judged_altered
 from benchmarks.injection import COUNTS, into_files, into_program
 from benchmarks.injection import record as record_exam
+from benchmarks.mistakes import MISTAKES, TEXT, placed
 from benchmarks.rewrites import REWRITES
 from precaudit.audit import init
 from precaudit.comparison.compare import Options, compare
@@ -17,7 +18,10 @@ from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import cache_write, rms_norm
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
+from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
 from tests.programs import record
 
 
@@ -125,3 +129,15 @@ def test_init_writes_once(tmp_path):
     assert {p.name for p in init(tmp_path)} == {"precaudit.toml", "budgets.toml", "precaudit.yml"}
     with pytest.raises(Exception, match="nothing was written"):
         init(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sums in fp16", "logits in bf16"])
+def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
+    """Noise is wider for an input that was handed on unrounded, where that explains the error: not beside a fault."""
+    mistake = next(m for m in MISTAKES if m.name == name)
+    select = Selection.parse(points="all", phases="prefill")
+    subject = mistake.subject(None if mistake.whole else 2)
+    with placed():
+        run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
+    found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    assert mistake.point in {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}

@@ -22,7 +22,7 @@ SINGLE = FORMATS["float32"].unit_roundoff
 UNROUNDED = 0.9  # share of an error that an input read unrounded must explain
 SOME = 0.5  # of what rounding an input moves a result by, that ties where it was made may
 TIES = 2.0  # times u·|A||B|, that FP64 may be off a tie of a format below float32 for its rounding to go either way
-LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element; sums leave 0.1 to 0.5 of it on the whole
+LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element, whatever three realisations leave there
 
 
 @dataclass(frozen=True)

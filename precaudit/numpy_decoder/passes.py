@@ -5,7 +5,7 @@ what the presets BF16_BF16_F32, _X3 and _X6 ask of any device (XLA's dot algorit
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -21,11 +21,13 @@ PAIRS = {
 PRESETS = {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
 
 
+@cache
 def products(matmul: str) -> Dot:
-    """Return the matrix product a resolved ``matmul`` setting makes, its sums exact."""
+    """Return the matrix product a resolved ``matmul`` setting makes, its sums exact; one function a setting."""
     return partial(in_passes, PRESETS[matmul], np.matmul) if matmul in PRESETS else np.matmul
 
 
+@cache
 def summed(product: Dot, dot: Dot) -> Dot:
     """Return a product with its sums made by ``dot``."""
     if isinstance(product, partial) and product.func is in_passes:

@@ -79,8 +79,12 @@ def recorded_policy(record: Any) -> Policy:
     """Return the policy of a run, from its run.json, as its device made it."""
     from precaudit.records import device_kind
 
-    declared = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
-    return on_device(declared, device_kind(record.device))
+    return on_device(declared_policy(record), device_kind(record.device))
+
+
+def declared_policy(record: Any) -> Policy:
+    """Return the policy of a run as it was declared."""
+    return Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
 
 
 def fused(policy: Policy) -> bool:

@@ -1,14 +1,13 @@
 """The same run once more: does the program give the same bits twice."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from precaudit.checkpoints import recorded_source
 from precaudit.errors import UserError
 from precaudit.points import POINTS
-from precaudit.policies import Policy
+from precaudit.policies import declared_policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord, device_kind
 from precaudit.selection import PHASES, Selection
@@ -45,7 +44,7 @@ def repeat(
             raise UserError(
                 f"{before.folder}: not a run of the shipped decoder; precaudit.repeat(…, subject=…) takes it"
             )
-        policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+        policy = declared_policy(record)
         subject = load(recorded_source(record.model.reference), policy, device=device_kind(record.device))
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of {before.folder}")

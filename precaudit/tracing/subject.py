@@ -1,7 +1,7 @@
 """A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.families import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
-from precaudit.policies import Policy, apply_settings, load_policy
+from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tracing.devices import choose_device, platform_of
 
@@ -82,7 +82,7 @@ def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subje
     record = run.record
     if record.program != "shipped":
         return None
-    policy = Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+    policy = declared_policy(record)
     subject = load(model or recorded_source(record.model.reference), policy, None, device)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
