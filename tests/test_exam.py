@@ -20,6 +20,7 @@ from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
 from tests.programs import record
@@ -141,3 +142,20 @@ def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
         run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
     found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
     assert mistake.point in {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}
+
+
+def truncating(x, w, bias, a):
+    """A projection whose float32 sums are cut to bfloat16 instead of rounded: half the elements off by one ulp."""
+    wide = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=jnp.float32)
+    bits = lax.bitcast_convert_type(wide, jnp.uint32) & jnp.uint32(0xFFFF0000)
+    return lax.bitcast_convert_type(bits, jnp.float32).astype(a.activations)
+
+
+def test_one_ulp_away_from_ties_is_no_tie(tmp_path):
+    """Elements are left out of excess where float32 sums may cross a tie, not wherever they are one ulp off."""
+    subject = load("tiny", "bf16", None, "cpu", replace(Parts(), project=truncating))
+    select = Selection.parse(points="v,attn_proj,mlp_out", layers="2", phases="prefill")
+    run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
+    found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    failed = {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}
+    assert failed == {"v", "attn_proj", "mlp_out"}
