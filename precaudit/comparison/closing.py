@@ -168,8 +168,7 @@ def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: 
     u = inner_roundoff(point, policy, model.config)
     sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
     # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32
-    summed = sizes if u == SINGLE else canonical(o.magnitude(SINGLE), o.axes)
-    summed = SINGLE * np.where(np.isfinite(summed) & (True if hidden is None else ~hidden), summed, 0.0)
+    summed = SINGLE * np.where(np.isfinite(sizes) & (True if hidden is None else ~hidden), sizes, 0.0)
     wide = dtype in ("float32", "float64")
     once = u == SINGLE and not wide
     noise = replace(noise, power=noise.power + ((LEAST if wide else 1.0) * summed) ** 2)
