@@ -85,6 +85,11 @@ def both(folder: Path, pair: Pair) -> tuple[bool, str]:
     return pair.wanted() <= told, "; ".join(f"{f.kind}: {f.cause} at {f.point} of {f.layer}" for f in found)
 
 
+def say(right: bool, line: str) -> None:
+    """Print a cell as soon as it is made."""
+    print("right" if right else "WRONG", line, flush=True)
+
+
 def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (rewrite, exit code, first finding) of honest programs."""
     for policy in ("bf16", "fp32-highest"):
@@ -104,17 +109,20 @@ def main() -> int:
                 c = cell(Path(name), mistake, layers)
                 cells.append(c)
                 share = "" if c.explained is None else f"{c.explained:.4f}"
-                mark = "right" if c.right else "WRONG"
                 where = f"layer {c.layer} {c.found[0]}"
-                print(
-                    f"{mark} {c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}"
+                say(
+                    c.right,
+                    f"{c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}",
                 )
-        twice = [(p.name, *both(Path(name), p)) for p in pairs() if only in p.name]
-        rewrites = [] if only else list(harmless(Path(name)))
-    for pair, right, told in twice:
-        print(f"{'right' if right else 'WRONG'} pair: {pair}: {told}")
-    for variant, code, cause in rewrites:
-        print(f"{'right' if code == 0 else 'WRONG'} harmless: {variant:36} exit {code} {cause}")
+        twice = []
+        for pair in (p for p in pairs() if only in p.name):
+            right, told = both(Path(name), pair)
+            twice.append(right)
+            say(right, f"pair: {pair.name}: {told}")
+        rewrites = []
+        for variant, code, cause in harmless(Path(name)) if not only else ():
+            rewrites.append(code)
+            say(code == 0, f"harmless: {variant:36} exit {code} {cause}")
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     (results / "exam-diagnose.jsonl").write_text(
@@ -124,9 +132,7 @@ def main() -> int:
     print("\nclass made, class found, cells")
     for (made, found), n in sorted(confusion.items()):
         print(f"{made:12} {found:12} {n}")
-    wrong = (
-        sum(not c.right for c in cells) + sum(code != 0 for _, code, _ in rewrites) + sum(not r for _, r, _ in twice)
-    )
+    wrong = sum(not c.right for c in cells) + sum(code != 0 for code in rewrites) + sum(not r for r in twice)
     print(f"{len(cells)} mistakes, {len(twice)} pairs, {len(rewrites)} rewrites, {wrong} wrong")
     return 1 if wrong else 0
 

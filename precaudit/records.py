@@ -123,7 +123,8 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
 class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
 
-    ``shape``: of its tokens [B, T]; in decode of its cache, [B, S].
+    ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
+    prompt's logits.
     """
 
     phase: str
@@ -132,6 +133,7 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     max_diff: Number
     step: Index = 0
     shape: tuple[Index, ...] = ()
+    apart: tuple[Number, ...] = ()
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):

@@ -260,8 +260,9 @@ def test_every_compiled_program_is_checked_once(tmp_path):
     assert all(n.bitwise for n in run.record.neutrality)
 
 
-def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch):
-    """Only the second bucket's captured prefill is another program than the bare one."""
+@pytest.mark.parametrize("times", [None, 2.0**-12])
+def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, times):
+    """Only the second bucket's captured prefill is another program than the bare one; by rounding alone, it is fine."""
     honest = session.prefill_program
 
     def disturbed(subject, capture):
@@ -269,17 +270,24 @@ def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch):
 
         def call(params, tables, tokens, *rest):
             logits, cache, taps = program(params, tables, tokens, *rest)
-            return (logits + 1 if capture is None and tokens.shape[1] > 32 else logits), cache, taps
+            if capture is None and tokens.shape[1] > 32:
+                logits = logits + 1 if times is None else logits * (1 + times)
+            return logits, cache, taps
 
         return call
 
     monkeypatch.setattr(session, "prefill_program", disturbed)
-    select = Selection.parse(points="v", phases="prefill")
+    select = Selection.parse(points="v,logits", phases="prefill")
     run = record(tmp_path / "run", prompts=["x = 1", LONG], select=select)
     assert [n.bitwise for n in run.record.neutrality] == [True, False]
     found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
+    if times is not None:
+        told = [n for n in found.notes if n.startswith("capturing changed the prefill logits")]
+        assert found.exit_code == 0
+        assert [n.split(", ")[1].split(" × ")[1] for n in told] == ["the noise of their rounding"]
+        return
     assert [(v.status, v.kind, v.prompt) for v in found.verdicts] == [("unknown", "neutrality", "p1")]
-    assert "by up to 1: the audit disturbs the program" in found.verdicts[0].text
+    assert "× the noise of their rounding (at most 7.5): the audit disturbs the program" in found.verdicts[0].text
     assert found.exit_code == 3
 
 

@@ -1,5 +1,6 @@
 """What a reader of a comparison should know beside the records."""
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -8,6 +9,7 @@ import numpy as np
 from precaudit.comparison.forward import Truth
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.comparison.recorded import Recorded
+from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.records import ErrorRecord, Look, value
 from precaudit.store import unpack_positions
 
@@ -62,10 +64,12 @@ def notes_on(
     if absent:
         yield f"no weights: {absent}; only what needs none was computed (--model PATH gives them)"
     yield from recorded.run.record.warnings
+    noise = logit_noise(errors)
     for n in recorded.run.record.neutrality:
         if not n.bitwise:
-            size = value(n.max_diff)
-            yield f"capturing changed the {n.phase} logits by up to {size:.3g}: the audit disturbs the program"
+            times = disturbance(n, noise)
+            told = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
+            yield f"capturing changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
     for a, b in independent_prompts(recorded, look.prompts, truth):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
     differing = [e for e in errors if e.kind == "state" and e.mismatched]

@@ -1,5 +1,6 @@
 """What has to be there: tensors of a run, and records of its errors, down to prompt, phase, step and position."""
 
+import math
 from collections.abc import Container, Iterable, Iterator
 
 import msgspec
@@ -8,9 +9,11 @@ from precaudit.configs import DecoderConfig
 from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
+from precaudit.limits import Limits
+from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
-from precaudit.records import PointRecord, PrefillDecodeRecord, value
+from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, value
 from precaudit.store import Run, unpack_positions
 
 
@@ -77,19 +80,22 @@ def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Place]) -> Iter
                 )  # fmt: skip
 
 
-def disturbed(run: Run) -> Iterator[Verdict]:
+def disturbed(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterator[Verdict]:
     """Yield ``unknown`` for every program whose logits capturing changed, ``missing`` for a phase never checked.
 
-    What was recorded is then of another program than the one that runs without the audit.
+    What was recorded is then of another program than the one that runs without the audit. A change within the limit
+    of forward errors, in units of the noise of the same logits, is another honest rounding of the same program: fine.
     """
     asked = run.record.requested
+    noise = logit_noise(errors)
     for n in run.record.neutrality:
-        if not n.bitwise:
+        if not n.bitwise and not disturbance(n, noise) <= limits.ratio.at(1):
             size = f"step {n.step}, {' × '.join(map(str, n.shape))}" if n.shape else f"step {n.step}"
             yield Verdict(
                 status="unknown", kind="neutrality", prompt=", ".join(n.prompts), phase=n.phase, step=n.step,
-                text=f"capturing changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}: the audit "
-                "disturbs the program; record fewer points, or set excess_precision=off, and look again",
+                text=f"capturing changed the {n.phase} logits ({size}) by up to {value(n.max_diff):.3g}"
+                f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
+                "excess_precision=off, and look again",
             )  # fmt: skip
     checked = {n.phase for n in run.record.neutrality}
     captured = {p.phase for p in run.points if p.point != "logits"}
@@ -99,6 +105,13 @@ def disturbed(run: Run) -> Iterator[Verdict]:
                 status="missing", kind="neutrality", phase=phase,
                 text=f"whether capturing changed the {phase} logits was not checked; trace again",
             )  # fmt: skip
+
+
+def _more(times: float, limits: Limits) -> str:
+    """Return how a change compares with rounding, in words."""
+    if math.isinf(times):
+        return ", and there is no noise of their rounding to hold that to (it takes recorded logits, and weights)"
+    return f", {times:.3g} × the noise of their rounding (at most {limits.ratio.at(1):g})"
 
 
 def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict]:

@@ -174,7 +174,8 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         verdict = judge_pair(p)
         rules.passed += verdict.status == "pass"
         verdicts += [verdict] if verdict.status != "pass" else []
-    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode), *disturbed(run)]
+    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode)]
+    verdicts += disturbed(run, found.errors, rules.limits)
     verdicts += unshadowed(run, found.formula, rules.seen)
     notes: list[str] = list(found.notes)
     drifted: tuple[tuple[float, float, ErrorRecord], ...] = ()

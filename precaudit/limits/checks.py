@@ -1,10 +1,10 @@
 """What a record is judged by: every number beside its limit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from precaudit.limits import Limits, Local
-from precaudit.records import ErrorRecord, Number, Signed, value
+from precaudit.records import ErrorRecord, Neutrality, Number, Signed, value
 
 # A check: metric, scope, value, limit, index
 Check = tuple[str, str, float, float, Any]
@@ -60,3 +60,24 @@ def over(found: Number, noise: Number) -> float:
     if not value(noise) >= 0:
         return float("nan")
     return 0.0 if value(found) <= 0 else value(found) / value(noise) if value(noise) else float("inf")
+
+
+def logit_noise(errors: Iterable[ErrorRecord]) -> dict[tuple[str, str, int], float]:
+    """Return the forward noise of logits relative to them, {(prompt, phase, step): ‖noise‖ / ‖reference‖}."""
+    return {
+        (e.prompt, e.phase, e.step): value(e.noise)
+        for e in errors
+        if e.kind == "forward" and e.point == "logits" and e.noise is not None
+    }
+
+
+def disturbance(n: Neutrality, noise: Mapping[tuple[str, str, int], float]) -> float:
+    """Return by how much capturing changed logits, the largest of its prompts, in units of their forward noise.
+
+    Infinite where it is not known: no noise, or a run that tells no change of each prompt.
+    """
+    if n.bitwise:
+        return 0.0
+    each = [over(a, noise.get((p, n.phase, n.step), 0.0)) for p, a in zip(n.prompts, n.apart, strict=False)]
+    known = len(n.apart) == len(n.prompts) > 0 and all(x == x for x in each)
+    return max(each) if known else float("inf")

@@ -1,5 +1,6 @@
 """A diagnosis in the terminal: the verdict first, then each finding, then error growth over layers."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,6 +11,7 @@ from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
+from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.escaping import terminal
 from precaudit.reports.tables import short
@@ -62,8 +64,10 @@ def sound(found: Diagnosis) -> str:
     elif all(n.bitwise for n in checks):
         capture = f"capturing left the logits as they are, bit for bit ({_programs(checks)})"
     else:
-        worst = max(value(n.max_diff) for n in checks)
-        capture = f"capturing changed the logits by up to {short(worst)}: smaller findings are not sure"
+        worst, noise = max(value(n.max_diff) for n in checks), logit_noise(found.compared.errors)
+        times = max(disturbance(n, noise) for n in checks)
+        beside = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
+        capture = f"capturing changed the logits by up to {short(worst)}{beside}: smaller findings are not sure"
     told = [_closed(c) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from precaudit.coverage import Entry, entries
 from precaudit.formats import Array, single
+from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
 from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
@@ -196,11 +197,16 @@ class Session:
         """Note whether capturing left a call's logits as they were, bit for bit."""
         a, b = np.asarray(call.logits), np.asarray(bare)
         same = a.tobytes() == b.tobytes()
-        diff = 0.0 if same else float(np.max(np.abs(single(a) - single(b))))
+        diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
+        if not same:
+            change = [single(x) - single(y) for x, y in zip(b, a, strict=True)]
+            diff = float(max(np.max(np.abs(c)) for c in change))
+            apart = tuple(ratio(norm(c), norm(single(y))) for c, y in zip(change, a, strict=True))
         ids = tuple(p.id for p in batch.prompts)
         self.neutrality.append(
             Neutrality(
-                phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same, max_diff=number(diff)
+                phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
+                max_diff=number(diff), apart=tuple(map(number, apart)),
             )
         )  # fmt: skip
 
