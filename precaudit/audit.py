@@ -40,6 +40,7 @@ class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
     pad: str = "right"
     device: str = "auto"
+    allow_field: list[str] = []
     accum: list[str] = []
     formula: bool = True
     budgets: str | None = None
@@ -88,7 +89,7 @@ def audit(
     c, root = read_config(path), path.parent
     policy = apply_settings(load_policy(_beside(root, c.policy, ".toml")), {**c.set, **(settings or {})})
     select = Selection.parse(c.layers, c.points, c.phases, c.positions, ",".join(c.prompt) if c.prompt else None)
-    subject = load(_beside(root, c.subject), policy, device=c.device)
+    subject = load(_beside(root, c.subject), policy, device=c.device, allow=c.allow_field)
     options = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
     prompts = root / c.prompts if c.prompts is not None else None
     run = trace(subject, root / c.output, prompts, select, options, Progress(advance=tell))

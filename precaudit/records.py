@@ -112,12 +112,16 @@ class Requested(Record, frozen=True, omit_defaults=False):
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=False):
-    """Which model a run is of; ``reference``: what the user named it by."""
+    """Which model a run is of; ``reference``: what the user named it by.
+
+    ``allowed``: fields of its configuration that are not known and were passed over, as the user asked.
+    """
 
     id: str
     reference: str
     sha256: str
     config: dict[str, Any]
+    allowed: tuple[str, ...] = ()
 
 
 class Neutrality(Record, frozen=True, omit_defaults=False):

@@ -1,8 +1,9 @@
 """Find a model by name or path and open it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata as packages
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,7 @@ from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.hub import held, is_hub_id, snapshot
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.scaled import Scaled
-from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, check_tensors
+from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, as_tied, check_tensors
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 
@@ -26,7 +27,10 @@ NAMES = ("tiny", "smollm2")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened model: configuration, tensors (by mmap), hashes of its files, and how to make its tokenizer."""
+    """An opened model: configuration, tensors (by mmap), hashes of its files, and how to make its tokenizer.
+
+    ``allowed``: unknown fields of its configuration that were passed over, as the user asked.
+    """
 
     name: str
     path: Path
@@ -34,20 +38,22 @@ class Checkpoint:
     tensors: Tensors
     hashes: FileHashes
     make_tokenizer: Callable[[], Any]
+    allowed: tuple[str, ...] = ()
 
     def with_weights(self, format_name: str) -> "Checkpoint":
         """Return the model with its weights rounded once to ``format_name`` (``as-stored``: itself)."""
         return self if format_name == "as-stored" else replace(self, tensors=Rounded(self.tensors, format_name))
 
 
-def open_checkpoint(name: str) -> Checkpoint:
+def open_checkpoint(name: str, allowed: Collection[str] = ()) -> Checkpoint:
     """Open ``tiny``, ``smollm2``, a Hugging Face snapshot folder, a GGUF file or a hub id.
 
-    Raises UserError when it is not there, is broken, or holds a model that is not supported.
+    ``allowed``: fields of config.json that are not known, and to be passed over. Raises UserError when the model is not
+    there, is broken, or is not supported.
     """
     path = _locate(name)
     label = name if name in NAMES else path.name
-    return _open_gguf(label, path) if path.is_file() else _open_folder(label, path)
+    return _open_gguf(label, path) if path.is_file() else _open_folder(label, path, allowed)
 
 
 def installed() -> dict[str, tuple[bool, str]]:
@@ -122,16 +128,19 @@ def _tokenizer_of_gguf(file: GgufFile) -> Callable[[], Any]:
     return lambda: tokenizers.from_gguf(file.metadata, str(file.path))
 
 
-def _open_folder(label: str, folder: Path) -> Checkpoint:
+def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoint:
     config_path = folder / "config.json"
     raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
-    config = configs.from_config_json(raw, str(config_path))
+    config = configs.from_config_json(raw, str(config_path), allowed)
+    passed = tuple(sorted(set(allowed) & set(raw)))
     if (folder / orbax_files.NAMES).is_file():
-        return _open_orbax(label, folder, config)
+        return replace(_open_orbax(label, folder, config), allowed=passed)
     files = _weight_files(folder)
     tensors = Split.of(Scaled.of(SafetensorsFiles.open(files), _block(raw, config_path), str(folder)), config)
     check_tensors(config, tensors, str(folder))
-    return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), lambda: tokenizers.from_folder(folder))
+    config = as_tied(config, tensors)
+    make = partial(tokenizers.from_folder, folder)
+    return Checkpoint(label, folder, config, tensors, FileHashes(tuple(files)), make, passed)
 
 
 def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:

@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+import numpy as np
+
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
 from precaudit.formats import FORMATS, Array, as_format, widen
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+ROWS = 1 << 12  # compared at once
 
 
 class Tensors(Protocol):
@@ -89,6 +94,22 @@ def check_tensors(config: DecoderConfig, tensors: Tensors, where: str) -> None:
         if name in expected or name.endswith(IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
             continue
         raise UserError(f"{where}: tensor {name!r} is not part of family {config.family}, so the model is not that")
+
+
+def as_tied(config: DecoderConfig, tensors: Tensors) -> DecoderConfig:
+    """Return the configuration with its head its own where the file holds one that is not the embedding.
+
+    So transformers (from 5.0) reads tie_word_embeddings; a head that equals the embedding is the embedding.
+    """
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    shapes = tensors.shapes()
+    if not config.tied or head not in shapes:
+        return config
+    if shapes[head] == shapes[embedding]:
+        a, b = tensors.read(head), tensors.read(embedding)
+        if all(np.array_equal(widen(a[i : i + ROWS]), widen(b[i : i + ROWS])) for i in range(0, len(a), ROWS)):
+            return config
+    return msgspec.structs.replace(config, tied=False)
 
 
 def check_format(dtype_name: str, name: str, where: str) -> None:

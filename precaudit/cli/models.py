@@ -6,8 +6,9 @@ import click
 @click.command()
 @click.argument("subject", required=False)
 @click.option("--check", is_flag=True, help="Read every tensor of SUBJECT: finite, shape, hash. Runs nothing.")
+@click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with --check one line a tensor.")
-def command(subject: str | None, check: bool, as_json: bool) -> int:
+def command(subject: str | None, check: bool, allow_field: tuple[str, ...], as_json: bool) -> int:
     """Show what is supported and installed; for SUBJECT what would be loaded, its points and the size of a run.
 
     Exit code 1: --check found values that are not finite.
@@ -24,7 +25,7 @@ def command(subject: str | None, check: bool, as_json: bool) -> int:
     from precaudit.checkpoints import open_checkpoint
     from precaudit.checkpoints.inspection import checked
 
-    opened = open_checkpoint(subject)
+    opened = open_checkpoint(subject, allow_field)
     if not check:
         click.echo(models.as_json(models.described(opened)) if as_json else models.text(models.described(opened)))
         return 0

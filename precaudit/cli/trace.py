@@ -22,6 +22,7 @@ from precaudit.cli._options import progress_bar, say, selection_options
 @click.option("--batch", type=int, default=1, show_default=True, help="Prompts run together.")
 @click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|gpu|tpu", help="What runs the model.")
+@click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.pass_context
@@ -43,6 +44,7 @@ def command(
     batch: int,
     pad: str,
     device: str,
+    allow_field: tuple[str, ...],
     repeat: Path | None,
     force: bool,
 ) -> int:
@@ -74,7 +76,7 @@ def command(
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
     with progress_bar() as advance:
         progress = Progress(lambda line: say(line, err=True), advance)
-        run = trace(load(subject, chosen, device=device), folder, source, select, options, progress)
+        run = trace(load(subject, chosen, device=device, allow=allow_field), folder, source, select, options, progress)
     for n in run.record.neutrality:
         if not n.bitwise:
             say(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)

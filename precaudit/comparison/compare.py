@@ -178,7 +178,7 @@ def _absent(run: Run, options: Options) -> str:
 
 
 def _checkpoint(run: Run, options: Options) -> Checkpoint:
-    opened = open_checkpoint(options.model or recorded_source(run.record.model.reference))
+    opened = open_checkpoint(options.model or recorded_source(run.record.model.reference), run.record.model.allowed)
     return opened.with_weights(run.record.policy["weights"])
 
 

@@ -1,32 +1,23 @@
-"""Hugging Face config.json, field by field; a field that would change the mathematics and is not mapped is refused."""
+"""Hugging Face config.json, field by field; a field that would change the mathematics and is not mapped is refused.
 
-from collections.abc import Callable, Mapping
+What is read, its type, its default and what goes before what are transformers' own (tests/test_configs.py holds the two
+together); what transformers refuses is refused.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from math import log, sqrt
+from math import isfinite, log, sqrt
 from typing import Any
 
 from precaudit.configs.decoder import DecoderConfig, RopeScaling
+from precaudit.configs.unread import UNREAD
 from precaudit.errors import UserError
 
 Raw = Mapping[str, Any]
+REQUIRED = object()
 
-# Fields that do not change the forward computation.
-IGNORED = frozenset(
-    [
-        "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache",
-        "initializer_range", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
-        "sep_token_id", "return_dict", "output_attentions", "id2label", "label2id", "output_hidden_states",
-        "problem_type", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "is_llama_config",
-        "transformers.js_config", "auto_map", "resid_pdrop", "embd_pdrop", "cache_implementation",
-        "_sliding_window_pattern", "unsloth_fixed", "unsloth_version", "_attn_implementation_autoset",
-        "tokenizer_class", "torchscript", "gradient_checkpointing", "max_length", "do_sample", "temperature", "top_p",
-        "top_k", "repetition_penalty", "mask_token_id", "tie_encoder_decoder", "max_sequence_length", "language",
-        "embedding_dropout", "hidden_dropout", "head_dropout",
-    ]
-)  # fmt: skip
-# Fields that would change it: the values under which they do not.
+# Fields that would change the mathematics: the values under which they do not.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,),
     "rope_interleaved": (False,),
     "use_bidirectional_attention": (False, None),
     "use_mrope": (False,),
@@ -34,6 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "interpolate_factor": (1,),
     "lm_head_bias": (False,),
     "shared_expert_intermediate_size": (0,),
+    "per_layer_config": (),
 }
 # The same of single families, which others read.
 OWN_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -52,7 +44,7 @@ HANDLED = frozenset(
     ]
 )  # fmt: skip
 MOST_LAYERS = 10_000  # more is a broken file
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 ROPE_FIELDS = frozenset(
     [
         "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
@@ -60,6 +52,35 @@ ROPE_FIELDS = frozenset(
         "short_factor", "long_factor", "partial_rotary_factor",
     ]
 )  # fmt: skip
+ORIGINAL = "original_max_position_embeddings"
+KINDS = {int: "a whole number", float: "a finite floating-point number", bool: "true or false", str: "a name"}
+
+
+def _take(raw: Raw, name: str, kind: type, default: Any = REQUIRED, null: bool = False) -> Any:
+    """Return a field that has to be of JSON type ``kind``, or ``default``; ``null``: null is a value of it.
+
+    Raises UserError for another type: transformers' configurations are as strict.
+    """
+    found = raw.get(name, default)
+    if found is REQUIRED:
+        raise UserError(f"field {name!r} is missing")
+    if found is None and null:
+        return None
+    if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):
+        raise UserError(f"{name} = {found!r} is not {KINDS[kind]}")
+    return found
+
+
+def _number(raw: Raw, name: str, default: Any = REQUIRED, null: bool = False) -> Any:
+    """Return a number, whole or not, or null where that is a value."""
+    found = raw.get(name, default)
+    if found is REQUIRED:
+        raise UserError(f"{name!r} is missing")
+    if found is None and null:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
+        raise UserError(f"{name} = {found!r} is not a finite number")
+    return float(found)
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,8 @@ class Source:
     """How a family's config.json is read.
 
     ``fields``: those it has beyond HANDLED; ``more``: what they set in DecoderConfig. The rest are the defaults
-    transformers takes for a missing field.
+    transformers takes for a missing field. ``heads_if_null``: null key/value heads are as many as query heads;
+    ``head_dim_null``: so may the size of a head be, the width over heads.
     """
 
     more: Callable[[Raw], dict[str, Any]]
@@ -78,58 +100,80 @@ class Source:
     head_dim: int | None = None
     eps: float = 1e-6
     kv_heads: int | None = None
+    heads_if_null: bool = True
+    head_dim_null: bool = False
 
 
 def _llama(raw: Raw) -> dict[str, Any]:
-    biased = bool(raw.get("attention_bias", False))
-    return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": bool(raw.get("mlp_bias", False))}
+    biased = _take(raw, "attention_bias", bool, False)
+    return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": _take(raw, "mlp_bias", bool, False)}
 
 
-def _windows(raw: Raw, kinds: list[str], window: Any) -> dict[str, Any]:
-    """Return window and the layers without, of a kind for every layer (``layer_types`` where it is given)."""
-    layers = int(raw["num_hidden_layers"])
+def _kinds(raw: Raw, usual: list[str]) -> list[str]:
+    """Return layer_types, or ``usual`` where there are none; raises UserError for others than a kind a layer."""
     given = raw.get("layer_types")
-    if given is not None:
-        if not isinstance(given, list) or len(given) != layers:
-            raise UserError(f"layer_types = {given!r} is not a list of {layers}")
-        kinds = given
-    unknown = set(map(str, kinds)) - {"full_attention", "sliding_attention"}
+    if given is None:
+        return usual
+    if not isinstance(given, list) or len(given) != len(usual):
+        raise UserError(f"layer_types = {given!r} is not a list of {len(usual)}")
+    unknown = set(map(str, given)) - {"full_attention", "sliding_attention"}
     if unknown:
         raise UserError(f"layer_types has {sorted(unknown)}, which is not supported")
+    return given
+
+
+def _windows(kinds: list[str], window: int | None) -> dict[str, Any]:
+    """Return window and the layers without, of a kind for every layer."""
     full = tuple(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    if len(full) == layers or window is None:
+    if len(full) == len(kinds):
         return {}
-    return {"window": int(window), "full_layers": full}
+    if window is None:
+        raise UserError("layer_types has sliding_attention, and no sliding_window is set")
+    return {"window": window, "full_layers": full}
 
 
 def _switched(raw: Raw) -> dict[str, Any]:
     """Windows as Qwen has them: off unless use_sliding_window, from layer max_window_layers on."""
-    layers = int(raw["num_hidden_layers"])
-    if not raw.get("use_sliding_window", False):
-        return _windows(raw, ["full_attention"] * layers, None)
-    first = int(raw.get("max_window_layers", 28))
-    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    return _windows(raw, kinds, raw.get("sliding_window", 4096))
+    window = _take(raw, "sliding_window", int, 4096, null=True)
+    if not _take(raw, "use_sliding_window", bool, False):
+        window = None
+    first = _take(raw, "max_window_layers", int, 28)
+    slides = [window is not None and i >= first for i in range(raw["num_hidden_layers"])]
+    return _windows(_kinds(raw, ["sliding_attention" if s else "full_attention" for s in slides]), window)
+
+
+def _everywhere(raw: Raw, window: int | None) -> dict[str, Any]:
+    """One window for every layer, whatever layer_types says: so transformers reads it. Refused where they differ."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    usual = [kind] * raw["num_hidden_layers"]
+    if _kinds(raw, usual) != usual:
+        raise UserError(
+            f"layer_types = {raw['layer_types']!r}: this family has one kind for all layers ({kind}, by sliding_window)"
+        )
+    return _windows(usual, window)
 
 
 def _mistral(raw: Raw) -> dict[str, Any]:
-    return _windows(raw, ["sliding_attention"] * int(raw["num_hidden_layers"]), raw.get("sliding_window", 4096))
+    return _everywhere(raw, _take(raw, "sliding_window", int, 4096, null=True))
 
 
 def _qwen3(raw: Raw) -> dict[str, Any]:
-    biased = bool(raw.get("attention_bias", False))
+    biased = _take(raw, "attention_bias", bool, False)
     return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_switched(raw)}
 
 
 def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
-    biased = bool(raw.get("attention_bias", False))
-    kinds = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(raw["num_hidden_layers"])]
+    biased = _take(raw, "attention_bias", bool, False)
+    usual = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(raw["num_hidden_layers"])]
+    scalar = _take(raw, "query_pre_attn_scalar", int, 256)
+    if scalar <= 0:
+        raise UserError(f"query_pre_attn_scalar = {scalar} must be positive")
     return {
         "norms": "around", "norm_offset": 1.0, "embed_scale": sqrt(raw["hidden_size"]), "qkv_bias": biased,
-        "o_bias": biased, "query_scale": float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        "score_cap": raw.get("attn_logit_softcapping", caps[0]),
-        "logit_cap": raw.get("final_logit_softcapping", caps[1]),
-        **_windows(raw, kinds, raw.get("sliding_window", 4096)),
+        "o_bias": biased, "query_scale": float(scalar) ** -0.5,
+        "score_cap": _take(raw, "attn_logit_softcapping", float, caps[0], null=True),
+        "logit_cap": _take(raw, "final_logit_softcapping", float, caps[1], null=True),
+        **_windows(_kinds(raw, usual), _take(raw, "sliding_window", int, 4096, null=True)),
     }  # fmt: skip
 
 
@@ -138,53 +182,59 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    found = _gemma(raw, int(raw.get("sliding_window_pattern", 6)), (None, None))
+    pattern = _take(raw, "sliding_window_pattern", int, 6)
+    if not pattern and raw.get("layer_types") is None:
+        raise UserError("sliding_window_pattern is 0")
+    found = _gemma(raw, pattern or 6, (None, None))
     if found.pop("score_cap") is not None:  # transformers reads the field and does not use it
         raise UserError("attn_logit_softcapping is not supported in gemma3_text")
     local: dict[Any, Any] = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
     if set(local) - {"rope_theta", "rope_type"} or local.get("rope_type", "default") != "default":
         raise UserError(f"rope_parameters.sliding_attention = {local!r}: only the default RoPE is supported there")
-    theta = float(local.get("rope_theta") or raw.get("rope_local_base_freq") or 10000.0)
+    theta = _number({"rope_theta": raw.get("rope_local_base_freq", 10000.0)} | local, "rope_theta")
+    if not theta > 0:
+        raise UserError(f"rope_theta of sliding_attention = {theta} must be positive")
     return {"qk_norm": "head", "local_rope_theta": theta if found.get("window") else None, **found}
 
 
 def _phi3(raw: Raw) -> dict[str, Any]:
-    return _windows(raw, ["sliding_attention"] * int(raw["num_hidden_layers"]), raw.get("sliding_window"))
+    return _everywhere(raw, _take(raw, "sliding_window", int, None, null=True))
 
 
 def _olmo2(raw: Raw) -> dict[str, Any]:
-    biased = bool(raw.get("attention_bias", False))
+    biased = _take(raw, "attention_bias", bool, False)
     return {"norms": "after", "qk_norm": "row", "qkv_bias": biased, "o_bias": biased}
 
 
 def _granite(raw: Raw) -> dict[str, Any]:
-    scaling = float(raw.get("logits_scaling", 1.0))
+    scaling = _number(raw, "logits_scaling", 1.0)
     if not scaling:
         raise UserError("logits_scaling is 0")
     return {
-        "embed_scale": float(raw.get("embedding_multiplier", 1.0)),
-        "residual_scale": float(raw.get("residual_multiplier", 1.0)),
-        "query_scale": float(raw.get("attention_multiplier", 1.0)), "logit_scale": 1.0 / scaling, **_llama(raw),
+        "embed_scale": _number(raw, "embedding_multiplier", 1.0),
+        "residual_scale": _number(raw, "residual_multiplier", 1.0),
+        "query_scale": _number(raw, "attention_multiplier", 1.0), "logit_scale": 1.0 / scaling, **_llama(raw),
     }  # fmt: skip
 
 
 def _qwen3_moe(raw: Raw) -> dict[str, Any]:
-    if raw.get("mlp_only_layers") or int(raw.get("decoder_sparse_step", 1)) != 1:
+    if raw.get("mlp_only_layers") or _take(raw, "decoder_sparse_step", int, 1) != 1:
         raise UserError(
             "mlp_only_layers and decoder_sparse_step: only models whose every layer has experts are supported"
         )
-    experts = int(raw.get("num_experts", raw.get("num_local_experts", 128)))
+    experts = _take(raw, "num_experts", int, raw.get("num_local_experts", 128))
     if not 1 <= experts <= MOST_LAYERS:
         raise UserError(f"num_experts = {experts} is not between 1 and {MOST_LAYERS}")
-    if int(raw.get("num_local_experts", experts)) != experts:
+    if _take(raw, "num_local_experts", int, experts) != experts:
         raise UserError(f"num_local_experts = {raw['num_local_experts']} is not num_experts = {experts}")
-    kind = "sliding_attention" if raw.get("use_sliding_window", False) else "full_attention"  # on every layer
-    windows = _windows(raw, [kind] * int(raw["num_hidden_layers"]), raw.get("sliding_window", 4096))
-    biased = bool(raw.get("attention_bias", False))
+    window = _take(raw, "sliding_window", int, 4096, null=True)
+    windows = _everywhere(raw, window if _take(raw, "use_sliding_window", bool, False) else None)
+    biased = _take(raw, "attention_bias", bool, False)
     return {
         "qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **windows,
-        "mlp_width": int(raw.get("moe_intermediate_size", 768)), "experts": experts,
-        "experts_used": int(raw.get("num_experts_per_tok", 8)), "renormalise": bool(raw.get("norm_topk_prob", False)),
+        "mlp_width": _take(raw, "moe_intermediate_size", int, 768), "experts": experts,
+        "experts_used": _take(raw, "num_experts_per_tok", int, 8),
+        "renormalise": _take(raw, "norm_topk_prob", bool, False),
     }  # fmt: skip
 
 
@@ -199,27 +249,34 @@ EXPERTS = frozenset(
 GEMMA = WINDOWS | {"attention_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
 MULTIPLIERS = frozenset(["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"])
 SOURCES = {
-    "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"])),
-    "qwen2": Source(lambda raw: {"qkv_bias": True, **_switched(raw)}, SWITCHED, 32768),
-    "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128),
-    "qwen3_moe": Source(_qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4),
-    "mistral": Source(_mistral, WINDOWS, 4096 * 32, kv_heads=8),
-    "gemma2": Source(_gemma2, GEMMA, 8192, tied=True, head_dim=256),
-    "gemma3_text": Source(_gemma3, GEMMA | {"rope_local_base_freq", "sliding_window_pattern"}, 131072, 1e6, True, 256),
+    "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"]), head_dim_null=True),
+    "qwen2": Source(lambda raw: {"qkv_bias": True, **_switched(raw)}, SWITCHED, 32768, kv_heads=32),
+    "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128, kv_heads=32),
+    "qwen3_moe": Source(
+        _qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4, heads_if_null=False
+    ),
+    "mistral": Source(_mistral, WINDOWS, 4096 * 32, kv_heads=8, heads_if_null=False, head_dim_null=True),
+    "gemma2": Source(_gemma2, GEMMA, 8192, tied=True, head_dim=256, kv_heads=4, heads_if_null=False),
+    "gemma3_text": Source(
+        _gemma3, GEMMA | {"rope_local_base_freq", "sliding_window_pattern"}, 131072, 1e6, True, 256,
+        kv_heads=4, heads_if_null=False,
+    ),
     "phi3": Source(_phi3, WINDOWS, 4096, eps=1e-5),
     "olmo2": Source(_olmo2, frozenset(["attention_bias"]), eps=1e-5),
     "granite": Source(_granite, MULTIPLIERS | {"attention_bias", "mlp_bias"}),
-}
+}  # fmt: skip
 FAMILIES = tuple(SOURCES)
+DIVIDED = ("llama", "gemma2", "gemma3_text")  # whose width has to be a multiple of the heads, head_dim or not
 
 
-def from_config_json(raw: Raw, where: str) -> DecoderConfig:
-    """Map a Hugging Face config.json (already parsed) to a DecoderConfig.
+def from_config_json(raw: Raw, where: str, allowed: Collection[str] = ()) -> DecoderConfig:
+    """Map a Hugging Face config.json (already parsed) to a DecoderConfig; ``allowed``: unknown fields to pass over.
 
-    Raises UserError naming the field that is missing, contradictory, or not known to leave the mathematics unchanged.
+    Raises UserError naming the field that is missing, contradictory, of another type, or not known to leave the
+    mathematics unchanged.
     """
     try:
-        return _mapped(raw)
+        return _mapped(raw, allowed)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except KeyError as error:
@@ -228,64 +285,79 @@ def from_config_json(raw: Raw, where: str) -> DecoderConfig:
         raise UserError(f"{where}: a field has the wrong kind of value: {error}") from None
 
 
-def _mapped(raw: Raw) -> DecoderConfig:
+def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     family = raw.get("model_type")
     if family == "gemma3" and "text_config" in raw:
         raise UserError("a Gemma 3 with vision; only its text model (model_type gemma3_text) is supported")
     if not isinstance(family, str) or family not in SOURCES:
         raise UserError(f"model_type = {family!r} is not supported; supported are {', '.join(sorted(SOURCES))}")
     source = SOURCES[family]
-    _refuse_unmapped(raw, source)
+    _refuse_unmapped(raw, source, allowed)
     _check_quantisation(raw.get("quantization_config"))
-    if not 1 <= int(raw["num_hidden_layers"]) <= MOST_LAYERS:
-        raise UserError(f"num_hidden_layers = {raw['num_hidden_layers']} must be at least 1, at most {MOST_LAYERS}")
-    heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    head_dim = int(raw.get("head_dim") or source.head_dim or width // max(heads, 1))
-    context = int(raw.get("max_position_embeddings", source.context))
+    layers = _take(raw, "num_hidden_layers", int)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UserError(f"num_hidden_layers = {layers} must be at least 1, at most {MOST_LAYERS}")
+    heads, width = _take(raw, "num_attention_heads", int), _take(raw, "hidden_size", int)
+    if not 1 <= heads <= width:
+        raise UserError(f"num_attention_heads = {heads} must be 1 to hidden_size = {width}")
+    if width % heads and (family in DIVIDED or ("head_dim" not in raw and source.head_dim is None)):
+        raise UserError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads}")
+    usual = source.head_dim or width // heads
+    head_dim = usual if source.head_dim_null and raw.get("head_dim") is None else _take(raw, "head_dim", int, usual)
+    kv_heads = _take(raw, "num_key_value_heads", int, source.kv_heads, source.heads_if_null)
+    context = _take(raw, "max_position_embeddings", int, source.context)
+    eps = _take(raw, "rms_norm_eps", float, source.eps)
+    if eps < 0:
+        raise UserError(f"rms_norm_eps = {eps} must not be negative")
     try:
         theta, scaling, share, context = _rope(raw, source, context)
-    except KeyError as error:
-        given = raw.get("rope_parameters") or raw.get("rope_scaling")
-        raise UserError(f"rope_parameters or rope_scaling {given!r}: {error.args[0]!r} is missing") from None
-    usual = "gelu_pytorch_tanh" if "gemma" in family else "silu"
-    act = raw.get("hidden_activation") or ("gemma" not in family and raw.get("hidden_act")) or usual
-    if act not in ACTIVATIONS:
-        raise UserError(f"hidden_act = {act!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    except UserError as error:
+        raise UserError(f"RoPE: {error}") from None
+    gemma = "gemma" in family
+    name = _take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
+    if name not in ACTIVATIONS:
+        field = "hidden_activation" if gemma else "hidden_act"
+        raise UserError(f"{field} = {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     known: dict[str, Any] = {
         "family": family,
-        "layers": int(raw["num_hidden_layers"]),
+        "layers": layers,
         "width": width,
         "heads": heads,
-        "kv_heads": int(raw.get("num_key_value_heads") or source.kv_heads or heads),
+        "kv_heads": heads if kv_heads is None else kv_heads,
         "head_dim": head_dim,
-        "mlp_width": int(raw["intermediate_size"]),
-        "vocab": int(raw["vocab_size"]),
-        "norm_eps": float(raw.get("rms_norm_eps", source.eps)),
+        "mlp_width": _take(raw, "intermediate_size", int),
+        "vocab": _take(raw, "vocab_size", int),
+        "norm_eps": eps,
         "rope_theta": theta,
         "rope_scaling": scaling,
         "rotary": None if share == 1.0 else int(head_dim * share),
         "context": context,
-        "tied": bool(raw.get("tie_word_embeddings", source.tied)),
-        "activation": ACTIVATIONS[act],
+        "tied": _take(raw, "tie_word_embeddings", bool, source.tied),
+        "activation": ACTIVATIONS[name],
     }
     return DecoderConfig(**(known | source.more(raw)))
 
 
-def _refuse_unmapped(raw: Raw, source: Source) -> None:
+def _refuse_unmapped(raw: Raw, source: Source, allowed: Collection[str]) -> None:
     neutral = NEUTRAL | OWN_NEUTRAL.get(str(raw.get("model_type")), {})
     for key, value in raw.items():
         if key == "sliding_window_size":  # the older name of the same
             if value != raw.get("sliding_window", value):
                 raise UserError(f"sliding_window_size = {value!r} is not sliding_window = {raw['sliding_window']!r}")
+        elif key in allowed:
+            continue
         elif key in neutral:
             if value not in neutral[key] and value is not None:
                 raise UserError(f"{key} = {value!r} changes the model and is not supported")
-        elif key not in IGNORED and key not in HANDLED and key not in source.fields:
-            if key in SWITCHED and value in (None, False):
+        elif key not in UNREAD and key not in HANDLED and key not in source.fields and value is not None:
+            if key == "max_window_layers" or (key == "use_sliding_window" and value is False):
                 continue
-            if key == "max_window_layers":
+            if key == "layer_types" and value == ["full_attention"] * raw["num_hidden_layers"]:
                 continue
-            raise UserError(f"field {key!r} = {value!r} is not known to leave the mathematics unchanged")
+            raise UserError(
+                f"field {key!r} = {value!r} is not known to leave the mathematics unchanged; "
+                f"if it does, --allow-field {key}"
+            )
 
 
 def _check_quantisation(given: Any) -> None:
@@ -300,59 +372,109 @@ def _check_quantisation(given: Any) -> None:
         raise UserError(f"quantization_config.quant_method = {method!r} is not supported; only float8 with scales is")
 
 
+def _table(raw: Raw, name: str) -> dict[str, Any]:
+    """Return a table of RoPE's parameters, empty where there is none."""
+    given = raw.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise UserError(f"{name} must be a table")
+    return dict(given)
+
+
 def _rope(raw: Raw, source: Source, context: int) -> tuple[float, RopeScaling | None, float, int]:
     """Return RoPE's base, its scaling, the share of a head it turns, and the positions it is defined for.
 
-    Fields as transformers writes them (rope_parameters) or wrote them (rope_theta and rope_scaling).
+    Fields as transformers writes them (rope_parameters) or wrote them (rope_theta and rope_scaling, which goes before).
     """
-    given = raw.get("rope_parameters") or {}
-    if isinstance(given, Mapping) and "full_attention" in given:
-        given = given["full_attention"] or {}
-    older = raw.get("rope_scaling") or {}
-    if not isinstance(given, Mapping) or not isinstance(older, Mapping):
-        raise UserError("rope_parameters and rope_scaling must be tables")
-    rope: dict[str, Any] = {**given, **older}
+    family, older, newer = raw["model_type"], _table(raw, "rope_scaling"), _table(raw, "rope_parameters")
+    nested = [k for k, v in newer.items() if k.endswith("_attention") or isinstance(v, Mapping)]
+    if family == "gemma3_text":  # what lies beside the two tables is not read
+        if set(nested) - {"full_attention", "sliding_attention"}:
+            raise UserError(f"rope_parameters: {', '.join(sorted(nested))} not known")
+        if older and newer and not newer.get("full_attention"):
+            raise UserError("rope_scaling stands beside rope_parameters without full_attention")
+        rope = (_table(newer, "full_attention") or {"rope_type": "default"}) | older
+    elif nested and not older:
+        raise UserError(f"rope_parameters: {', '.join(sorted(nested))}: only gemma3_text has one RoPE a kind of layer")
+    else:
+        rope = older or newer
     if unknown := set(rope) - ROPE_FIELDS:
         raise UserError(f"rope_parameters: {', '.join(sorted(unknown))} not known")
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or source.theta)
-    share = float(rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+    rope = {"rope_theta": raw.get("rope_theta", source.theta)} | rope
+    theta = _number(rope, "rope_theta")
+    if not theta > 0:
+        raise UserError(f"rope_theta = {theta} must be positive")
     kind = rope.get("rope_type", rope.get("type", "default"))
+    outer = _number(raw, "partial_rotary_factor", 1.0, null=family != "phi3")
+    share = _number({"partial_rotary_factor": 1.0 if outer is None else outer} | rope, "partial_rotary_factor")
+    if family == "phi3":
+        _take(raw, ORIGINAL, int, 4096)
+        kind = "longrope" if kind in ("su", "yarn") else kind
+        if kind not in ("default", "longrope"):
+            raise UserError(f"rope_type = {kind!r} is not supported in phi3")
+    elif kind == "default":
+        share = 1.0  # transformers turns whole heads here, whatever partial_rotary_factor says
+    elif share != 1.0:
+        raise UserError(f"partial_rotary_factor = {share:g} with rope_type {kind!r}: only phi3 turns a part of a head")
+    return (theta, *_scaled(raw, rope, kind, context, share))
+
+
+def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple[RopeScaling | None, float, int]:
+    """Return RoPE's scaling, the share of a head it turns, and the positions it is defined for."""
     if kind == "default":
-        return theta, None, share, context
-    original = rope.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings") or context
+        return None, share, context
     if kind == "dynamic":  # the default up to the context; beyond it every key would be turned by another angle
-        return theta, None, share, context
-    factor = float(rope["factor"]) if rope.get("factor") is not None else context / int(original)
-    known: dict[str, Any] = {"factor": factor, "original": int(original)}
-    if kind == "linear":
-        return theta, RopeScaling(kind="linear", **known), share, context
+        _number(rope, "factor")
+        return None, share, context
+    if kind not in ("linear", "llama3", "yarn", "longrope"):
+        raise UserError(f"rope_type = {kind!r} is not supported")
+    original = _original(raw, rope, kind, context)
+    told = _number(rope, "factor", None, null=True) if kind in ("yarn", "longrope") else _number(rope, "factor")
+    factor = context / original if told is None else told
+    known: dict[str, Any] = {"factor": factor, "original": original}
     if kind == "llama3":
-        known |= {"low": float(rope["low_freq_factor"]), "high": float(rope["high_freq_factor"])}
-        return theta, RopeScaling(kind="llama3", **known), share, context
+        known |= {"low": _number(rope, "low_freq_factor"), "high": _number(rope, "high_freq_factor")}
     if kind == "yarn":
         known |= {
-            "fast": float(rope.get("beta_fast") or 32), "slow": float(rope.get("beta_slow") or 1),
-            "truncate": bool(rope.get("truncate", True)), "attention": _yarn_attention(rope, factor),
+            "fast": _number(rope, "beta_fast", None, null=True) or 32.0,
+            "slow": _number(rope, "beta_slow", None, null=True) or 1.0,
+            "truncate": _take(rope, "truncate", bool, True), "attention": _yarn_attention(rope, factor),
         }  # fmt: skip
-        return theta, RopeScaling(kind="yarn", **known), share, context
-    if kind in ("longrope", "su"):  # short factors; beyond the original context transformers changes to the long ones
-        told = rope.get("attention_factor")
-        length = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(int(original)))
-        attention = length if told is None else float(told)
-        divisors = tuple(float(x) for x in rope["short_factor"])
-        scaling = RopeScaling(kind="longrope", attention=attention, divisors=divisors, **known)
-        return theta, scaling, share, min(context, int(original))
-    raise UserError(f"rope_type = {kind!r} is not supported")
+    if kind == "longrope":  # short factors; beyond the original context transformers changes to the long ones
+        told = _number(rope, "attention_factor", None, null=True)
+        length = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))
+        if not isinstance(rope.get("long_factor"), list):
+            raise UserError("longrope: 'long_factor' is missing")
+        known |= {
+            "attention": length if told is None else told,
+            "divisors": tuple(_number({"short_factor": x}, "short_factor") for x in rope.get("short_factor", ())),
+        }
+        context = min(context, original)
+    return RopeScaling(kind=kind, **known), share, context
+
+
+def _original(raw: Raw, rope: Raw, kind: str, context: int) -> int:
+    """Return the positions a model was trained on before its RoPE was stretched.
+
+    Phi 3 has a field for them, which goes before that of its RoPE; elsewhere transformers' functions take one or the
+    other, and two that differ are refused.
+    """
+    if raw["model_type"] == "phi3":
+        return int(_take(raw, ORIGINAL, int, 4096))
+    inner = _take(rope, ORIGINAL, int, None, null=True)
+    outer = _take(raw, ORIGINAL, int, None, null=True)
+    if kind != "linear" and outer is not None and outer != (inner or context):
+        raise UserError(f"{ORIGINAL} = {outer} is not RoPE's {inner or context}")
+    return int(inner or context)
 
 
 def _yarn_attention(rope: Raw, factor: float) -> float:
     """Return YaRN's factor on cos and sin (Peng et al. 2023, eq. 22; mscale as in DeepSeek)."""
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
+    told = _number(rope, "attention_factor", None, null=True)
+    if told is not None:
+        return float(told)
 
     def scale(m: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * m * log(factor) + 1.0
 
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return scale(float(rope["mscale"])) / scale(float(rope["mscale_all_dim"]))
-    return scale(1.0)
+    one, all_ = (_number(rope, k, None, null=True) for k in ("mscale", "mscale_all_dim"))
+    return scale(one) / scale(all_) if one and all_ else scale(1.0)

@@ -175,7 +175,7 @@ def _key(e: ErrorRecord) -> tuple[Any, ...]:
 def _model(recorded: Recorded, options: Options) -> Model:
     record = recorded.run.record
     where = options.model or recorded_source(record.model.reference)
-    opened = open_checkpoint(where).with_weights(record.policy["weights"])
+    opened = open_checkpoint(where, record.model.allowed).with_weights(record.policy["weights"])
     return Model(msgspec.convert(record.model.config, DecoderConfig), opened.tensors.read)
 
 

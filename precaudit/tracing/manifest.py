@@ -50,6 +50,7 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         reference=subject.reference,
         sha256=checkpoint.hashes.sha256(),
         config=msgspec.to_builtins(subject.config),
+        allowed=checkpoint.allowed,
     )
     return RunRecord(
         schema=SCHEMA,

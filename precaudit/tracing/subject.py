@@ -1,6 +1,6 @@
 """A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -83,7 +83,7 @@ def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subje
     if record.program != "shipped":
         return None
     policy = declared_policy(record)
-    subject = load(model or recorded_source(record.model.reference), policy, None, device)
+    subject = load(model or recorded_source(record.model.reference), policy, None, device, allow=record.model.allowed)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
     return subject
@@ -95,14 +95,16 @@ def load(
     settings: dict[str, str] | None = None,
     device: str = "auto",
     parts: Parts | None = None,
+    allow: Collection[str] = (),
 ) -> Subject:
     """Open ``tiny``, ``smollm2``, a Hugging Face folder or a GGUF file under a policy, on a device.
 
-    ``settings`` replaces single policy keys; ``parts`` replaces operations of the decoder. Raises UserError.
+    ``settings`` replaces single policy keys; ``parts`` replaces operations of the decoder; ``allow``: unknown fields of
+    config.json to pass over. Raises UserError.
     """
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
-    checkpoint = open_checkpoint(subject).with_weights(chosen.weights)
+    checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights)
     found = choose_device(device)
     check_device(chosen, platform_of(found))
     return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config), found)
