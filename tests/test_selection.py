@@ -82,7 +82,7 @@ def test_buckets_grow_and_hold():
     sizes = [bucket(n) for n in range(1, 5000)]
     assert all(size >= n for n, size in enumerate(sizes, 1))
     assert sizes == sorted(sizes)
-    assert all(size <= max(32, 2 * n) for n, size in enumerate(sizes, 1))
+    assert all(size <= max(64, 4 * n) for n, size in enumerate(sizes, 1))
     assert bucket(512) == 512
 
 

@@ -249,13 +249,13 @@ def test_rows_of_another_prompt_are_told_from_stale_ones():
 
 
 def test_every_compiled_program_is_checked_once(tmp_path):
-    """Two buckets, two batch sizes, and decode with and without whole caches: eight programs, not three."""
-    prompts = ["import os", LONG, "x = 1"]
+    """Two buckets, two batch sizes, and decode with and without whole caches where they are long: not three."""
+    prompts = ["import os", LONG * 2, "x = 1"]
     run = record(tmp_path / "run", prompts=prompts, batch=2, select=Selection.parse(points="attn_out"))
     found = [(n.phase, n.step, n.shape) for n in run.record.neutrality]
     assert found == [
-        ("prefill", 0, (2, 256)), ("decode", 0, (2, 256)), ("decode", 1, (2, 256)), ("rescore", 0, (2, 256)),
-        ("prefill", 0, (1, 32)), ("decode", 0, (1, 32)), ("decode", 1, (1, 32)), ("rescore", 0, (1, 32)),
+        ("prefill", 0, (2, 384)), ("decode", 0, (2, 384)), ("decode", 1, (2, 384)), ("rescore", 0, (2, 384)),
+        ("prefill", 0, (1, 64)), ("decode", 0, (1, 64)), ("rescore", 0, (1, 64)),
     ]  # fmt: skip
     assert all(n.bitwise for n in run.record.neutrality)
 
@@ -270,7 +270,7 @@ def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, 
 
         def call(params, tables, tokens, *rest):
             logits, cache, taps = program(params, tables, tokens, *rest)
-            if capture is None and tokens.shape[1] > 32:
+            if capture is None and tokens.shape[1] > 64:
                 logits = logits + 1 if times is None else logits * (1 + times)
             return logits, cache, taps
 

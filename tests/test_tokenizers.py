@@ -3,11 +3,14 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
+import precaudit
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, from_gguf
@@ -205,3 +208,24 @@ def test_shipped_chats_a_model_takes_not_are_left_out_and_named(tmp_path, capfd,
     assert len(kept) == len(shipped_prompts()) - len(left_out)
     assert run([*arguments, "--force", "--prompt", "p4_sys"]) == 2  # asked for by name, it is an error
     assert "chat template does not take it" in capfd.readouterr().err
+
+
+def test_a_folder_s_tokenizer_needs_no_torch(tmp_path):
+    """tokenizer.json is read as it is: torch is not imported where it is installed, nor config.json read."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "tiny"
+    shutil.copytree(Path(precaudit.__file__).parent / "bundled" / "tiny", folder)
+    texts = [p.prompt for p in shipped_prompts() if isinstance(p.prompt, str)]
+    other = AutoTokenizer.from_pretrained(str(folder))
+    want = [other.encode(t, add_special_tokens=False) for t in texts]
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"torch_dtype": "auto"}))
+    code = (
+        "import json, sys; from pathlib import Path; from precaudit.checkpoints.tokenizers import from_folder;"
+        f"t = from_folder(Path({str(folder)!r}));"
+        f"ids = [t.encode(x, add_special_tokens=False) for x in json.loads(sys.stdin.read())];"
+        "print(json.dumps([ids, 'torch' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(texts), capture_output=True, text=True)
+    assert json.loads(done.stdout) == [want, False], done.stderr

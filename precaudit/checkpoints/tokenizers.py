@@ -18,12 +18,19 @@ CONTROL_TOKEN, USER_TOKEN = 3, 4
 
 
 def from_folder(folder: Path) -> Any:
-    """Return the transformers tokenizer of a snapshot folder; nothing is fetched and no code in it is run."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    """Return the transformers tokenizer of a snapshot folder; nothing is fetched and no code in it is run.
+
+    tokenizer.json says all there is; where it lacks, transformers builds one of other files, and imports torch for it.
+    """
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        if (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        if (folder / "tokenizer.json").is_file():
+            if not (folder / "tokenizer_config.json").is_file():
+                return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds for a broken file
         text = str(error).strip().splitlines()

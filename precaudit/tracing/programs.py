@@ -17,12 +17,12 @@ from precaudit.transforms import reap
 
 
 def bucket(n: int) -> int:
-    """Return the length a sequence of ``n`` is padded to: powers of two to 256, then steps of an eighth or less."""
-    size = 32
-    while size < min(n, 256):
-        size *= 2
-    if n <= size:
-        return size
+    """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
+
+    Below 256 a program more costs more to compile than the padding costs to run.
+    """
+    if n <= 256:
+        return 64 if n <= 64 else 256
     step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
     return -(-n // step) * step
 

@@ -10,6 +10,7 @@ from precaudit.coverage import Entry
 from precaudit.formats import Array
 from precaudit.metrics.logits import top_ids
 from precaudit.records import PromptRecord, StepRecord, number
+from precaudit.row_hashes import row_hashes
 from precaudit.store import RunWriter, Tensor
 from precaudit.tracing.programs import Capture
 
@@ -60,6 +61,8 @@ def record(whole: Recording, writer: RunWriter) -> None:
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)
+                if e.hashed and e.point not in call.capture.hashed:
+                    x = row_hashes(x)
             tensors.append(Tensor(e.layer, e.point, e.axes, e.positions, x, e.support))
         if whole.steps:
             first = len(prompt.tokens) - 1

@@ -19,25 +19,37 @@ from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
 
+SHORT = 256  # slots
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts run together, what is recorded of each, and on which side they are padded."""
+    """Prompts run together, what is recorded of each, on which side they are padded, and the steps decoded after.
+
+    Prefill, decode and rescore have one ``length``, of tokens and of the cache: prefill and rescore are one program.
+    """
 
     prompts: tuple[PromptRecord, ...]
     plan: tuple[tuple[Entry, ...], ...]
     pad: str
+    steps: int = 0
 
     @classmethod
     def of(cls, prompts: Sequence[PromptRecord], requested: Requested) -> "Batch":
         """Plan what is recorded of ``prompts``."""
         plan = tuple(tuple(entries(requested, len(p.tokens))) for p in prompts)
-        return cls(tuple(prompts), plan, requested.pad)
+        steps = 0 if requested.phases == ("prefill",) else requested.decode_steps
+        return cls(tuple(prompts), plan, requested.pad, steps)
+
+    @property
+    def length(self) -> int:
+        """The slots of a sequence: the longest prompt and what is decoded after it, in a bucket."""
+        return bucket(max(len(p.tokens) for p in self.prompts) + self.steps)
 
     def arrays(self, sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-        """Return tokens [B, bucket] and starts [B]; left padding aligns ends, the bucket's rest is on the right."""
+        """Return tokens [B, length] and starts [B]; left padding aligns ends, the bucket's rest is on the right."""
         longest = max(map(len, sequences))
-        tokens = np.zeros((len(sequences), bucket(longest)), np.int32)
+        tokens = np.zeros((len(sequences), self.length), np.int32)
         starts = np.zeros(len(sequences), np.int32)
         for b, sequence in enumerate(sequences):
             starts[b] = longest - len(sequence) if self.pad == "left" else 0
@@ -79,11 +91,16 @@ class Session:
             progress("rescore")
 
     def _capture(self, batch: Batch, phase: str, step: int) -> Capture:
-        """Return what a call collects; rows are gathered on the device where fewer than all are recorded."""
+        """Return what a call collects; in long sequences rows are gathered on the device where fewer are recorded.
+
+        Caches between the first and the last step are hashed there. Short ones are cut and hashed by the recording:
+        another program takes a second to compile, as long as many prompts take to run.
+        """
         here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
-        partial_rows = {e.point for e in here if phase != "decode" and len(e.positions) < e.keys}
+        long = batch.length > SHORT
+        partial_rows = {e.point for e in here if long and phase != "decode" and len(e.positions) < e.keys}
         points = frozenset(e.point for e in here)
-        hashed = frozenset(e.point for e in here if e.hashed)
+        hashed = frozenset(e.point for e in here if long and e.hashed)
         return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}), hashed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
@@ -101,12 +118,16 @@ class Session:
         capacity = tokens.shape[1] if cache is None else cache["k"].shape[2]
         return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
 
-    def _cache(self, batch: int, length: int) -> Any:
-        """Return an empty cache for prompts that end at slot ``length``; None when nothing is decoded."""
+    def _cache(self, batch: Batch) -> Any:
+        """Return an empty cache; None when nothing is decoded."""
         if self.requested.phases == ("prefill",):
             return None
-        capacity = bucket(length + self.requested.decode_steps)
-        return jax.device_put(self.subject.decoder.init_cache(batch, capacity), self.subject.device)
+        return jax.device_put(self.subject.decoder.init_cache(len(batch.prompts), batch.length), self.subject.device)
+
+    def _width(self, batch: Batch) -> int:
+        """Return how many logits rows prefill gives: those of rescore where that is asked for, which runs it again."""
+        rows = max(len(p.tokens) for p in batch.prompts) if self.requested.every_logit else 1
+        return rows + (self.requested.decode_steps if "rescore" in self.requested.phases else 0)
 
     def _prefill(self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int]) -> jax.Array:
         """Run whole sequences; return the logits [B, V] at each prompt's last position."""
@@ -115,24 +136,19 @@ class Session:
             spans = [tuple(range(len(s))) for s in sequences]
         else:
             spans = [tuple(range(first, len(s))) for first, s in zip(firsts, sequences, strict=True)]
-        width = max(map(len, spans))
+        width = self._width(batch)
         rows = np.asarray(
             [[s + r for r in (span + span[-1:] * width)[:width]] for s, span in zip(starts, spans, strict=True)]
         )
         rows = rows.astype(np.int32)
         capture = self._capture(batch, phase, 0)
         take = self._take(batch, capture, phase, starts)
-        longest = max(map(len, sequences))
-
-        def cache() -> Any:
-            return self._cache(len(tokens), longest) if phase == "prefill" else None
-
         program = prefill_program(self.subject, capture)
-        given = (tokens, starts, rows, cache(), take)
+        given = (tokens, starts, rows, self._cache(batch), take)
         check = self._unchecked(phase, capture, given)
         logits, _, taps = self._call(program, *given)
         if check:
-            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, cache())
+            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, self._cache(batch))
             self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
@@ -146,7 +162,7 @@ class Session:
         tokens, starts = batch.arrays(sequences)
         ends = starts + np.asarray([len(s) for s in sequences], np.int32)
         each = np.arange(len(tokens))
-        token: Any = jnp.asarray(tokens[each, ends - 1])
+        token: Any = self._put(tokens[each, ends - 1])
         cache = self._fill(batch, tokens, starts, ends)
         fed: list[Any] = []
         for step in range(self.requested.decode_steps + 1):
@@ -174,16 +190,18 @@ class Session:
         tokens[np.arange(len(tokens)), ends - 1] = 0
         capture = self._capture(batch, "prefill", 0)
         take = self._take(batch, capture, "prefill", starts)
-        width = int((ends - starts).max()) if self.requested.every_logit else 1
-        rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), width)).astype(np.int32)
-        cache = self._cache(len(tokens), int(ends.max()))
-        return self._call(prefill_program(self.subject, capture), tokens, starts, rows, cache, take)[1]
+        rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), self._width(batch))).astype(np.int32)
+        return self._call(prefill_program(self.subject, capture), tokens, starts, rows, self._cache(batch), take)[1]
 
     def _next(self, batch: Batch, step: int, logits: Any) -> jax.Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
         if self.forced and step < self.requested.decode_steps:
-            return jnp.asarray([self.forced[p.id][step] for p in batch.prompts], jnp.int32)
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return self._put(np.asarray([self.forced[p.id][step] for p in batch.prompts], np.int32))
+        return self._put(jnp.argmax(logits, axis=-1).astype(jnp.int32))
+
+    def _put(self, x: Any) -> jax.Array:
+        """Return ``x`` on the subject's device and committed to it: where it is not, jit compiles once more."""
+        return jax.device_put(x, self.subject.device)
 
     def _unchecked(self, phase: str, capture: Capture, given: Any) -> bool:
         """Whether this is the first call of a compiled program: of a phase, what it captures and its shapes."""

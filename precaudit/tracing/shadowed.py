@@ -86,16 +86,15 @@ def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
 
 def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[int, ...]) -> Iterator[Call]:
     """Run the shadow of every call as the session ran the program (tracing/session.py)."""
-    asked, batch = work.requested, Batch(work.prompts, (), work.requested.pad)
+    asked, batch = work.requested, Batch.of(work.prompts, work.requested)
     sequences = [list(p.tokens) for p in work.prompts]
     longer = [list(work.fed[p.id]) for p in work.prompts]
     tokens, starts = batch.arrays(sequences)
     ends = starts + np.asarray([len(s) for s in sequences], np.int32)
-    capacity = bucket(max(map(len, sequences)) + asked.decode_steps)
     run, step_of = _programs(subject.decoder, tuple(subject.lift.items()), points, layers)
 
     def cache() -> Any:
-        shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), capacity))
+        shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
         return jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
 
     def prefill(phase: str, fed: list[list[int]], filled: Any) -> Call:
@@ -111,14 +110,14 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
         cut[np.arange(len(cut)), ends - 1] = 0
         where = (exact_tables(subject, cut.shape[1]), cut, starts, (ends - 1)[:, None])
         held = run(subject.parameters, *where, cache())[0][1]
-        tables = exact_tables(subject, capacity)
+        tables = exact_tables(subject, batch.length)
         for step in range(min(len(a) - len(b) for a, b in zip(longer, sequences, strict=True)) + 1):
             rows = tuple(np.asarray([len(s) - 1 + step]) for s in sequences)
             token = np.asarray([a[int(r[0])] for a, r in zip(longer, rows, strict=True)], np.int32)
             (_, held), taps = step_of(subject.parameters, tables, token, starts, ends - 1 + np.int32(step), held)
             yield Call("decode", step, _host(taps), starts, rows)
     if "rescore" in work.phases:
-        yield prefill("rescore", longer, None)
+        yield prefill("rescore", longer, cache())
 
 
 @lru_cache(maxsize=8)
