@@ -33,12 +33,12 @@ OWN = {
     "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "mistral": {"sliding_window": 5},
     "gemma2": GEMMA,
-    "gemma3_text": GEMMA | {"layer_types": [SLIDING, FULL, SLIDING]},
+    "gemma3_text": GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_theta": 65536.0},
     "granite": {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.3, "logits_scaling": 2.5,
     },
 }  # fmt: skip
-THETA = {"rope_theta": 256.0}  # its roots are exact: longrope's powers stay in float32 in transformers
+THETA = {"rope_theta": 256.0}  # its roots are exact, as 65536's: longrope's powers stay in float32 in transformers
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
@@ -158,6 +158,7 @@ VALUES = {
     "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": [1, 2], "router_aux_loss_coef": 0.1,
     "_experts_implementation": "eager", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "num_labels": 4, "loss_type": "X",
     "_commit_hash": "ab", "transformers_version": "4.0", "chunk_size_feed_forward": 0, "name_or_path": "x",
+    "cache_implementation": "static", "pretraining_tp": 2, "output_router_logits": False,
 }  # fmt: skip
 READ_WITHOUT_THEM = {"torch_dtype": "auto"}  # transformers fails on it; it is no formula
 
@@ -291,11 +292,11 @@ def test_what_transformers_never_reads_is_derived_from_it():
     files += [p for p in (root / f"{name}.py" for name in shared) if p.is_file()]
     files += [*root.glob("integrations/sdpa_attention.py"), *root.glob("integrations/moe.py")]
     read = {a or b for file in files for a, b in pattern.findall(file.read_text())}
-    # not of a file: where it came from, and RoPE's older names, which are read before they are stored elsewhere
+    # where a file came from, what has no setter, and RoPE's older names, which are read before they are stored elsewhere
     place = {
         "_configuration_file", "_from_auto", "_from_pipeline", "cache_dir", "commit_message", "force_download",
         "gguf_file", "local_files_only", "proxies", "repo_id", "return_unused_kwargs", "revision", "subfolder", "token",
-        "trust_remote_code", "rope_scaling", "rope_theta",
+        "trust_remote_code", "rope_scaling", "rope_theta", "use_return_dict",
     }  # fmt: skip
     never = known - read - place
     assert not never - UNREAD, "transformers takes more fields that change nothing"

@@ -15,7 +15,6 @@ DERIVED = frozenset(
         "num_beams", "num_return_sequences", "output_hidden_states", "output_scores", "problem_type",
         "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens",
         "target_lookbehind", "temperature", "top_k", "top_p", "torch_dtype", "transformers_version", "typical_p",
-        "use_return_dict",
     ]
 )  # fmt: skip
 
