@@ -77,7 +77,7 @@ calibrate: .venv/test
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
-	$(BIN)/python -m pytest -n 2 -m "oracle or not oracle" tests/test_oracle.py tests/test_files.py
+	$(BIN)/python -m pytest -n 2 -m "oracle or not oracle" tests/test_oracle.py tests/test_files.py tests/test_configs.py
 
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py

@@ -1,5 +1,6 @@
 """Number formats: names, unit roundoffs, and exact rounding of FP64 values to them."""
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,15 @@ def as_format(x: Array, name: str) -> Array:
     """Return FP64 ``x`` rounded once to format ``name`` and stored in its dtype."""
     with np.errstate(over="ignore", invalid="ignore"):
         return rounder(name)(x).astype(FORMATS[name].dtype)
+
+
+def release(x: Array) -> None:
+    """Let go of the pages of the file that ``x`` is a view of, if it is one; they are read again when asked for."""
+    base: Any = x
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if isinstance(base, mmap.mmap) and hasattr(base, "madvise"):  # not on Windows
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def ordinals(x: Array) -> npt.NDArray[np.int64]:

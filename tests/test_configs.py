@@ -292,7 +292,7 @@ def test_what_transformers_never_reads_is_derived_from_it():
     files += [p for p in (root / f"{name}.py" for name in shared) if p.is_file()]
     files += [*root.glob("integrations/sdpa_attention.py"), *root.glob("integrations/moe.py")]
     read = {a or b for file in files for a, b in pattern.findall(file.read_text())}
-    # where a file came from, what has no setter, and RoPE's older names, which are read before they are stored elsewhere
+    # where a file came from, what has no setter, and RoPE's older names, which become rope_parameters
     place = {
         "_configuration_file", "_from_auto", "_from_pipeline", "cache_dir", "commit_message", "force_download",
         "gguf_file", "local_files_only", "proxies", "repo_id", "return_unused_kwargs", "revision", "subfolder", "token",

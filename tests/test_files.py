@@ -432,7 +432,7 @@ def config_of(name, **more):
     ("name", "more"),
     [("phi3-mha", {"attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
      ("qwen2-gqa", {"use_mrope": False}), ("gemma2-gqa", {"sliding_window_size": 8}),
-     ("gemma2-gqa", {"hidden_activation": None, "hidden_act": "gelu_pytorch_tanh"}),
+     ("gemma2-gqa", {"hidden_act": "gelu"}),
      ("qwen3-moe-gqa", {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}),
      ("llama-gqa", {"unsloth_version": "x", "_attn_implementation_autoset": True, "tokenizer_class": "T"})],
 )  # fmt: skip
@@ -445,7 +445,7 @@ def test_fields_that_change_nothing_are_let_pass(name, more):
     [("phi3-mha", {"attention_bias": True}, "attention_bias"), ("phi3-mha", {"lm_head_bias": True}, "lm_head_bias"),
      ("gemma2-gqa", {"sliding_window_size": 9}, "sliding_window_size"), ("qwen2-gqa", {"use_mrope": True}, "use_mrope"),
      ("qwen3-gqa", {"use_qk_norm": True}, "use_qk_norm"), ("qwen3-moe-gqa", {"mlp_only_layers": [1]}, "mlp_only"),
-     ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "1 factors"),
+     ("phi3-longrope", {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "1 factors"),
      ("llama-gqa", {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor 0"),
      ("llama-gqa", {"quantization_config": {"quant_method": "gptq"}}, "gptq")],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precaudit.checkpoints.tensors import Tensors
+from precaudit.checkpoints.tensors import ALL, Tensors
 from precaudit.configs import DecoderConfig
 from precaudit.formats import Array
 
@@ -53,8 +53,10 @@ class Split:
         stored, rows = self.parts[name]
         return self.inner.read(stored)[rows]
 
-    def original(self, name: str) -> Array | None:
+    def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return FP64 values before rounding, None where nothing was rounded."""
-        stored, rows = self.parts.get(name, (name, slice(None)))
-        before = self.inner.original(stored)
-        return None if before is None else before[rows]
+        if name not in self.parts:
+            return self.inner.original(name, rows)
+        stored, own = self.parts[name]
+        inside = range(own.start, own.stop)[rows]
+        return self.inner.original(stored, slice(inside.start, inside.stop))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.checkpoints.tensors import ALL, row_blocks
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, as_format
 
@@ -30,6 +31,7 @@ PLAIN = ("F32", "F16", "BF16")
 ROPE_FREQS = "rope_freqs.weight"
 MODEL_FORMAT = "bfloat16"
 KEEP = 1 << 29  # bytes of dequantised tensors held
+PERMUTED = {"self_attn.q_proj.weight": "head_count", "self_attn.k_proj.weight": "head_count_kv"}
 
 
 def hugging_face_name(name: str, arch: str) -> str:
@@ -115,38 +117,41 @@ class GgufFile:
         """Every tensor's shape [out, in] (GGUF lists the fastest axis first)."""
         return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
 
-    def _dequantise(self, name: str) -> Array:
+    def _dequantise(self, name: str, rows: slice = ALL) -> Array:
         from gguf.quants import dequantize
 
-        tensor = self._tensors[name]
-        x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        x = x.reshape(self.shapes()[name])
+        tensor, shape = self._tensors[name], self.shapes()[name]
+        if self._permuted(name):
+            x = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
+            return self._unpermute(name, x)[rows]
+        x = dequantize(tensor.data[rows], tensor.tensor_type).astype(np.float32, copy=False).reshape(-1, *shape[1:])
         if self.arch.startswith("gemma") and name.endswith("norm.weight"):
             return x - np.float32(1)  # llama.cpp stores 1 + w
-        return self._unpermute(name, x)
+        return x
+
+    def _permuted(self, name: str) -> bool:
+        return self.arch == "llama" and ".".join(name.split(".")[-3:]) in PERMUTED
 
     def _unpermute(self, name: str, x: Array) -> Array:
         """Undo llama.cpp's interleaved RoPE layout of q and k rows (only family llama has it)."""
-        arch = self.arch
-        heads = {"self_attn.q_proj.weight": "head_count", "self_attn.k_proj.weight": "head_count_kv"}
-        suffix = ".".join(name.split(".")[-3:])
-        if arch != "llama" or suffix not in heads:
-            return x
-        n = int(self.metadata.get(f"{arch}.attention.{heads[suffix]}", self.metadata[f"{arch}.attention.head_count"]))
+        arch, key = self.arch, PERMUTED[".".join(name.split(".")[-3:])]
+        n = int(self.metadata.get(f"{arch}.attention.{key}", self.metadata[f"{arch}.attention.head_count"]))
         return x.reshape(n, x.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(x.shape)
 
     def read(self, name: str) -> Array:
         """Return the dequantised tensor rounded to bfloat16; a model of up to KEEP bytes is dequantised once."""
         if name in self._kept:
             return self._kept[name]
+        x = np.empty(self.shapes()[name], FORMATS[MODEL_FORMAT].dtype)
         # FP32 to bfloat16 is one rounding, to nearest even, in ml_dtypes.
         with np.errstate(invalid="ignore", over="ignore"):
-            x = self._dequantise(name).astype(FORMATS[MODEL_FORMAT].dtype)
+            for rows in [ALL] if self._permuted(name) else row_blocks(x.shape):
+                x[rows] = self._dequantise(name, rows)
         if sum(y.nbytes for y in self._kept.values()) + x.nbytes <= KEEP:
             self._kept[name] = x
         return x
 
-    def original(self, name: str) -> Array | None:
+    def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the dequantised values in FP64 where rounding to bfloat16 changes any."""
-        x = self._dequantise(name).astype(np.float64)
+        x = self._dequantise(name, rows).astype(np.float64)
         return x if (as_format(x, MODEL_FORMAT).astype(np.float64) != x).any() else None

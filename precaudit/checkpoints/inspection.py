@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from precaudit.checkpoints.opening import Checkpoint
+from precaudit.checkpoints.tensors import row_blocks
 from precaudit.formats import widen
-
-ROWS = 1 << 22  # elements looked at together
 
 
 class TensorCheck(NamedTuple):
@@ -29,8 +28,8 @@ def checked(checkpoint: Checkpoint) -> Iterator[TensorCheck]:
     for name in sorted(checkpoint.tensors.shapes()):
         x = np.ascontiguousarray(checkpoint.tensors.read(name))
         flat, bad, largest = x.reshape(-1), 0, 0.0
-        for i in range(0, flat.size, ROWS):
-            part = widen(flat[i : i + ROWS])
+        for rows in row_blocks(flat.shape):
+            part = widen(flat[rows])
             finite = np.isfinite(part)
             bad += int((~finite).sum())
             largest = max(largest, float(np.abs(np.where(finite, part, 0.0)).max(initial=0.0)))

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precaudit.checkpoints.tensors import check_format
+from precaudit.checkpoints.tensors import ALL, check_format
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
 from precaudit.formats import Array
@@ -144,7 +144,7 @@ class OrbaxFiles:
         turned = x.transpose([left.index(a) for a in flat])
         return np.ascontiguousarray(turned.reshape([prod(sizes[a] for a in group) for group in after]))
 
-    def original(self, name: str) -> None:
+    def original(self, name: str, rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
         return
 

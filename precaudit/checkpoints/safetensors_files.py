@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.checkpoints.tensors import check_format
+from precaudit.checkpoints.tensors import ALL, check_format
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array
 
@@ -119,6 +119,6 @@ class SafetensorsFiles:
         aligned = raw if entry.begin % dtype.itemsize == 0 else np.array(raw)
         return aligned.view(dtype).reshape(entry.shape)
 
-    def original(self, name: str) -> None:
+    def original(self, name: str, rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
         return

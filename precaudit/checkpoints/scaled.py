@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from precaudit.checkpoints.tensors import Tensors
+from precaudit.checkpoints.tensors import ALL, Tensors, row_blocks
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, as_format, widen
 
@@ -54,24 +54,28 @@ class Scaled:
         """Return the tensor, times its scale and rounded to bfloat16 where it has one."""
         if name not in self.scales:
             return self.inner.read(name)
-        return self._product(name).astype(np.float32).astype(FORMATS[MODEL_FORMAT].dtype)
+        out = np.empty(self.inner.shapes()[name], FORMATS[MODEL_FORMAT].dtype)
+        for rows in row_blocks(out.shape):
+            out[rows] = self._product(name, rows).astype(np.float32).astype(out.dtype)
+        return out
 
-    def original(self, name: str) -> Array | None:
+    def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the product in FP64 where rounding it changed any element."""
         if name not in self.scales:
-            return self.inner.original(name)
-        x = self._product(name)
+            return self.inner.original(name, rows)
+        x = self._product(name, rows)
         return x if (widen(as_format(x, MODEL_FORMAT)) != x).any() else None
 
-    def _product(self, name: str) -> Array:
-        x, scale = widen(self.inner.read(name)), widen(self.inner.read(self.scales[name]))
+    def _product(self, name: str, rows: slice) -> Array:
+        stored, scale = self.inner.read(name), widen(self.inner.read(self.scales[name]))
         if prod(scale.shape) == 1:
-            return np.asarray(x * scale.reshape(()))
-        blocks = _blocks(x.shape, scale.shape, self.block)
+            return np.asarray(widen(stored[rows]) * scale.reshape(()))
+        blocks = _blocks(stored.shape, scale.shape, self.block)
         assert blocks is not None
-        for axis, (block, n) in enumerate(zip(blocks, x.shape, strict=True)):
-            scale = np.take(np.repeat(scale, block, axis=axis), np.arange(n), axis=axis)
-        return np.asarray(x * scale)
+        for axis, (block, n) in enumerate(zip(blocks, stored.shape, strict=True)):
+            at = np.arange(n)[rows if axis == 0 else ALL]
+            scale = np.take(scale, at // block, axis=axis)
+        return np.asarray(widen(stored[rows]) * scale)
 
 
 def _blocks(shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -1,8 +1,9 @@
 """What every reader offers: named tensors, read one at a time."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -11,12 +12,28 @@ import numpy as np
 
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
-from precaudit.formats import FORMATS, Array, as_format, widen
+from precaudit.formats import FORMATS, Array, as_format, single, widen
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
-ROWS = 1 << 12  # compared at once
+ALL = slice(None)
+ELEMENTS = 1 << 22  # looked at together: 32 MiB in FP64
+
+
+def row_blocks(shape: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of a tensor in blocks of about ELEMENTS elements; all at once where there are no rows."""
+    if not shape:
+        yield ALL
+        return
+    step = max(1, ELEMENTS // max(1, prod(shape[1:])))
+    yield from (slice(i, i + step) for i in range(0, shape[0], step))
+
+
+def count_nonfinite(x: Array) -> int:
+    """Return how many values are NaN or infinite."""
+    flat = x.reshape(-1)
+    return sum(int((~np.isfinite(single(flat[rows]))).sum()) for rows in row_blocks(flat.shape))
 
 
 class Tensors(Protocol):
@@ -30,8 +47,8 @@ class Tensors(Protocol):
         """Return the tensor's values as the model uses them (a view of the file where it can be)."""
         ...
 
-    def original(self, name: str) -> Array | None:
-        """Return FP64 values before rounding to the model's format; None where nothing was rounded."""
+    def original(self, name: str, rows: slice = ALL) -> Array | None:
+        """Return FP64 values of ``rows`` before rounding to the model's format; None where nothing was rounded."""
         ...
 
 
@@ -48,14 +65,18 @@ class Rounded:
 
     def read(self, name: str) -> Array:
         """Return the tensor rounded to the format."""
-        before = self.inner.original(name)
-        return as_format(widen(self.inner.read(name)) if before is None else before, self.format)
+        stored = self.inner.read(name)
+        out = np.empty(stored.shape, FORMATS[self.format].dtype)
+        for rows in row_blocks(stored.shape):
+            before = self.inner.original(name, rows)
+            out[rows] = as_format(widen(stored[rows]) if before is None else before, self.format)
+        return out
 
-    def original(self, name: str) -> Array | None:
+    def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the tensor before rounding, in FP64."""
-        before = self.inner.original(name)
-        x = widen(self.inner.read(name)) if before is None else before
-        return x if (widen(self.read(name)) != x).any() else None
+        before = self.inner.original(name, rows)
+        x = widen(self.inner.read(name)[rows]) if before is None else before
+        return x if (widen(as_format(x, self.format)) != x).any() else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,7 @@ def as_tied(config: DecoderConfig, tensors: Tensors) -> DecoderConfig:
         return config
     if shapes[head] == shapes[embedding]:
         a, b = tensors.read(head), tensors.read(embedding)
-        if all(np.array_equal(widen(a[i : i + ROWS]), widen(b[i : i + ROWS])) for i in range(0, len(a), ROWS)):
+        if all(np.array_equal(widen(a[rows]), widen(b[rows])) for rows in row_blocks(a.shape)):
             return config
     return msgspec.structs.replace(config, tied=False)
 

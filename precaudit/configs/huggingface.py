@@ -182,9 +182,9 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    pattern = _take(raw, "sliding_window_pattern", int, 6)
+    pattern = _take(raw, "sliding_window_pattern", int, 6, null=True)
     if not pattern and raw.get("layer_types") is None:
-        raise UserError("sliding_window_pattern is 0")
+        raise UserError(f"sliding_window_pattern is {pattern}")
     found = _gemma(raw, pattern or 6, (None, None))
     if found.pop("score_cap") is not None:  # transformers reads the field and does not use it
         raise UserError("attn_logit_softcapping is not supported in gemma3_text")

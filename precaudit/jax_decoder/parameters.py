@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from precaudit.configs import DecoderConfig, RopeScaling, expected_tensors
-from precaudit.formats import Array, as_format, wider
+from precaudit.formats import Array, as_format, release, wider
 from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
 
@@ -21,28 +21,40 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     ``read`` returns a tensor by checkpoint name. Tensors narrower than the activations are widened, exactly.
     """
 
-    def load(array: Array) -> jax.Array:
+    def load(names: Any) -> jax.Array:
+        array = gathered(names)
         wide = wider(array.dtype, activations)
         return jax.device_put(np.asarray(array).astype(wide, copy=False), device)
+
+    def gathered(names: Any) -> Array:
+        """Return a tensor, or tensors stacked as their names are; what a stack holds is let go of in the file."""
+        if isinstance(names, str):
+            return read(names)
+        parts = [gathered(name) for name in names]
+        out = np.stack(parts)
+        for part in parts:
+            release(part)
+        return out
 
     expected = expected_tensors(config)
     layers = {}
     for ours, theirs in layer_tensors(config).items():
         if f"model.layers.0.{theirs}" in expected:
-            layers[ours] = load(np.stack([read(f"model.layers.{i}.{theirs}") for i in range(config.layers)]))
+            layers[ours] = load([f"model.layers.{i}.{theirs}" for i in range(config.layers)])
     for ours, theirs in EXPERT_TENSORS.items() if config.sparse else ():
-        names = [
-            [f"model.layers.{i}.mlp.experts.{e}.{theirs}.weight" for e in range(config.experts)]
-            for i in range(config.layers)
-        ]
-        layers[ours] = load(np.stack([np.stack([read(name) for name in row]) for row in names]))
+        layers[ours] = load(
+            [
+                [f"model.layers.{i}.mlp.experts.{e}.{theirs}.weight" for e in range(config.experts)]
+                for i in range(config.layers)
+            ]
+        )
     params: Parameters = {
-        "embed": load(read("model.embed_tokens.weight")),
+        "embed": load("model.embed_tokens.weight"),
         "layers": layers,
-        "final_norm": load(read("model.norm.weight")),
+        "final_norm": load("model.norm.weight"),
     }
     if not config.tied:
-        params["lm_head"] = load(read("lm_head.weight"))
+        params["lm_head"] = load("lm_head.weight")
     return params
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
+from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
-from precaudit.formats import widen
+from precaudit.formats import release
 from precaudit.points import present, support
 from precaudit.policies import fused
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
@@ -195,8 +195,8 @@ def weight_warnings(subject: Subject) -> list[str]:
     found = []
     for name in subject.checkpoint.tensors.shapes():
         x = subject.checkpoint.tensors.read(name)
-        if not np.isfinite(widen(x).sum()):
-            bad = int((~np.isfinite(widen(x))).sum())
-            if bad:
-                found.append(f"weights: tensor {name!r} has {bad} values that are NaN or infinite")
+        bad = count_nonfinite(x)
+        release(x)
+        if bad:
+            found.append(f"weights: tensor {name!r} has {bad} values that are NaN or infinite")
     return found
