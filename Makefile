@@ -15,7 +15,7 @@ help:
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
 	@echo 'make families  every family end to end on random models'
-	@echo 'make fuzz      read ten thousand broken model files'
+	@echo 'make fuzz      read 110,000 broken files: models, runs, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
@@ -69,8 +69,13 @@ exam-diagnose: .venv/test
 families: .venv/test
 	$(BIN)/python -m benchmarks.families --all
 
-fuzz: .venv/test
+.venv/fuzz: .venv/test
+	$(PIP) -e '.[fuzz]'
+	touch $@
+
+fuzz: .venv/fuzz
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.guided
 
 calibrate: .venv/test
 	$(BIN)/python -m benchmarks.calibrate

@@ -1,12 +1,15 @@
-"""Broken model files: each is an error that names the file, or a correct load (``make fuzz``: ten thousand of them).
+"""Broken files of models, runs and users: each is an error that names the file, or read (``make fuzz``).
 
-Bytes are flipped, cut, doubled and overwritten, JSON values exchanged for others. A file may not crash the reader, hang
-it, make it hold much more memory than the file has bytes, or make it write.
+Bytes are flipped, cut, doubled and overwritten, values of JSON and TOML exchanged for others. A file may not crash the
+reader, hang it, make it hold much more memory than the file has bytes, or make it write. Every file is read as the
+commands read it: a run is opened, its tensors read, judged and reported. ``guided.py`` looks for files by coverage.
 """
 
 import argparse
+import copy
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -20,9 +23,23 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.audit import read_config
 from precaudit.checkpoints import open_checkpoint
+from precaudit.checkpoints.orbax_files import read_layout
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare, recall
 from precaudit.errors import UserError
 from precaudit.formats import widen
+from precaudit.judging.baselines import freeze
+from precaudit.judging.gate import gate
+from precaudit.policies import load_policy
+from precaudit.prompts import Prompt, read_prompts
+from precaudit.reports.judgement import message
+from precaudit.reports.markdown import render
+from precaudit.selection import Selection
+from precaudit.store import file_hash, open_run
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
 from tests.test_files import write_gguf
 
@@ -67,7 +84,7 @@ def exchanged(data: bytes, r: random.Random) -> bytes:
             elif r.random() < 0.1 and isinstance(node, dict):
                 node[r.choice(("", "x", f"{key}s", "__proto__"))] = node.pop(key)
             else:
-                node[key] = r.choice(VALUES)
+                node[key] = copy.deepcopy(r.choice(VALUES))
             break
     return json.dumps(tree).encode("utf-8", "replace")
 
@@ -98,7 +115,28 @@ def limited() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def read(path: Path) -> None:
+def words(data: bytes, r: random.Random) -> bytes:
+    """Exchange a number, name or word of a text for something else (TOML, and lines of JSON)."""
+    text = data.decode("utf-8", "replace")
+    found = list(re.finditer(r"[\w.+-]+", text)) or [re.match("", text)]
+    for _ in range(r.choice((1, 1, 2))):
+        at = r.choice(found)
+        assert at is not None
+        if at.end() <= len(text):
+            text = text[: at.start()] + r.choice(WORDS) + text[at.end() :]
+    return text.encode("utf-8", "replace")
+
+
+def line(data: bytes, r: random.Random) -> bytes:
+    """Exchange values in one line of JSON, or take, double or move the line."""
+    lines = data.splitlines(keepends=True)
+    i = r.randrange(len(lines))
+    other = exchanged(lines[i], r) + b"\n"
+    changed = r.choice(([other], [other], [other], [], [lines[i]] * 2, [other, lines[i]]))
+    return b"".join([*lines[:i], *changed, *lines[i + 1 :]])
+
+
+def read_model(path: Path) -> None:
     """Open a model, read every tensor and make its tokenizer."""
     opened = open_checkpoint(str(path))
     for name in opened.tensors.shapes():
@@ -110,8 +148,50 @@ def read(path: Path) -> None:
         opened.make_tokenizer().encode("a b")
 
 
-def outcome(path: Path, named: str) -> str:
-    """Read a model that may be broken; return what happened: loaded, refused, or what went wrong."""
+def sealed(folder: Path) -> None:
+    """Set the hashes of a run's files to what they are now, as whoever altered them would."""
+    hashed = {
+        "run.json": ("hashes", ("prompts.jsonl", "steps.jsonl", "points.jsonl")),
+        "compare.json": ("hashes", ("errors.jsonl", "prefill_decode.jsonl")),
+    }
+    for name, (key, files) in hashed.items():
+        try:
+            raw = json.loads((folder / name).read_bytes())
+            raw[key] |= {file: file_hash(folder / file) for file in files}
+            raw |= {"run": file_hash(folder / "run.json")} if name == "compare.json" else {}
+            (folder / name).write_text(json.dumps(raw))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+
+
+def read_run(path: Path) -> None:
+    """Open a run whose hashes hold, read its tensors, judge it and render its report."""
+    sealed(path)
+    run = open_run(path)
+    for point in run.points:
+        run.tensor(point)
+    render(recall(path))
+    for verdict in gate(path).verdicts:
+        message(verdict)
+
+
+def read_baselined(path: Path) -> None:
+    """Judge the run beside a baseline."""
+    gate(path.parent / "run", baseline=path)
+
+
+def read_budgeted(path: Path) -> None:
+    """Judge the run beside budgets."""
+    gate(path.parent / "run", budgets=path)
+
+
+def read_policy(path: Path) -> None:
+    """Read a policy file."""
+    load_policy(str(path))
+
+
+def outcome(path: Path, named: str, read: Callable[[Path], object] = read_model) -> str:
+    """Read what may be broken; return what happened: loaded, refused, or what went wrong."""
     listing = sorted(p.name for p in path.parent.rglob("*"))
     try:
         with limited():
@@ -124,6 +204,57 @@ def outcome(path: Path, named: str) -> str:
     return found if sorted(p.name for p in path.parent.rglob("*")) == listing else "wrote a file"
 
 
+Way = Callable[[bytes, random.Random], bytes]
+Reader = Callable[[Path], object]
+WORDS = ("", "0", "-1", "nan", "inf", "1e999", "true", "99999999999999999999", '"x"', "[", "]", "{", "=", "x", "..")
+PROMPTS = """{"id": "a", "prompt": "x = 1"}
+{"id": "b", "tokens": [1, 2, 3]}
+{"id": "c", "messages": [{"role": "user", "content": "hi"}]}
+"""
+POLICY = """scores = "float32"
+softmax = "float32"
+matmul = "highest"
+"""
+BUDGETS = """[[budget]]
+points = ["attn_out"]
+layers = "0:2"
+metric = "rel_l2"
+limit = 0.5
+why = "a reason"
+
+[[budget]]
+unknown = "allow"
+points = ["logits"]
+why = "another"
+"""
+CONFIG = """subject = "tiny"
+policy = "bf16"
+layers = "0"
+decode_steps = 1
+
+[set]
+scores = "float32"
+"""
+NAMES = """checkpoint = "items"
+layout = "maxtext-llama"
+
+[config]
+query_scale = 1.0
+
+[tensors]
+"model.norm.weight" = { path = "decoder/norm", axes = "d -> d" }
+"""
+
+
+def sound_run(folder: Path) -> None:
+    """Trace and compare two short prompts of a fixture."""
+    prompts = [Prompt(id=name, tokens=tuple(range(1, n))) for name, n in (("a", 9), ("b", 5))]
+    subject = load(str(FIXTURES / "llama-gqa"), "bf16", device="cpu")
+    select = Selection.parse(points="attn_out,logits", phases="prefill,decode")
+    run = trace(subject, folder, prompts, select, Options(decode_steps=1))
+    compare(run, options=CompareOptions(accum=(), cache=folder.parent / "refs"))
+
+
 class Corpus:
     """Sound files of every kind in a folder, mutated one at a time."""
 
@@ -134,26 +265,52 @@ class Corpus:
         shutil.copytree(TINY, folder / "tiny")
         write_gguf(folder / "llama.gguf", "llama", "llama-gqa")
         write_gguf(folder / "gemma.gguf", "gemma3", "gemma3-gqa")
-        any_bytes: tuple[Callable[..., bytes], ...] = (flipped, cut)
-        self.files = [
-            *((name, "config.json", (exchanged, *any_bytes)) for name in ("llama-gqa", "gemma3-gqa", "phi3-partial")),
-            *((name, "model.safetensors", (header, *any_bytes)) for name in ("llama-gqa", "phi3-partial")),
-            ("tiny", "tokenizer.json", (exchanged, *any_bytes)),
-            ("llama.gguf", "", any_bytes), ("gemma.gguf", "", any_bytes),
+        sound_run(folder / "run")
+        (folder / "prompts.jsonl").write_text(PROMPTS)
+        (folder / "policy.toml").write_text(POLICY)
+        (folder / "budgets.toml").write_text(BUDGETS)
+        (folder / "precaudit.toml").write_text(CONFIG)
+        freeze(recall(folder / "run"), folder / "baseline.jsonl")
+        (folder / "names").mkdir()
+        (folder / "names" / "names.toml").write_text(NAMES)
+        raw: tuple[Way, ...] = (flipped, cut)
+        json_, lines, toml = (exchanged, *raw), (line, *raw), (words, *raw)
+        runs = ("prompts.jsonl", "points.jsonl", "steps.jsonl", "errors.jsonl", "prefill_decode.jsonl", "compare.json")
+        self.files: list[tuple[str, str, tuple[Way, ...], Reader]] = [
+            *((name, "config.json", json_, read_model) for name in ("llama-gqa", "gemma3-gqa", "phi3-partial")),
+            *((name, "model.safetensors", (header, *raw), read_model) for name in ("llama-gqa", "phi3-partial")),
+            ("tiny", "tokenizer.json", json_, read_model), ("llama.gguf", "", raw, read_model),
+            ("gemma.gguf", "", raw, read_model),
+            *(("run", name, lines, read_run) for name in runs if (folder / "run" / name).is_file()),
+            ("run", "run.json", json_, read_run),
+            ("run", str(next((folder / "run" / "tensors").rglob("*.safetensors")).relative_to(folder / "run")),
+             (header, *raw), read_run),
+            ("prompts.jsonl", "", lines, read_prompts), ("policy.toml", "", toml, read_policy),
+            ("budgets.toml", "", toml, read_budgeted), ("precaudit.toml", "", toml, read_config),
+            ("baseline.jsonl", "", lines, read_baselined), ("names", "names.toml", toml, read_layout),
         ]  # fmt: skip
 
     def case(self, seed: int) -> tuple[str, str]:
-        """Mutate one file, read the model, put the file back; return (what was mutated, outcome)."""
+        """Mutate one file, read what it belongs to, put it back; return (what was mutated, outcome)."""
         r = random.Random(seed)
-        model, name, ways = self.files[seed % len(self.files)]
-        path = self.folder / model / name if name else self.folder / model
-        sound = path.read_bytes()
+        owner, name, ways, read = self.files[seed % len(self.files)]
+        path = self.folder / owner / name if name else self.folder / owner
         way = r.choice(ways)
-        path.write_bytes(way(sound, r))
+        with self.kept(owner, path):
+            path.write_bytes(way(path.read_bytes(), r))
+            short = f"{owner}/{Path(name).name}" if name else owner
+            return f"{short} {way.__name__}", outcome(self.folder / owner, Path(name or owner).name, read)
+
+    @contextmanager
+    def kept(self, owner: str, path: Path) -> Iterator[None]:
+        """Put a file, and the hashes of a run, back as they were."""
+        beside = [path.parent / n for n in ("run.json", "compare.json")] if owner == "run" else []
+        sound = {p: p.read_bytes() for p in (path, *beside) if p.is_file()}
         try:
-            return f"{name or model} {way.__name__}", outcome(self.folder / model, name or model)
+            yield
         finally:
-            path.write_bytes(sound)
+            for p, data in sound.items():
+                p.write_bytes(data)
 
 
 def main() -> int:

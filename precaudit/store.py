@@ -1,7 +1,6 @@
 """Runs on disk: written tensor file by tensor file, read back with every hash checked."""
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Hashable, Iterable
@@ -258,9 +257,9 @@ def once(path: Path, keys: Iterable[Hashable]) -> None:
 def read_manifest(path: Path) -> RunRecord:
     """Read run.json; raises UserError when it is not one, is of a newer schema, or holds what no run holds."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = msgspec.json.decode(path.read_bytes())
         schema = raw["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: not a run manifest") from None
     if type(schema) is not int or schema < 1:
         raise UserError(f"{path}: not a run manifest: schema is {schema!r}")

@@ -19,7 +19,7 @@ from precaudit.comparison.formula import formula_errors
 from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
 from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
-from precaudit.comparison.looks import Found, covers, keep, resolve, reuse, visible, written
+from precaudit.comparison.looks import Found, covers, keep, known, resolve, reuse, visible, written
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
@@ -139,7 +139,8 @@ def recall(run: Path | str) -> Comparison:
     before = written(opened)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
-    errors = read_lines(opened.folder / "errors.jsonl", ErrorRecord)
+    path = opened.folder / "errors.jsonl"
+    errors = known(read_lines(path, ErrorRecord), path)
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     asked = tuple(dict.fromkeys(p for look in before.looks if look.formula for p in look.prompts))
     return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)

@@ -1,6 +1,7 @@
 """A look: which part of a run is compared, resolved; what earlier looks wrote, and how a new one joins them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -77,7 +78,15 @@ def reuse(run: Run, look: Look) -> Found | None:
         return None
     path = run.folder / "errors.jsonl"
     errors = read_lines(path, ErrorRecord) if look.formula else read_layers(path, look.layers)
-    return Found(errors, read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
+    return Found(known(errors, path), read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
+
+
+def known(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
+    """Return error records as they are read; raises UserError for a point there is none of."""
+    for e in errors:
+        if e.kind != "weights" and e.point not in POINTS:
+            raise UserError(f"{path}: a record of an unknown point {e.point!r}; the file was altered: compare again")
+    return errors
 
 
 def written(run: Run) -> CompareRecord | None:

@@ -110,7 +110,10 @@ def load_policy(name: str) -> Policy:
         table = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"policy {name}: not TOML: {error}") from None
-    return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)
+    try:
+        return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)
+    except UserError as error:
+        raise UserError(f"policy {name}: {error}") from None
 
 
 def apply_settings(policy: Policy, settings: dict[str, str], rename: bool = True) -> Policy:
