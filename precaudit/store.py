@@ -1,5 +1,6 @@
 """Runs on disk: written tensor file by tensor file, read back with every hash checked."""
 
+import glob
 import hashlib
 import os
 import shutil
@@ -313,9 +314,10 @@ def prepare_folder(folder: Path, force: bool) -> None:
     """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         _replaceable(folder, force)
-        gone = temporary(folder)
-        folder.rename(gone)  # at once: what is killed while it deletes leaves no half of a run behind
-        shutil.rmtree(gone)
+        folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
+    for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):
+        if gone.is_dir():  # of this run, or of one that was killed here
+            shutil.rmtree(gone)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
