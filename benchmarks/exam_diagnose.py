@@ -49,9 +49,11 @@ class Cell:
         return self.found == self.wanted and self.layer in first
 
 
-def traced(folder: Path, subject: Subject, texts: tuple[str, ...] = (TEXT,), steps: int = 2) -> Diagnosis:
-    """Trace a subject over texts in one batch and diagnose it."""
-    select = Selection.parse(points="all", phases="prefill,decode")
+def traced(
+    folder: Path, subject: Subject, texts: tuple[str, ...] = (TEXT,), steps: int = 2, recorded: str = "all"
+) -> Diagnosis:
+    """Trace the points that are ``recorded`` of a subject over texts in one batch and diagnose it."""
+    select = Selection.parse(points=recorded, phases="prefill,decode")
     prompts = [Prompt(id=name, prompt=text) for name, text in zip("abcd", texts, strict=False)]
     with placed():
         run = trace(subject, folder / "run", prompts, select, Options(force=True, decode_steps=steps, batch=len(texts)))
@@ -94,8 +96,9 @@ def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (rewrite, exit code, first finding) of honest programs."""
     for policy in ("bf16", "fp32-highest"):
         for name in REWRITES:
-            found = traced(folder, rewritten(name, policy), points(name))
-            yield f"{policy}, {name}", found.exit_code, found.findings[0].cause if found.findings else ""
+            found = traced(folder, rewritten(name, policy), recorded=points(name))
+            told = found.findings[0].cause if found.findings else "; ".join(found.unknown)
+            yield f"{policy}, {name}", found.exit_code, told
 
 
 def main() -> int:
