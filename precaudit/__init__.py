@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
-    from precaudit.comparison.compare import Comparison, compare
+    from precaudit.comparison.compare import compare
+    from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis, diagnose
     from precaudit.judging.gate import Judgement, gate
     from precaudit.selection import Selection
@@ -26,7 +27,7 @@ _LAZY = {
     "trace": "precaudit.tracing.trace",
     "repeat": "precaudit.tracing.repeat",
     "compare": "precaudit.comparison.compare",
-    "Comparison": "precaudit.comparison.compare",
+    "Comparison": "precaudit.comparison.written",
     "Selection": "precaudit.selection",
     "open_run": "precaudit.store",
     "Run": "precaudit.store",

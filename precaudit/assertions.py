@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from precaudit.comparison.closing import Yardstick
-from precaudit.comparison.compare import Comparison
+from precaudit.comparison.written import Comparison
 from precaudit.formats import FORMATS, Array, as_format, rounder, widen
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge

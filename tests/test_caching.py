@@ -119,7 +119,7 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     )
     compare(made, options=options)
     assert not computed
-    monkeypatch.setattr("precaudit.comparison.looks.computed_by", lambda sources: "0" * 64)
+    monkeypatch.setattr("precaudit.comparison.written.computed_by", lambda sources: "0" * 64)
     compare(made, options=options)
     assert computed
 

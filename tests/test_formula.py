@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.mistakes import in_batches
 from precaudit.audit import audit
-from precaudit.comparison.compare import Options, compare, recall
+from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.written import recall
 from precaudit.coverage import formula_keys
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.jax_decoder import Parts

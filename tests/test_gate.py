@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ from msgspec.structs import replace as replace_record
 from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
-from precaudit.comparison.compare import Options, compare, recall
+from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.written import recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
@@ -814,3 +817,15 @@ def test_what_the_gate_reads_is_what_compare_wrote(honest):
     assert recall(honest.folder).errors == read_lines(honest.folder / "errors.jsonl", ErrorRecord)
     pairs = read_lines(honest.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     assert pairs == honest.prefill_decode
+
+
+def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
+    """Another processor's BLAS, or a later precaudit, computes no record again to judge it."""
+    monkeypatch.setattr("precaudit.comparison.written.computed_by", lambda sources: "0" * 64)
+    assert gate(honest.folder).exit_code == 0
+
+
+def test_gate_imports_no_decoder():
+    code = "import sys; import precaudit.judging.gate; print([m for m in sys.modules if m == 'jax' or ('precaudit' in m and 'decoder' in m)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['precaudit.configs.decoder']"

@@ -14,7 +14,7 @@ from precaudit.cli._options import say
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """Freeze the errors of a compared RUN, without tensors, with where they come from and a SHA-256."""
-    from precaudit.comparison.compare import recall
+    from precaudit.comparison.written import recall
     from precaudit.judging.baselines import freeze
 
     record = freeze(recall(run), output, accept, why)

@@ -13,7 +13,7 @@ from precaudit.cli._options import console
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 def command(run: Path, as_markdown: bool, verbose: bool) -> None:
     """Show what compare recorded of RUN; computes nothing."""
-    from precaudit.comparison.compare import recall
+    from precaudit.comparison.written import recall
     from precaudit.reports import markdown, terminal
 
     found = recall(run)

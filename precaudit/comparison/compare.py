@@ -19,13 +19,14 @@ from precaudit.comparison.formula import formula_errors
 from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
 from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
-from precaudit.comparison.looks import Found, covers, keep, known, resolve, reuse, visible, written
+from precaudit.comparison.looks import Found, covers, keep, resolve, reuse, visible
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.comparison.weight_rounding import weight_errors
+from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
@@ -39,42 +40,13 @@ from precaudit.policies import recorded_policy
 from precaudit.records import (
     ErrorRecord,
     Look,
-    PrefillDecodeRecord,
     number,
-    read_lines,
     write_lines,
 )
 from precaudit.selection import Selection
 from precaudit.store import Run, file_hash, open_run
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
-
-    run: Run
-    errors: list[ErrorRecord]
-    prefill_decode: list[PrefillDecodeRecord]
-    notes: tuple[str, ...]
-    folder: Path
-    against: Run | None = None
-    formula: tuple[str, ...] = ()
-
-    def frame(self) -> Any:
-        """Return the error records as a pandas DataFrame, nested fields as ``worst.candidate`` and the like."""
-        return _frame(self.errors)
-
-    def prefill_decode_frame(self) -> Any:
-        """Return the prefill-against-decode records as a pandas DataFrame."""
-        return _frame(self.prefill_decode)
-
-
-def _frame(records: list[Any]) -> Any:
-    import pandas
-
-    return pandas.json_normalize([msgspec.to_builtins(r) for r in records])
 
 
 @dataclass(frozen=True)
@@ -131,19 +103,6 @@ def compare(
         recorded.run, visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder,
         formula=look.prompts if look.formula else (),
     )  # fmt: skip
-
-
-def recall(run: Path | str) -> Comparison:
-    """Return everything compare has written about a run; raises UserError when there is nothing, or of another run."""
-    opened = open_run(run, partial=True)
-    before = written(opened)
-    if before is None:
-        raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
-    path = opened.folder / "errors.jsonl"
-    errors = known(read_lines(path, ErrorRecord), path)
-    pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
-    asked = tuple(dict.fromkeys(p for look in before.looks if look.formula for p in look.prompts))
-    return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)
 
 
 def verify(recorded: Recorded, look: Look, tell: Tell) -> None:

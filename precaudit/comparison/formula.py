@@ -11,10 +11,8 @@ from precaudit.comparison.rows import Place
 from precaudit.coverage import formula_keys
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
-from precaudit.records import ErrorRecord, Number, number, value
+from precaudit.records import ErrorRecord, Number, number
 
-# Constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
-SAME = 1e-6
 OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"
 
 
@@ -44,15 +42,6 @@ def formula_errors(
                     yield here.record("formula", "shadow", "fp64", missing="the shadow of the program never came here")
                 else:
                     yield here.record("formula", "shadow", "fp64", **found[here])
-
-
-def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
-    """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
-    whole: tuple[str, Number | None, int | None] = ("tensor", e.rel_l2, None)
-    tokens = (e.scopes or {}).get("token", {})
-    found = [whole, ("token", *tokens["rel_l2"])] if "rel_l2" in tokens else [whole]
-    sizes = [(float("nan") if x is None else value(x), scope, index) for scope, x, index in found]
-    return max(sizes, key=lambda x: x[0] if x[0] == x[0] else float("inf"))
 
 
 def _program(recorded: Recorded, where: str | None) -> Any:

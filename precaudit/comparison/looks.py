@@ -1,14 +1,12 @@
 """A look: which part of a run is compared, resolved; what earlier looks wrote, and how a new one joins them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-import precaudit
-from precaudit.caching import COMPARES, computed_by
 from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.written import code, identity, known, written
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.accumulation import parse_accumulation
 from precaudit.points import POINTS, present
@@ -81,37 +79,6 @@ def reuse(run: Run, look: Look) -> Found | None:
     return Found(known(errors, path), read_lines(run.folder / "prefill_decode.jsonl", PrefillDecodeRecord), held.notes)
 
 
-def known(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
-    """Return error records as they are read; raises UserError for a point there is none of."""
-    for e in errors:
-        if e.kind != "weights" and e.point not in POINTS:
-            raise UserError(f"{path}: a record of an unknown point {e.point!r}; the file was altered: compare again")
-    return errors
-
-
-def written(run: Run) -> CompareRecord | None:
-    """Return compare.json of this very run as this precaudit wrote it, or None."""
-    path = run.folder / "compare.json"
-    try:
-        held = msgspec.json.decode(path.read_bytes(), type=CompareRecord)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    names = ("errors.jsonl", "prefill_decode.jsonl")
-    current = (SCHEMA, _code(), _identity(run))
-    if (held.schema, held.precaudit, held.run) != current or not all((run.folder / n).is_file() for n in names):
-        return None
-    return held if all(held.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
-
-
-def _code() -> str:
-    """Return what computed the records: version, and hash of the source and of NumPy's BLAS."""
-    return f"{precaudit.__version__} {computed_by(COMPARES)[:16]}"
-
-
-def _identity(run: Run) -> str:
-    return file_hash(run.folder / "run.json")
-
-
 def covers(old: Look, new: Look) -> bool:
     """Whether everything in ``new`` is in ``old``."""
     fields = ("prompts", "phases", "points", "layers", "accum")
@@ -160,7 +127,7 @@ def keep(run: Run, look: Look, found: Found, sigma: Number | None) -> Found:
     write_lines(run.folder / "prefill_decode.jsonl", pairs)
     hashes = {n: file_hash(run.folder / n) for n in ("errors.jsonl", "prefill_decode.jsonl")}
     record = CompareRecord(
-        schema=SCHEMA, precaudit=_code(), run=_identity(run), looks=looks, sigma=sigma, notes=notes,
+        schema=SCHEMA, precaudit=code(), run=identity(run), looks=looks, sigma=sigma, notes=notes,
         hashes=hashes,
     )  # fmt: skip
     write_lines(run.folder / "compare.json", [record])

@@ -10,13 +10,13 @@ import numpy as np
 
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.alternatives import unrounded_inputs
-from precaudit.comparison.compare import Comparison, Options, compare
+from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.handover import POINT as HANDED
-from precaudit.comparison.looks import written
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
+from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.advice import record_more
 from precaudit.diagnosis.between import recorded_probs

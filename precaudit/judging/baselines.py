@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from precaudit.comparison.compare import Comparison
+from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.store import Run

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from precaudit.comparison.compare import Comparison, recall
+from precaudit.comparison.written import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within

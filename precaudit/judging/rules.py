@@ -1,9 +1,8 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
-from precaudit.comparison.formula import SAME, farthest
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
-from precaudit.limits.checks import forward_checks, local_checks
+from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 

@@ -6,6 +6,8 @@ from typing import Any
 from precaudit.limits import Limits, Local
 from precaudit.records import ErrorRecord, Neutrality, Number, Signed, value
 
+# Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
+SAME = 1e-6
 # A check: metric, scope, value, limit, index
 Check = tuple[str, str, float, float, Any]
 
@@ -81,3 +83,12 @@ def disturbance(n: Neutrality, noise: Mapping[tuple[str, str, int], float]) -> f
     each = [over(a, noise.get((p, n.phase, n.step), 0.0)) for p, a in zip(n.prompts, n.apart, strict=False)]
     known = len(n.apart) == len(n.prompts) > 0 and all(x == x for x in each)
     return max(each) if known else float("inf")
+
+
+def farthest(e: ErrorRecord) -> tuple[float, str, int | None]:
+    """Return a formula record's largest relative distance (NaN is), its scope, tensor or token, and its index."""
+    whole: tuple[str, Number | None, int | None] = ("tensor", e.rel_l2, None)
+    tokens = (e.scopes or {}).get("token", {})
+    found = [whole, ("token", *tokens["rel_l2"])] if "rel_l2" in tokens else [whole]
+    sizes = [(float("nan") if x is None else value(x), scope, index) for scope, x, index in found]
+    return max(sizes, key=lambda x: x[0] if x[0] == x[0] else float("inf"))

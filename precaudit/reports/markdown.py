@@ -1,6 +1,6 @@
 """report.md: sentences, then tables."""
 
-from precaudit.comparison.compare import Comparison
+from precaudit.comparison.written import Comparison
 from precaudit.reports.escaping import code, markdown
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, accumulation, detail, outside, overview, pair_table, prefill_decode

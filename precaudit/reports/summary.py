@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.comparison.attribution import Attribution, attribute
-from precaudit.comparison.formula import SAME, farthest
+from precaudit.limits.checks import SAME, farthest
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.selection import PHASES

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from precaudit.comparison.compare import Comparison
+from precaudit.comparison.written import Comparison
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode
