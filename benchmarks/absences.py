@@ -14,7 +14,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
-from precaudit.comparison.compare import Comparison, Options, compare
+from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate

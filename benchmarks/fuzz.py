@@ -27,7 +27,8 @@ from precaudit.audit import read_config
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.orbax_files import read_layout
 from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare, recall
+from precaudit.comparison.compare import compare
+from precaudit.comparison.written import recall
 from precaudit.errors import UserError
 from precaudit.formats import widen
 from precaudit.judging.baselines import freeze

@@ -281,10 +281,11 @@ def test_kl_is_never_negative_and_is_exact_near_zero():
 def test_expected_kl_is_kl_to_second_order():
     draw = np.random.default_rng(1)
     x, e = 4 * draw.standard_normal((3, 60)), 1e-4 * draw.standard_normal((5, 60))
-    made = expected_kl(x, e)
     for r in range(3):
+        each = [kl(x[r], x[r] + e[s]) for s in range(5)]
         for s in range(5):
-            assert made[r, s] == pytest.approx(kl(x[r], x[r] + e[s]), rel=1e-3)
+            assert expected_kl(x[r : r + 1], [e[s : s + 1]]) == pytest.approx(each[s], rel=1e-3)
+        assert expected_kl(x, [e[:2], e[2:]])[r] == pytest.approx(np.mean(each), rel=1e-3)
     assert np.allclose(np.exp(log_softmax(x)).sum(axis=1), 1.0)
 
 

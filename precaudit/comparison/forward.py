@@ -26,6 +26,7 @@ from precaudit.records import ErrorRecord, Look, number
 OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
 ROWS = 8  # logits rows of a prompt whose errors are kept, to pool the noise of KL over
+KEPT = 1 << 28  # bytes of them in all
 Tell = Callable[[int, int, str], None]
 Dot = Callable[[Array, Array], Array]
 
@@ -194,8 +195,10 @@ class Pool:
             self.errors.setdefault(prompt, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
 
     def sampled(self, rows: int) -> Array:
-        """Return the logits rows whose errors are kept."""
-        return np.unique(np.linspace(0, rows - 1, ROWS).astype(int)) if rows else np.zeros(0, int)
+        """Return the logits rows whose errors are kept: fewer where many prompts or a large vocabulary hold much."""
+        each = 4 * RUNS * self.config.vocab * len(self.truth.distinct)
+        n = max(1, min(ROWS, KEPT // each))
+        return np.unique(np.linspace(0, rows - 1, n).astype(int)) if rows else np.zeros(0, int)
 
     def finish(self) -> None:
         """Pool the noise of KL over draws and rows: an error of another row, brought to a row's rms, is one more."""
@@ -207,10 +210,9 @@ class Pool:
                 self.kl[prompt] = size
                 continue
             own = size[self.sampled(len(size))]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                unit = [np.where(own[:, None] > 0, x / own[:, None], 0.0) for x in kept]
-            made = expected_kl(np.asarray(logits), np.concatenate(unit).astype(np.float64))
-            self.kl[prompt] = size**2 * made.mean(axis=1) + roundoff_kl(np.asarray(logits))
+            scale = np.divide(1.0, own, out=np.zeros_like(own), where=own > 0)[:, None]
+            made = expected_kl(np.asarray(logits), (x * scale for x in kept))
+            self.kl[prompt] = size**2 * made + roundoff_kl(np.asarray(logits))
         self.errors.clear()
 
 

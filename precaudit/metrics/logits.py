@@ -1,5 +1,7 @@
 """Distances between next-token distributions."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from precaudit.formats import Array
@@ -30,13 +32,18 @@ def kl(p_logits: Array, q_logits: Array) -> float:
         return float(np.sum(np.where(d > 1, np.exp(q) - np.exp(p) * (1 + d), close)))
 
 
-def expected_kl(logits: Array, errors: Array) -> Array:
-    """Return ½ Var_p(δ) in nats [R, S]: KL, to second order, of R logit rows [R, V] under S errors δ [S, V].
+def expected_kl(logits: Array, errors: Iterable[Array]) -> Array:
+    """Return the mean [R] of ½ Var_p(δ) in nats: KL, to second order, of R logit rows [R, V] under errors δ.
 
-    A row's own draws are few: errors of other rows, brought to its size by the caller, are more of them.
+    ``errors``: blocks [S, V] of any float format, one of them in FP64 at a time. A row's own draws are few: errors of
+    other rows, brought to its size by the caller, are more of them.
     """
-    p = np.exp(log_softmax(logits))
-    return np.asarray(0.5 * np.maximum(p @ (errors * errors).T - (p @ errors.T) ** 2, 0.0))
+    p, total, n = np.exp(log_softmax(logits)), np.zeros(len(logits)), 0
+    for block in errors:
+        e = block.astype(np.float64)
+        total += (0.5 * np.maximum(p @ (e * e).T - (p @ e.T) ** 2, 0.0)).sum(axis=1)
+        n += len(e)
+    return total / max(n, 1)
 
 
 def roundoff_kl(logits: Array) -> Array:
