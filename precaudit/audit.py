@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.judging.gate import Judgement, gate
 from precaudit.policies import apply_settings, load_policy
@@ -74,9 +75,12 @@ def read_config(path: Path) -> AuditConfig:
 
 
 def audit(
-    config: Path | str = "precaudit.toml", settings: Mapping[str, str] | None = None, tell: Tell = lambda d, t, w: None
+    config: Path | str = "precaudit.toml",
+    settings: Mapping[str, str] | None = None,
+    tell: Tell = lambda d, t, w: None,
+    cache: Path | None = None,
 ) -> Audit:
-    """Trace, compare and gate as ``config`` says; ``settings`` replace single policy keys.
+    """Trace, compare and gate as ``config`` says; ``settings`` replace single policy keys, ``cache`` holds references.
 
     The run replaces the one of the audit before. Raises UserError for what is wrong in any of the files.
     """
@@ -90,10 +94,13 @@ def audit(
     policy = apply_settings(load_policy(_beside(root, c.policy, ".toml")), {**c.set, **(settings or {})})
     select = Selection.parse(c.layers, c.points, c.phases, c.positions, ",".join(c.prompt) if c.prompt else None)
     subject = load(_beside(root, c.subject), policy, device=c.device, allow=c.allow_field)
-    options = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
+    traced = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
     prompts = root / c.prompts if c.prompts is not None else None
-    run = trace(subject, root / c.output, prompts, select, options, Progress(advance=tell))
-    found = compare(run, options=CompareOptions(accum=tuple(c.accum), formula=c.formula), tell=tell)
+    run = trace(subject, root / c.output, prompts, select, traced, Progress(advance=tell))
+    options = CompareOptions(
+        accum=tuple(c.accum), formula=c.formula, cache=cache_folder("references") if cache is None else cache
+    )
+    found = compare(run, options=options, tell=tell)
     budgets = root / c.budgets if c.budgets is not None else None
     baseline = root / c.baseline if c.baseline is not None else None
     return Audit(run.folder, gate(found, budgets, baseline, c.across_devices))

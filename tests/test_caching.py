@@ -164,6 +164,14 @@ def test_without_a_cache_nothing_is_kept(compared, tmp_path, monkeypatch, capfd)
     assert run(["compare", str(made.folder), "--no-cache", "--layers", "1"]) == 0
     assert not (tmp_path / "cache" / "references").exists()
     assert "references are not kept" not in capfd.readouterr().out
+    settings = 'subject = "tiny"\nprompts = "p.jsonl"\npoints = "v,logits"\nphases = "prefill"\nformula = false\n'
+    (tmp_path / "precaudit.toml").write_text(settings)
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "tokens": [1, 2, 3]}\n')
+    audit = ["audit", "--config", str(tmp_path / "precaudit.toml")]
+    assert run([*audit, "--no-cache"]) == 0
+    assert not (tmp_path / "cache" / "references").exists()
+    assert run(audit) == 0
+    assert (tmp_path / "cache" / "references").exists()
 
 
 def test_many_threads_may_write_one_reference(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import progress_bar
+from precaudit.cli._options import cache_option, progress_bar, references
 
 
 @click.command()
@@ -14,14 +14,21 @@ from precaudit.cli._options import progress_bar
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown for a pull request here.")
 @click.option("--github", is_flag=True, envvar="GITHUB_ACTIONS", help="Print GitHub annotations.")
 @click.option("--json", "as_json", is_flag=True, help="Print every verdict that is no pass as JSONL.")
+@cache_option
 def command(
-    config: Path, settings: tuple[str, ...], junit: Path | None, markdown: Path | None, github: bool, as_json: bool
+    config: Path,
+    settings: tuple[str, ...],
+    junit: Path | None,
+    markdown: Path | None,
+    github: bool,
+    as_json: bool,
+    no_cache: bool,
 ) -> int:
     """Trace, compare and judge as precaudit.toml says; exit codes as of gate."""
     from precaudit.audit import audit
     from precaudit.cli._judged import show
     from precaudit.policies import parse_settings
 
-    with progress_bar() as advance:
-        found = audit(config, parse_settings(settings), advance)
+    with progress_bar() as advance, references(no_cache) as cache:
+        found = audit(config, parse_settings(settings), advance, cache)
     return show(found.judgement, str(found.run), junit, markdown, github, as_json)
