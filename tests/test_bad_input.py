@@ -192,7 +192,7 @@ MODELS = {
     "scaled RoPE, new style": ("config.json", fields(rope_parameters=LLAMA3), ["rope_parameters", "llama3"]),
     "sliding window": ("config.json", fields(sliding_window=128), ["sliding_window", "128"]),
     "unknown field": ("config.json", fields(attn_logit_softcapping=30.0), ["'attn_logit_softcapping'", "30.0"]),
-    "wrong kind": ("config.json", fields(hidden_size="wide"), ["wrong kind", "wide"]),
+    "wrong kind": ("config.json", fields(hidden_size="wide"), ["hidden_size", "not a whole number", "wide"]),
     "no layers": ("config.json", fields(num_hidden_layers=0), ["layers", "at least 1"]),
     "too many layers": ("config.json", fields(num_hidden_layers=10**9), ["layers"]),
     "truncated": (WEIGHTS, lambda data: data[:-1000], ["model.safetensors", "truncated"]),

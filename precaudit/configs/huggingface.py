@@ -312,7 +312,9 @@ def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     try:
         theta, scaling, share, context = _rope(raw, source, context)
     except UserError as error:
-        raise UserError(f"RoPE: {error}") from None
+        name = next((n for n in ("rope_scaling", "rope_parameters") if raw.get(n)), "")
+        told = f", {name} = {str(raw[name])[:200]}" if name else ""
+        raise UserError(f"RoPE{told}: {error}") from None
     gemma = "gemma" in family
     name = _take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
     if name not in ACTIVATIONS:
