@@ -371,6 +371,18 @@ def test_a_map_that_does_not_fit_is_refused(tmp_path, capsys, names, words):
     assert not [w for w in words if w not in error], error
 
 
+def test_an_array_that_the_map_lacks_is_refused(tmp_path, capsys):
+    """As safetensors refuses it; one beside the prefix (an optimiser's) is none of the model's."""
+    tensors = load_file(FIXTURES / "llama-gqa" / "model.safetensors")
+    tree = {"params": tensors | {"extra.bias": np.ones(3, np.float32)}, "step": np.zeros((), np.float32)}
+    names = 'checkpoint = "items"\nprefix = "params"\n'
+    folder = orbax_model(tmp_path / "m", "llama-gqa", tree, names)
+    assert run(["models", str(folder)]) == 2
+    assert "array 'params/extra.bias' is not in the map" in capsys.readouterr().err
+    (folder / "names.toml").write_text(f'{names}ignore = ["extra"]\n')
+    assert run(["models", str(folder)]) == 0
+
+
 def test_an_orbax_model_is_traced_and_compared(tmp_path):
     tree = as_maxtext("llama-yarn")
     folder = orbax_model(tmp_path / "m", "llama-yarn", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')

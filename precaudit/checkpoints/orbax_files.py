@@ -39,13 +39,17 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves."""
+    """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves.
+
+    ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with.
+    """
 
     checkpoint: str = "."
     layout: str = ""
     prefix: str = ""
     config: dict[str, float | str] = {}
     tensors: dict[str, Entry] = {}
+    ignore: tuple[str, ...] = ()
 
 
 def read_layout(folder: Path) -> Layout:
@@ -60,7 +64,7 @@ def read_layout(folder: Path) -> Layout:
     shipped = _toml(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes())
     return Layout(
         own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
-        shipped.tensors | own.tensors,
+        shipped.tensors | own.tensors, shipped.ignore + own.ignore,
     )  # fmt: skip
 
 
@@ -113,6 +117,15 @@ class OrbaxFiles:
         entries = {}
         for name in expected_tensors(config):
             entries[name] = _entry(name, layout, stored, str(folder / NAMES))
+        below = f"{layout.prefix}/" if layout.prefix else ""
+        passed = tuple(below + path for path in layout.ignore)
+        used = {entry.path for entry, _ in entries.values()}
+        for path in stored:
+            if path.startswith(below) and path not in used and not (passed and path.startswith(passed)):
+                raise UserError(
+                    f"{folder / NAMES}: array {path!r} is not in the map, so the model may not be that; "
+                    f"if it is, ignore = [{path.removeprefix(below)!r}]"
+                )
         return cls(root, ocdbt, "zarr3" if zarr3 else "zarr", stored, entries)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
