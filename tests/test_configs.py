@@ -344,5 +344,6 @@ def test_a_field_the_user_names_is_passed_over_and_recorded(tmp_path, capsys):
     assert run([*args, "--allow-field", "my_field", "--allow-field", "other_field", "--allow-field", "no"]) == 0
     assert open_run(Path(out)).record.model.allowed == ("my_field", "other_field")
     assert run(["compare", out]) == 0
+    assert run(["trace", "--repeat", out, "-o", str(tmp_path / "again")]) == 0
     assert run(["models", str(folder)]) == 2
     assert run(["models", str(folder), "--allow-field", "my_field", "--allow-field", "other_field"]) == 0

@@ -1,5 +1,6 @@
 """The JAX decoder against FP64, and prefill, decode, rescore, padding and batches against each other."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from precaudit.limits import default_limits
 from precaudit.points import POINTS, present
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
@@ -156,3 +158,13 @@ def test_given_tokens_are_fed(tmp_path):
     )
     fed = [[(s.phase, s.step, s.token) for s in r.steps] for r in (first, again)]
     assert fed[0] == fed[1]
+
+
+def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
+    """Prefill, which rescore runs too, and decode, each bare and with taps; not one more for a device or a step."""
+    programs._compiled.cache_clear()
+    jax.clear_caches()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        record(tmp_path / "run", prompts=["x = 1", "import os"], select=everything())
+    found = [m for m in caplog.messages if m.startswith("Finished XLA compilation of jit(program)")]
+    assert len(found) == 4

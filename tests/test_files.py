@@ -15,7 +15,7 @@ import orbax.checkpoint
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from precaudit.checkpoints import open_checkpoint
+from precaudit.checkpoints import open_checkpoint, tensors
 from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
 from precaudit.configs import RopeScaling, from_config_json
@@ -190,6 +190,40 @@ def test_float8_times_its_scales(tmp_path, block):
             exact = stored[i, j] * float(scale[i // block[0], j // block[1]])
             assert float(found[i, j]) == float(np.float32(exact).astype(ml_dtypes.bfloat16))
         assert opened.tensors.original(key)[1, 5] == stored[1, 5] * float(scale[1 // block[0], 5 // block[1]])
+
+
+@pytest.mark.parametrize("kind", ["float8 rows", "float8 blocks", "gguf", "gguf gemma", "fused"])
+@pytest.mark.parametrize("rounded", [None, "float8_e4m3fn"])
+def test_weights_read_in_blocks_are_the_weights_read_at_once(tmp_path, monkeypatch, kind, rounded):
+    """Every element in its place, before rounding and after, however few rows are looked at together."""
+    if kind.startswith("float8"):
+        rows = kind == "float8 rows"
+        shape_of = (lambda s: (s[0], 1)) if rows else (lambda s: tuple(-(-n // 16) for n in s))
+        float8_model(tmp_path / "m", shape_of, None if rows else [16, 16])
+        path = tmp_path / "m"
+    elif kind == "fused":
+        path = FIXTURES / "phi3-partial"
+    else:
+        arch = "gemma3" if "gemma" in kind else "llama"
+        path = write_gguf(tmp_path / "m.gguf", arch, f"{arch}-gqa")
+
+    def values():
+        opened = open_checkpoint(str(path)).with_weights(rounded or "as-stored")
+        found = {}
+        for name, shape in opened.tensors.shapes().items():
+            x, parts = opened.tensors.read(name), list(tensors.row_blocks(shape))
+            before = [opened.tensors.original(name, rows) for rows in parts]
+            whole = [widen(x[rows]) if b is None else b for rows, b in zip(parts, before, strict=True)]
+            found[name] = widen(x), np.concatenate(whole), any(b is not None for b in before)
+        return found
+
+    at_once = values()
+    assert any(differs for _, _, differs in at_once.values()) == (rounded is not None or kind.startswith("float8"))
+    monkeypatch.setattr(tensors, "ELEMENTS", 200)
+    for name, (x, before, differs) in values().items():
+        np.testing.assert_array_equal(x, at_once[name][0])
+        np.testing.assert_array_equal(before, at_once[name][1])
+        assert differs == at_once[name][2]
 
 
 def test_a_scale_that_does_not_fit_is_refused(tmp_path, capsys):

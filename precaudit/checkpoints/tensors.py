@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
-from precaudit.formats import FORMATS, Array, as_format, single, widen
+from precaudit.formats import FORMATS, Array, as_format, release, widen
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -33,7 +33,7 @@ def row_blocks(shape: Sequence[int]) -> Iterator[slice]:
 def count_nonfinite(x: Array) -> int:
     """Return how many values are NaN or infinite."""
     flat = x.reshape(-1)
-    return sum(int((~np.isfinite(single(flat[rows]))).sum()) for rows in row_blocks(flat.shape))
+    return sum(int((~np.isfinite(widen(flat[rows]))).sum()) for rows in row_blocks(flat.shape))
 
 
 class Tensors(Protocol):
@@ -128,7 +128,9 @@ def as_tied(config: DecoderConfig, tensors: Tensors) -> DecoderConfig:
         return config
     if shapes[head] == shapes[embedding]:
         a, b = tensors.read(head), tensors.read(embedding)
-        if all(np.array_equal(widen(a[rows]), widen(b[rows])) for rows in row_blocks(a.shape)):
+        same = all(np.array_equal(widen(a[rows]), widen(b[rows])) for rows in row_blocks(a.shape))
+        release(a)
+        if same:
             return config
     return msgspec.structs.replace(config, tied=False)
 

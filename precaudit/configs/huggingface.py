@@ -6,15 +6,14 @@ together); what transformers refuses is refused.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from math import isfinite, log, sqrt
+from math import sqrt
 from typing import Any
 
-from precaudit.configs.decoder import DecoderConfig, RopeScaling
+from precaudit.configs.decoder import DecoderConfig
+from precaudit.configs.fields import Raw, number, take
+from precaudit.configs.rope import read_rope
 from precaudit.configs.unread import UNREAD
 from precaudit.errors import UserError
-
-Raw = Mapping[str, Any]
-REQUIRED = object()
 
 # Fields that would change the mathematics: the values under which they do not.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -45,42 +44,6 @@ HANDLED = frozenset(
 )  # fmt: skip
 MOST_LAYERS = 10_000  # more is a broken file
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-ROPE_FIELDS = frozenset(
-    [
-        "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
-        "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
-        "short_factor", "long_factor", "partial_rotary_factor",
-    ]
-)  # fmt: skip
-ORIGINAL = "original_max_position_embeddings"
-KINDS = {int: "a whole number", float: "a finite floating-point number", bool: "true or false", str: "a name"}
-
-
-def _take(raw: Raw, name: str, kind: type, default: Any = REQUIRED, null: bool = False) -> Any:
-    """Return a field that has to be of JSON type ``kind``, or ``default``; ``null``: null is a value of it.
-
-    Raises UserError for another type: transformers' configurations are as strict.
-    """
-    found = raw.get(name, default)
-    if found is REQUIRED:
-        raise UserError(f"field {name!r} is missing")
-    if found is None and null:
-        return None
-    if type(found) is not kind or (isinstance(found, float) and not isfinite(found)):
-        raise UserError(f"{name} = {found!r} is not {KINDS[kind]}")
-    return found
-
-
-def _number(raw: Raw, name: str, default: Any = REQUIRED, null: bool = False) -> Any:
-    """Return a number, whole or not, or null where that is a value."""
-    found = raw.get(name, default)
-    if found is REQUIRED:
-        raise UserError(f"{name!r} is missing")
-    if found is None and null:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
-        raise UserError(f"{name} = {found!r} is not a finite number")
-    return float(found)
 
 
 @dataclass(frozen=True)
@@ -105,8 +68,8 @@ class Source:
 
 
 def _llama(raw: Raw) -> dict[str, Any]:
-    biased = _take(raw, "attention_bias", bool, False)
-    return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": _take(raw, "mlp_bias", bool, False)}
+    biased = take(raw, "attention_bias", bool, False)
+    return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": take(raw, "mlp_bias", bool, False)}
 
 
 def _kinds(raw: Raw, usual: list[str]) -> list[str]:
@@ -134,10 +97,10 @@ def _windows(kinds: list[str], window: int | None) -> dict[str, Any]:
 
 def _switched(raw: Raw) -> dict[str, Any]:
     """Windows as Qwen has them: off unless use_sliding_window, from layer max_window_layers on."""
-    window = _take(raw, "sliding_window", int, 4096, null=True)
-    if not _take(raw, "use_sliding_window", bool, False):
+    window = take(raw, "sliding_window", int, 4096, null=True)
+    if not take(raw, "use_sliding_window", bool, False):
         window = None
-    first = _take(raw, "max_window_layers", int, 28)
+    first = take(raw, "max_window_layers", int, 28)
     slides = [window is not None and i >= first for i in range(raw["num_hidden_layers"])]
     return _windows(_kinds(raw, ["sliding_attention" if s else "full_attention" for s in slides]), window)
 
@@ -154,26 +117,26 @@ def _everywhere(raw: Raw, window: int | None) -> dict[str, Any]:
 
 
 def _mistral(raw: Raw) -> dict[str, Any]:
-    return _everywhere(raw, _take(raw, "sliding_window", int, 4096, null=True))
+    return _everywhere(raw, take(raw, "sliding_window", int, 4096, null=True))
 
 
 def _qwen3(raw: Raw) -> dict[str, Any]:
-    biased = _take(raw, "attention_bias", bool, False)
+    biased = take(raw, "attention_bias", bool, False)
     return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_switched(raw)}
 
 
 def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
-    biased = _take(raw, "attention_bias", bool, False)
+    biased = take(raw, "attention_bias", bool, False)
     usual = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(raw["num_hidden_layers"])]
-    scalar = _take(raw, "query_pre_attn_scalar", int, 256)
+    scalar = take(raw, "query_pre_attn_scalar", int, 256)
     if scalar <= 0:
         raise UserError(f"query_pre_attn_scalar = {scalar} must be positive")
     return {
         "norms": "around", "norm_offset": 1.0, "embed_scale": sqrt(raw["hidden_size"]), "qkv_bias": biased,
         "o_bias": biased, "query_scale": float(scalar) ** -0.5,
-        "score_cap": _take(raw, "attn_logit_softcapping", float, caps[0], null=True),
-        "logit_cap": _take(raw, "final_logit_softcapping", float, caps[1], null=True),
-        **_windows(_kinds(raw, usual), _take(raw, "sliding_window", int, 4096, null=True)),
+        "score_cap": take(raw, "attn_logit_softcapping", float, caps[0], null=True),
+        "logit_cap": take(raw, "final_logit_softcapping", float, caps[1], null=True),
+        **_windows(_kinds(raw, usual), take(raw, "sliding_window", int, 4096, null=True)),
     }  # fmt: skip
 
 
@@ -182,7 +145,7 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    pattern = _take(raw, "sliding_window_pattern", int, 6, null=True)
+    pattern = take(raw, "sliding_window_pattern", int, 6, null=True)
     if not pattern and raw.get("layer_types") is None:
         raise UserError(f"sliding_window_pattern is {pattern}")
     found = _gemma(raw, pattern or 6, (None, None))
@@ -191,50 +154,50 @@ def _gemma3(raw: Raw) -> dict[str, Any]:
     local: dict[Any, Any] = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
     if set(local) - {"rope_theta", "rope_type"} or local.get("rope_type", "default") != "default":
         raise UserError(f"rope_parameters.sliding_attention = {local!r}: only the default RoPE is supported there")
-    theta = _number({"rope_theta": raw.get("rope_local_base_freq", 10000.0)} | local, "rope_theta")
+    theta = number({"rope_theta": raw.get("rope_local_base_freq", 10000.0)} | local, "rope_theta")
     if not theta > 0:
         raise UserError(f"rope_theta of sliding_attention = {theta} must be positive")
     return {"qk_norm": "head", "local_rope_theta": theta if found.get("window") else None, **found}
 
 
 def _phi3(raw: Raw) -> dict[str, Any]:
-    return _everywhere(raw, _take(raw, "sliding_window", int, None, null=True))
+    return _everywhere(raw, take(raw, "sliding_window", int, None, null=True))
 
 
 def _olmo2(raw: Raw) -> dict[str, Any]:
-    biased = _take(raw, "attention_bias", bool, False)
+    biased = take(raw, "attention_bias", bool, False)
     return {"norms": "after", "qk_norm": "row", "qkv_bias": biased, "o_bias": biased}
 
 
 def _granite(raw: Raw) -> dict[str, Any]:
-    scaling = _number(raw, "logits_scaling", 1.0)
+    scaling = number(raw, "logits_scaling", 1.0)
     if not scaling:
         raise UserError("logits_scaling is 0")
     return {
-        "embed_scale": _number(raw, "embedding_multiplier", 1.0),
-        "residual_scale": _number(raw, "residual_multiplier", 1.0),
-        "query_scale": _number(raw, "attention_multiplier", 1.0), "logit_scale": 1.0 / scaling, **_llama(raw),
+        "embed_scale": number(raw, "embedding_multiplier", 1.0),
+        "residual_scale": number(raw, "residual_multiplier", 1.0),
+        "query_scale": number(raw, "attention_multiplier", 1.0), "logit_scale": 1.0 / scaling, **_llama(raw),
     }  # fmt: skip
 
 
 def _qwen3_moe(raw: Raw) -> dict[str, Any]:
-    if raw.get("mlp_only_layers") or _take(raw, "decoder_sparse_step", int, 1) != 1:
+    if raw.get("mlp_only_layers") or take(raw, "decoder_sparse_step", int, 1) != 1:
         raise UserError(
             "mlp_only_layers and decoder_sparse_step: only models whose every layer has experts are supported"
         )
-    experts = _take(raw, "num_experts", int, raw.get("num_local_experts", 128))
+    experts = take(raw, "num_experts", int, raw.get("num_local_experts", 128))
     if not 1 <= experts <= MOST_LAYERS:
         raise UserError(f"num_experts = {experts} is not between 1 and {MOST_LAYERS}")
-    if _take(raw, "num_local_experts", int, experts) != experts:
+    if take(raw, "num_local_experts", int, experts) != experts:
         raise UserError(f"num_local_experts = {raw['num_local_experts']} is not num_experts = {experts}")
-    window = _take(raw, "sliding_window", int, 4096, null=True)
-    windows = _everywhere(raw, window if _take(raw, "use_sliding_window", bool, False) else None)
-    biased = _take(raw, "attention_bias", bool, False)
+    window = take(raw, "sliding_window", int, 4096, null=True)
+    windows = _everywhere(raw, window if take(raw, "use_sliding_window", bool, False) else None)
+    biased = take(raw, "attention_bias", bool, False)
     return {
         "qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **windows,
-        "mlp_width": _take(raw, "moe_intermediate_size", int, 768), "experts": experts,
-        "experts_used": _take(raw, "num_experts_per_tok", int, 8),
-        "renormalise": _take(raw, "norm_topk_prob", bool, False),
+        "mlp_width": take(raw, "moe_intermediate_size", int, 768), "experts": experts,
+        "experts_used": take(raw, "num_experts_per_tok", int, 8),
+        "renormalise": take(raw, "norm_topk_prob", bool, False),
     }  # fmt: skip
 
 
@@ -294,29 +257,24 @@ def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
     source = SOURCES[family]
     _refuse_unmapped(raw, source, allowed)
     _check_quantisation(raw.get("quantization_config"))
-    layers = _take(raw, "num_hidden_layers", int)
+    layers = take(raw, "num_hidden_layers", int)
     if not 1 <= layers <= MOST_LAYERS:
         raise UserError(f"num_hidden_layers = {layers} must be at least 1, at most {MOST_LAYERS}")
-    heads, width = _take(raw, "num_attention_heads", int), _take(raw, "hidden_size", int)
+    heads, width = take(raw, "num_attention_heads", int), take(raw, "hidden_size", int)
     if not 1 <= heads <= width:
         raise UserError(f"num_attention_heads = {heads} must be 1 to hidden_size = {width}")
     if width % heads and (family in DIVIDED or ("head_dim" not in raw and source.head_dim is None)):
         raise UserError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads}")
     usual = source.head_dim or width // heads
-    head_dim = usual if source.head_dim_null and raw.get("head_dim") is None else _take(raw, "head_dim", int, usual)
-    kv_heads = _take(raw, "num_key_value_heads", int, source.kv_heads, source.heads_if_null)
-    context = _take(raw, "max_position_embeddings", int, source.context)
-    eps = _take(raw, "rms_norm_eps", float, source.eps)
+    head_dim = usual if source.head_dim_null and raw.get("head_dim") is None else take(raw, "head_dim", int, usual)
+    kv_heads = take(raw, "num_key_value_heads", int, source.kv_heads, source.heads_if_null)
+    context = take(raw, "max_position_embeddings", int, source.context)
+    eps = take(raw, "rms_norm_eps", float, source.eps)
     if eps < 0:
         raise UserError(f"rms_norm_eps = {eps} must not be negative")
-    try:
-        theta, scaling, share, context = _rope(raw, source, context)
-    except UserError as error:
-        name = next((n for n in ("rope_scaling", "rope_parameters") if raw.get(n)), "")
-        told = f", {name} = {str(raw[name])[:200]}" if name else ""
-        raise UserError(f"RoPE{told}: {error}") from None
+    theta, scaling, share, context = read_rope(raw, source.theta, context)
     gemma = "gemma" in family
-    name = _take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
+    name = take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
     if name not in ACTIVATIONS:
         field = "hidden_activation" if gemma else "hidden_act"
         raise UserError(f"{field} = {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
@@ -327,14 +285,14 @@ def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
         "heads": heads,
         "kv_heads": heads if kv_heads is None else kv_heads,
         "head_dim": head_dim,
-        "mlp_width": _take(raw, "intermediate_size", int),
-        "vocab": _take(raw, "vocab_size", int),
+        "mlp_width": take(raw, "intermediate_size", int),
+        "vocab": take(raw, "vocab_size", int),
         "norm_eps": eps,
         "rope_theta": theta,
         "rope_scaling": scaling,
         "rotary": None if share == 1.0 else int(head_dim * share),
         "context": context,
-        "tied": _take(raw, "tie_word_embeddings", bool, source.tied),
+        "tied": take(raw, "tie_word_embeddings", bool, source.tied),
         "activation": ACTIVATIONS[name],
     }
     return DecoderConfig(**(known | source.more(raw)))
@@ -372,111 +330,3 @@ def _check_quantisation(given: Any) -> None:
     compressed = method == "compressed-tensors" and given.get("format") == "float-quantized"
     if not compressed and method not in ("fp8", "fbgemm_fp8"):
         raise UserError(f"quantization_config.quant_method = {method!r} is not supported; only float8 with scales is")
-
-
-def _table(raw: Raw, name: str) -> dict[str, Any]:
-    """Return a table of RoPE's parameters, empty where there is none."""
-    given = raw.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise UserError(f"{name} must be a table")
-    return dict(given)
-
-
-def _rope(raw: Raw, source: Source, context: int) -> tuple[float, RopeScaling | None, float, int]:
-    """Return RoPE's base, its scaling, the share of a head it turns, and the positions it is defined for.
-
-    Fields as transformers writes them (rope_parameters) or wrote them (rope_theta and rope_scaling, which goes before).
-    """
-    family, older, newer = raw["model_type"], _table(raw, "rope_scaling"), _table(raw, "rope_parameters")
-    nested = [k for k, v in newer.items() if k.endswith("_attention") or isinstance(v, Mapping)]
-    if family == "gemma3_text":  # what lies beside the two tables is not read
-        if set(nested) - {"full_attention", "sliding_attention"}:
-            raise UserError(f"rope_parameters: {', '.join(sorted(nested))} not known")
-        if older and newer and not newer.get("full_attention"):
-            raise UserError("rope_scaling stands beside rope_parameters without full_attention")
-        rope = (_table(newer, "full_attention") or {"rope_type": "default"}) | older
-    elif nested and not older:
-        raise UserError(f"rope_parameters: {', '.join(sorted(nested))}: only gemma3_text has one RoPE a kind of layer")
-    else:
-        rope = older or newer
-    if unknown := set(rope) - ROPE_FIELDS:
-        raise UserError(f"rope_parameters: {', '.join(sorted(unknown))} not known")
-    rope = {"rope_theta": raw.get("rope_theta", source.theta)} | rope
-    theta = _number(rope, "rope_theta")
-    if not theta > 0:
-        raise UserError(f"rope_theta = {theta} must be positive")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    outer = _number(raw, "partial_rotary_factor", 1.0, null=family != "phi3")
-    share = _number({"partial_rotary_factor": 1.0 if outer is None else outer} | rope, "partial_rotary_factor")
-    if family == "phi3":
-        _take(raw, ORIGINAL, int, 4096)
-        kind = "longrope" if kind in ("su", "yarn") else kind
-        if kind not in ("default", "longrope"):
-            raise UserError(f"rope_type = {kind!r} is not supported in phi3")
-    elif kind == "default":
-        share = 1.0  # transformers turns whole heads here, whatever partial_rotary_factor says
-    elif share != 1.0:
-        raise UserError(f"partial_rotary_factor = {share:g} with rope_type {kind!r}: only phi3 turns a part of a head")
-    return (theta, *_scaled(raw, rope, kind, context, share))
-
-
-def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple[RopeScaling | None, float, int]:
-    """Return RoPE's scaling, the share of a head it turns, and the positions it is defined for."""
-    if kind == "default":
-        return None, share, context
-    if kind == "dynamic":  # the default up to the context; beyond it every key would be turned by another angle
-        _number(rope, "factor")
-        return None, share, context
-    if kind not in ("linear", "llama3", "yarn", "longrope"):
-        raise UserError(f"rope_type = {kind!r} is not supported")
-    original = _original(raw, rope, kind, context)
-    told = _number(rope, "factor", None, null=True) if kind in ("yarn", "longrope") else _number(rope, "factor")
-    factor = context / original if told is None else told
-    known: dict[str, Any] = {"factor": factor, "original": original}
-    if kind == "llama3":
-        known |= {"low": _number(rope, "low_freq_factor"), "high": _number(rope, "high_freq_factor")}
-    if kind == "yarn":
-        known |= {
-            "fast": _number(rope, "beta_fast", None, null=True) or 32.0,
-            "slow": _number(rope, "beta_slow", None, null=True) or 1.0,
-            "truncate": _take(rope, "truncate", bool, True), "attention": _yarn_attention(rope, factor),
-        }  # fmt: skip
-    if kind == "longrope":  # short factors; beyond the original context transformers changes to the long ones
-        told = _number(rope, "attention_factor", None, null=True)
-        length = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))
-        if not isinstance(rope.get("long_factor"), list):
-            raise UserError("longrope: 'long_factor' is missing")
-        known |= {
-            "attention": length if told is None else told,
-            "divisors": tuple(_number({"short_factor": x}, "short_factor") for x in rope.get("short_factor", ())),
-        }
-        context = min(context, original)
-    return RopeScaling(kind=kind, **known), share, context
-
-
-def _original(raw: Raw, rope: Raw, kind: str, context: int) -> int:
-    """Return the positions a model was trained on before its RoPE was stretched.
-
-    Phi 3 has a field for them, which goes before that of its RoPE; elsewhere transformers' functions take one or the
-    other, and two that differ are refused.
-    """
-    if raw["model_type"] == "phi3":
-        return int(_take(raw, ORIGINAL, int, 4096))
-    inner = _take(rope, ORIGINAL, int, None, null=True)
-    outer = _take(raw, ORIGINAL, int, None, null=True)
-    if kind != "linear" and outer is not None and outer != (inner or context):
-        raise UserError(f"{ORIGINAL} = {outer} is not RoPE's {inner or context}")
-    return int(inner or context)
-
-
-def _yarn_attention(rope: Raw, factor: float) -> float:
-    """Return YaRN's factor on cos and sin (Peng et al. 2023, eq. 22; mscale as in DeepSeek)."""
-    told = _number(rope, "attention_factor", None, null=True)
-    if told is not None:
-        return float(told)
-
-    def scale(m: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * m * log(factor) + 1.0
-
-    one, all_ = (_number(rope, k, None, null=True) for k in ("mscale", "mscale_all_dim"))
-    return scale(one) / scale(all_) if one and all_ else scale(1.0)

@@ -19,7 +19,7 @@ from precaudit.transforms import reap
 def bucket(n: int) -> int:
     """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
 
-    Below 256 a program more costs more to compile than the padding costs to run.
+    Few lengths below 256: every one is some programs more to compile.
     """
     if n <= 256:
         return 64 if n <= 64 else 256

@@ -45,7 +45,8 @@ def repeat(
                 f"{before.folder}: not a run of the shipped decoder; precaudit.repeat(…, subject=…) takes it"
             )
         policy = declared_policy(record)
-        subject = load(recorded_source(record.model.reference), policy, device=device_kind(record.device))
+        where, device = recorded_source(record.model.reference), device_kind(record.device)
+        subject = load(where, policy, None, device, allow=record.model.allowed)
     if subject.checkpoint.hashes.sha256() != record.model.sha256:
         raise UserError(f"{subject.reference}: the weights are not those of {before.folder}")
     prompts = [Prompt(id=p.id, tokens=p.tokens) for p in before.prompts.values()]

@@ -94,7 +94,7 @@ class Session:
         """Return what a call collects; in long sequences rows are gathered on the device where fewer are recorded.
 
         Caches between the first and the last step are hashed there. Short ones are cut and hashed by the recording:
-        another program takes a second to compile, as long as many prompts take to run.
+        that saves a program to compile for every length.
         """
         here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
         long = batch.length > SHORT
@@ -125,9 +125,10 @@ class Session:
         return jax.device_put(self.subject.decoder.init_cache(len(batch.prompts), batch.length), self.subject.device)
 
     def _width(self, batch: Batch) -> int:
-        """Return how many logits rows prefill gives: those of rescore where that is asked for, which runs it again."""
-        rows = max(len(p.tokens) for p in batch.prompts) if self.requested.every_logit else 1
-        return rows + (self.requested.decode_steps if "rescore" in self.requested.phases else 0)
+        """Return how many logits rows prefill gives: one for every slot, or the last, and those of rescore."""
+        if self.requested.every_logit:
+            return batch.length
+        return 1 + (self.requested.decode_steps if "rescore" in self.requested.phases else 0)
 
     def _prefill(self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int]) -> jax.Array:
         """Run whole sequences; return the logits [B, V] at each prompt's last position."""
