@@ -345,5 +345,11 @@ def test_a_field_the_user_names_is_passed_over_and_recorded(tmp_path, capsys):
     assert open_run(Path(out)).record.model.allowed == ("my_field", "other_field")
     assert run(["compare", out]) == 0
     assert run(["trace", "--repeat", out, "-o", str(tmp_path / "again")]) == 0
+    settings = f'subject = {str(folder)!r}\nprompts = "p.jsonl"\nphases = "prefill"\nformula = false\n'
+    (tmp_path / "precaudit.toml").write_text(settings)
+    audit = ["audit", "--config", str(tmp_path / "precaudit.toml")]
+    assert run(audit) == 2
+    (tmp_path / "precaudit.toml").write_text(f'{settings}allow_field = ["my_field", "other_field"]\n')
+    assert run(audit) == 0
     assert run(["models", str(folder)]) == 2
     assert run(["models", str(folder), "--allow-field", "my_field", "--allow-field", "other_field"]) == 0

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gguf
 import jax
@@ -20,7 +21,7 @@ from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
 from precaudit.configs import RopeScaling, from_config_json
 from precaudit.errors import UserError
-from precaudit.formats import widen
+from precaudit.formats import release, widen
 from precaudit.prompts import Prompt
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import trace
@@ -224,6 +225,21 @@ def test_weights_read_in_blocks_are_the_weights_read_at_once(tmp_path, monkeypat
         np.testing.assert_array_equal(x, at_once[name][0])
         np.testing.assert_array_equal(before, at_once[name][1])
         assert differs == at_once[name][2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
+def test_pages_of_a_file_are_let_go(tmp_path):
+    def held():
+        found = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssFile")]
+        return int(found[0].split()[1]) << 10
+
+    (tmp_path / "x").write_bytes(b"1" * (64 << 20))
+    x = np.asarray(np.memmap(tmp_path / "x", np.uint8, "r"))[100:].view(np.uint16)
+    total, read = int(x.sum()), held()
+    release(x)
+    assert held() < read - (48 << 20)
+    assert int(x.sum()) == total
+    release(np.zeros(3))
 
 
 def test_a_scale_that_does_not_fit_is_refused(tmp_path, capsys):

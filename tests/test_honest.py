@@ -1,16 +1,19 @@
 """Honest programs pass: other ways to write an operation, devices, traits of large models; and their faults do not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_record
 
 from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
+from precaudit.comparison.forward import Pool
 from precaudit.formats import FORMATS, as_format
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
@@ -287,6 +290,15 @@ def test_expected_kl_is_kl_to_second_order():
             assert expected_kl(x[r : r + 1], [e[s : s + 1]]) == pytest.approx(each[s], rel=1e-3)
         assert expected_kl(x, [e[:2], e[2:]])[r] == pytest.approx(np.mean(each), rel=1e-3)
     assert np.allclose(np.exp(log_softmax(x)).sum(axis=1), 1.0)
+
+
+@pytest.mark.parametrize(("vocab", "prompts", "rows"), [(512, 6, 8), (1 << 18, 10, 3), (1 << 18, 99, 1)])
+def test_what_is_kept_for_the_noise_of_kl_is_bounded(vocab, prompts, rows):
+    """Eight rows a prompt, or as many as 256 MiB of float32 errors of eight draws hold; one at least."""
+    config = replace_record(load("tiny", device="cpu").config, vocab=vocab)
+    pool = Pool(SimpleNamespace(distinct=range(prompts)), config, {}, {})
+    assert len(pool.sampled(50)) == rows
+    assert len(pool.sampled(0)) == 0
 
 
 def test_negative_noise_passes_nothing():
