@@ -93,7 +93,12 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     taken = {"repeat", "output", "force"}
     given = [n for n in context.params if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
     if other := [n for n in given if n not in taken and context.params[n] is not None]:
-        raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
+        shown = [
+            p.make_metavar(context) if p.param_type_name == "argument" else p.opts[0]
+            for p in context.command.params
+            if p.name in other
+        ]
+        raise UserError(f"--repeat records what RUN says; leave out {', '.join(shown)}")
     from precaudit.tracing.repeat import repeat
     from precaudit.tracing.trace import Progress
 

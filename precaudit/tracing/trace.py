@@ -21,7 +21,8 @@ from precaudit.tracing.session import Batch, Session
 from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.writer import Background
 
-SPEED = {"cpu": 5e10, "gpu": 5e13, "tpu": 5e13}  # FLOP/s, to tell seconds from hours
+# FLOP/s, to tell seconds from hours: a CPU's is of `make demo` on two cores (7.6e11 in 75 s); the others are guesses
+SPEED = {"cpu": 1e10, "gpu": 5e13, "tpu": 5e13}
 
 
 @dataclass(frozen=True)
