@@ -58,6 +58,8 @@ def test_every_command_says_what_is_not_finite(broken, capfd):
     code, text = said(capfd, "gate", traced, "--junit", folder / "g.xml", "--markdown", folder / "g.md", "--github")
     assert code == 1
     assert "elements are NaN or infinite" in text
+    first = text[text.index("nonfinite: layer 2 v (") :].split(" such")[0]
+    assert "worst element" not in first, "a finite element is none of those that are not"
     assert (folder / "g.xml").is_file()
     assert (folder / "g.md").is_file()
     code, text = said(capfd, "diagnose", traced)

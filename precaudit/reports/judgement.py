@@ -51,8 +51,8 @@ def message(v: Verdict) -> str:
         text += f" {v.metric} {value(v.value):.3g} at {_at(v)}, limit {value(v.limit):.3g}"
     if v.rel_l2 is not None and v.explained is not None and isfinite(value(v.explained)):
         text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
-    if v.worst is not None:
-        w = v.worst
+    w = v.worst  # of the finite elements: it is none of those that are not
+    if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
         text += f"; worst element {list(w.index)}: {value(w.candidate):.6g}, reference {value(w.reference):.6g}"
     return text + (f" {v.text}" if v.text else "") + (f" (budget: {v.why})" if v.why else "")
 
