@@ -116,26 +116,32 @@ def main() -> int:
     layers = {"tiny": 2} if options.quick else {"tiny": 2, "smollm2": 15}
     points = ("q", "attn_out", "mlp_out") if options.quick else tuple(MADE_BY)
     cells: list[Cell] = []
+    gone: list[tuple[str, str, str, bool]] = []
+    honest_ones = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for policy in policies:
+            for row in absent(folder, policy):
+                gone.append((policy, *row))
+                print(f"{row[0]:30} {policy:14} {row[1]:24} {'right' if row[2] else 'WRONG'}", flush=True)
+        for variant, code, counts in honest_programs(folder, policies, options.seeds):
+            honest_ones.append(code)
+            print(f"honest: {variant:34} exit {code} {counts}", flush=True)
         for subject, layer in layers.items():
             for policy in policies:
                 every = Selection.parse(points="all,logits:all", phases="prefill")
                 honest = record(folder / f"{subject}-{policy}", subject, policy, every)
                 cells += into_files(subject, honest, layer)
                 cells += into_program(folder, subject, policy, honest, layer, points)
+                keep(cells, gone)
                 print(f"{subject} {policy}: {len(cells)} cells so far", flush=True)
         cells += random_tensors()
-        gone = [(policy, *row) for policy in policies for row in absent(folder, policy)]
-        honest_ones = list(honest_programs(folder, policies, options.seeds))
     keep(cells, gone)
     missed = table(cells)
     compared_with_others(cells, gone)
-    for policy, what, said, right in gone:
-        print(f"{what:30} {policy:14} {said:24} {'right' if right else 'WRONG'}")
-    for variant, code, counts in honest_ones:
-        print(f"honest: {variant:34} exit {code} {counts}")
-    return 1 if missed or not all(g[3] for g in gone) or any(code for _, code, _ in honest_ones) else 0
+    wrong, failed = sum(not row[3] for row in gone), sum(map(bool, honest_ones))
+    print(f"{len(gone)} absences, {wrong} wrong; {len(honest_ones)} honest variants, {failed} wrong")
+    return 1 if missed or wrong or failed else 0
 
 
 def keep(cells: list[Cell], gone: list[tuple[str, str, str, bool]]) -> None:
