@@ -87,6 +87,7 @@ oracle: .venv/oracle
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py
 	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python -m benchmarks.decoding
 	$(BIN)/python benchmarks/judging.py
 
 tiny: .venv/test

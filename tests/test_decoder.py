@@ -12,6 +12,7 @@ from precaudit.limits import default_limits
 from precaudit.points import POINTS, present
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.store import open_run
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
@@ -72,11 +73,11 @@ def test_prefill_decode_and_rescore_agree_everywhere(tmp_path, name):
 
 
 def by_place(folder):
-    run = Recorded.of(compare(folder).run)
+    run = Recorded.of(open_run(folder))
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma3-gqa"])
+@pytest.mark.parametrize("name", FAMILIES_ONCE)
 @pytest.mark.parametrize("pad", ["left", "right"])
 def test_batch_and_padding_do_not_change_values(tmp_path, name, pad):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
@@ -168,3 +169,14 @@ def test_a_trace_compiles_four_programs_a_length(tmp_path, caplog):
         record(tmp_path / "run", prompts=["x = 1", "import os"], select=everything())
     found = [m for m in caplog.messages if m.startswith("Finished XLA compilation of jit(program)")]
     assert len(found) == 4
+
+
+def test_gemma_s_factor_is_rounded_as_published(tmp_path):
+    """√24 = 4.898979…; of bfloat16's neighbours 4.875 and 4.90625 the nearer. What ran is in the record."""
+    name = str(FIXTURES / "gemma3-gqa")
+    assert load(name, "bf16", {"embed_factor": "exact"}, "cpu").config.embed_scale == 24**0.5
+    assert load(name, "bf16", {"weights": "float32"}, "cpu").config.embed_scale == float(np.float32(24**0.5))
+    run = fixture_run(tmp_path / "run", "gemma3-gqa", "bf16")
+    assert run.record.model.config["embed_scale"] == 4.90625
+    assert run.record.policy["embed_factor"] == "published"
+    assert load("tiny", "bf16", device="cpu").config.embed_scale == 1.0

@@ -14,6 +14,7 @@ from precaudit.points import POINTS
 from precaudit.row_hashes import multipliers
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap
+from precaudit.transforms.narrow import held, moved_as_bits
 
 
 def bucket(n: int) -> int:
@@ -37,6 +38,21 @@ class Capture:
     hashed: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class OnBits:
+    """A jitted program that moves narrow floats as bits, called with floats or with what such a program returned."""
+
+    program: Any
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+        return self.program(*held(args))
+
+    def lower(self, *args: Any) -> Any:
+        """Lower it, as ``jax.jit``'s."""
+        return self.program.lower(*held(args))
+
+
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens, starts, logit_rows, cache, take) → (logits, cache, taps)."""
     return _program(subject, capture, "prefill")
@@ -55,11 +71,14 @@ def row_hashes(x: jax.Array) -> jax.Array:
 
 
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
-    return _compiled(subject.decoder, capture, phase, tuple(compiler_options(subject.policy).items()))
+    options = tuple(compiler_options(subject.policy).items())
+    return _compiled(subject.decoder, capture, phase, options, subject.platform == "cpu")
 
 
 @lru_cache(maxsize=32)
-def _compiled(decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...]) -> Callable[..., Any]:
+def _compiled(
+    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], on_bits: bool
+) -> Callable[..., Any]:
     function = getattr(decoder, phase)
 
     def program(params: Any, tables: Any, tokens: Any, starts: Any, rows: Any, cache: Any, take: Any) -> Any:
@@ -80,4 +99,5 @@ def _compiled(decoder: Any, capture: Capture | None, phase: str, options: tuple[
         (logits, cache), taps = collecting(params, tables, tokens, starts, rows, cache)
         return logits, cache, taps
 
-    return jax.jit(program, donate_argnums=(5,), compiler_options=dict(options) or None)
+    how: dict[str, Any] = {"donate_argnums": (5,), "compiler_options": dict(options) or None}
+    return OnBits(jax.jit(moved_as_bits(program), **how)) if on_bits else jax.jit(program, **how)

@@ -1,0 +1,62 @@
+"""Time a decode step in bfloat16 against float32 and against the physical limit: reading the weights once.
+
+Needs the model smollm2. Batch 8, 256 cache slots. "As written": without precaudit/transforms/narrow.py, one step only,
+since XLA:CPU takes seconds for it. Run: python -m benchmarks.decoding
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.main_job import Line, alternated, compared, copy_line, show
+from precaudit.jax_decoder.arithmetic import compiler_options
+from precaudit.tracing.programs import _compiled, decode_program
+from precaudit.tracing.subject import Subject, load
+
+BATCH, SLOTS = 8, 256
+
+
+def steps(subject: Subject, program: Any) -> Callable[[], object]:
+    """Return a job that decodes one token of every sequence, always into the same slot of one cache."""
+    held = [subject.decoder.init_cache(BATCH, SLOTS)]
+    tokens, starts = np.arange(BATCH, dtype=np.int32) + 5, np.zeros(BATCH, np.int32)
+    given = (subject.parameters, subject.tables(SLOTS), tokens, starts, np.full(BATCH, 100, np.int32))
+
+    def step() -> object:
+        logits, held[0], _ = program(*given, held[0], None)
+        return jax.block_until_ready(logits)
+
+    return step
+
+
+def lines(rounds: int) -> Iterator[Line]:
+    """Yield the measured ratios."""
+    copy = copy_line(3)
+    subjects = {name: load("smollm2", name, None, "cpu") for name in ("bf16", "fp32")}
+    jobs = {name: steps(subject, decode_program(subject, None)) for name, subject in subjects.items()}
+    found = alternated(jobs, rounds)
+    yield compared(f"decode step, batch {BATCH}, bf16 / float32", found, "bf16", "fp32", 2.0)
+    options = tuple(compiler_options(subjects["bf16"].policy).items())
+    plain = partial(_compiled, subjects["bf16"].decoder, None, "decode", options)
+    found = alternated({"plain": steps(subjects["bf16"], plain(False)), "bits": jobs["bf16"]}, 1)
+    yield compared("  bf16 as written / moved as bits", found, "plain", "bits")
+    size = sum(x.nbytes for x in jax.tree.leaves(subjects["bf16"].parameters))
+    least = size / (copy.value * 1e9)
+    yield Line("  limit: reading the weights once", min(found["bits"]) / least, "x", note=f"{size / 1e6:.0f} MB")
+    yield copy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 pairs instead of 5")
+    show(list(lines(2 if parser.parse_args().quick else 5)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
