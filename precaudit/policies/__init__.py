@@ -27,7 +27,8 @@ class Policy:
     scores: q·k as stored, before the mask. probs, attn_out, logits: outputs as stored. mlp: act(gate) as stored.
     kv_cache: the cache. matmul: a precision or a dot preset. excess_precision: ``platform`` lets the compiler keep
     more bits inside fusions than the formats say, ``off`` forbids it. decode_attention: ``as-prefill`` or
-    ``float32`` (q and the cache are cast up, attention runs in float32).
+    ``float32`` (q and the cache are cast up, attention runs in float32). embed_factor: Gemma's √width that multiplies
+    embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``.
     """
 
     name: str = "bf16"
@@ -46,6 +47,7 @@ class Policy:
     matmul: str = "default"
     excess_precision: str = "platform"
     decode_attention: str = "as-prefill"
+    embed_factor: str = "published"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -59,6 +61,7 @@ WORDS = {
     "matmul": (*PRECISIONS, *PRESETS),
     "excess_precision": ("platform", "off"),
     "decode_attention": ("as-prefill", "float32"),
+    "embed_factor": ("published", "exact"),
 }
 
 
@@ -141,7 +144,7 @@ def _value(key: str, text: str) -> str:
     allowed = WORDS.get(key, ARITHMETIC)
     value = ALIASES.get(text, text)
     if value not in allowed:
-        if key not in ("matmul", "excess_precision", "decode_attention", "weights"):
+        if key not in ("matmul", "excess_precision", "decode_attention", "embed_factor", "weights"):
             parse_format(text)
         raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
     return value
