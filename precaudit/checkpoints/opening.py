@@ -169,8 +169,10 @@ def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
 
 
 def _orbax_hashes(folder: Path) -> FileHashes:
-    """Return the hashes of an Orbax checkpoint's files and of its map."""
-    root = folder / orbax_files.read_layout(folder).checkpoint
+    """Return the hashes of an Orbax checkpoint's files and of its map; of one in a bucket what its listing says."""
+    root = orbax_files.place(folder, orbax_files.read_layout(folder))
+    if not isinstance(root, Path):
+        return FileHashes((folder / orbax_files.NAMES,), orbax_files.listing(root))
     found = (p for p in root.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
     return FileHashes((folder / orbax_files.NAMES, *sorted(found)))
 

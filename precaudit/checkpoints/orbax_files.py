@@ -2,19 +2,19 @@
 
 A folder with ``names.toml`` beside ``config.json`` holds one:
 
-    checkpoint = "items"          # folder of the Orbax checkpoint
+    checkpoint = "items"          # folder of the Orbax checkpoint in this one, or gs://bucket/path, s3://bucket/path
     layout = "maxtext-llama"      # a shipped map (precaudit/checkpoints/maps), or a [tensors] table of one's own
 
-A map's entry names the path of an array in the parameter tree and how its axes become the tensor's:
-``d l h k -> (h k) d`` takes layer l and flattens heads. ``interleaved = "k"``: that axis holds pairs (2i, 2i + 1) in
-place of halves. [config] replaces constants that such a program computes otherwise.
+A map's entry names the path of an array in the parameter tree and how its axes become the tensor's, an einops
+pattern: ``d l h k -> (h k) d`` takes layer l and flattens heads; ``d h (k two) -> (h two k) d`` makes halves of pairs.
+[config] replaces constants that such a program computes otherwise. Orbax reads the metadata, TensorStore the arrays.
 """
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from math import prod, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,18 @@ from precaudit.formats import Array
 
 NAMES = "names.toml"
 INSTALL = "pip install 'precaudit[orbax]'"
+REMOTE = ("gs://", "s3://")
+SIZES = {"two": 2}  # axes of a pattern that no array tells
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a tensor lies; without ``axes`` as it is stored."""
+    """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
+
+    Without ``axes`` it is as it is stored.
+    """
 
     path: str
     axes: str = ""
-    interleaved: str = ""
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,11 +94,11 @@ def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConf
 
 @dataclass(frozen=True)
 class OrbaxFiles:
-    """Tensors of an Orbax checkpoint: ``entries`` by name, each with its layer; ``stored``: a path's key."""
+    """Tensors of an Orbax checkpoint at ``root``: ``entries`` by name with their layers; ``stored``: a path's key."""
 
-    folder: Path
+    root: Any
     ocdbt: bool
-    zarr: str
+    zarr3: bool
     stored: Mapping[str, str]
     entries: Mapping[str, tuple[Entry, int]]
     _opened: dict[str, Any] = field(default_factory=dict)
@@ -102,18 +106,8 @@ class OrbaxFiles:
     @classmethod
     def open(cls, folder: Path, layout: Layout, config: DecoderConfig) -> "OrbaxFiles":
         """Read the checkpoint's metadata; raises UserError where it is broken or lacks a tensor of the map."""
-        root = (folder / layout.checkpoint).resolve()
-        if not root.is_relative_to(folder.resolve()):
-            raise UserError(f"{folder / NAMES}: checkpoint = {layout.checkpoint!r} lies outside the folder")
-        try:
-            meta = json.loads((root / "_METADATA").read_bytes())
-            leaves = [[str(k["key"]) for k in leaf["key_metadata"]] for leaf in meta["tree_metadata"].values()]
-            ocdbt, zarr3 = bool(meta.get("use_ocdbt", True)), bool(meta.get("use_zarr3", False))
-        except FileNotFoundError:
-            raise UserError(f"{root}: no Orbax checkpoint here (no _METADATA)") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{root / '_METADATA'}: not the metadata of an Orbax checkpoint: {error}") from None
-        stored = {"/".join(keys): ".".join(keys) for keys in leaves}
+        root = place(folder, layout)
+        stored, ocdbt, zarr3 = _metadata(root)
         entries = {}
         for name in expected_tensors(config):
             entries[name] = _entry(name, layout, stored, str(folder / NAMES))
@@ -126,17 +120,21 @@ class OrbaxFiles:
                     f"{folder / NAMES}: array {path!r} is not in the map, so the model may not be that; "
                     f"if it is, ignore = [{path.removeprefix(below)!r}]"
                 )
-        return cls(root, ocdbt, "zarr3" if zarr3 else "zarr", stored, entries)
+        return cls(root, ocdbt, zarr3, stored, entries)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor's shape, as the map turns it."""
         found = {}
         for name, (entry, layer) in self.entries.items():
             shape = tuple(self._array(entry.path).shape)
-            found[name] = _turned_shape(entry, shape, name)
-            before = entry.axes.partition("->")[0].split()
-            if "l" in before and layer >= shape[before.index("l")]:
-                raise UserError(f"{self.folder}: {entry.path!r} {list(shape)} has no layer {layer}")
+            if not entry.axes:
+                found[name] = shape
+                continue
+            at = _layer_axis(entry)
+            if at is not None and at < len(shape) and layer >= shape[at]:
+                raise UserError(f"{self.root}: {entry.path!r} {list(shape)} has no layer {layer}")
+            left = tuple(n for axis, n in enumerate(shape) if axis != at)
+            found[name] = _turned(entry, np.broadcast_to(np.int8(0), left), name).shape
         return found
 
     def read(self, name: str) -> Array:
@@ -145,17 +143,9 @@ class OrbaxFiles:
         array = self._array(entry.path)
         if not entry.axes:
             return self._values(array, entry.path)
-        before, after = _axes(entry, name)
-        index = tuple(layer if a == "l" else slice(None) for a in before)
-        x = self._values(array[index], entry.path)
-        left = [a for a in before if a != "l"]
-        if entry.interleaved:
-            axis = left.index(entry.interleaved)
-            x = np.concatenate([np.take(x, range(s, x.shape[axis], 2), axis=axis) for s in (0, 1)], axis=axis)
-        flat = [a for group in after for a in group]
-        sizes = dict(zip(left, x.shape, strict=True))
-        turned = x.transpose([left.index(a) for a in flat])
-        return np.ascontiguousarray(turned.reshape([prod(sizes[a] for a in group) for group in after]))
+        at = _layer_axis(entry)
+        part = array if at is None else array[(slice(None),) * at + (layer,)]
+        return np.ascontiguousarray(_turned(entry, self._values(part, entry.path), name))
 
     def original(self, name: str, rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
@@ -167,33 +157,92 @@ class OrbaxFiles:
             return np.asarray(array.read().result())
         except (ValueError, OSError) as error:
             text = str(error).splitlines()[0][:200]
-            raise UserError(f"{self.folder}: array {path!r} cannot be read: {text}") from None
+            raise UserError(f"{self.root}: array {path!r} cannot be read: {text}") from None
 
     def _array(self, path: str) -> Any:
         """Open an array, which reads its metadata alone."""
         if path in self._opened:
             return self._opened[path]
-        try:
-            import tensorstore
-        except ImportError:
-            raise UserError(f"{self.folder}: Orbax checkpoints need tensorstore: {INSTALL}") from None
+        import tensorstore
+        from etils import epath
+        from orbax.checkpoint import type_handlers
+
         key = self.stored[path]
-        store: dict[str, Any] = {"driver": "ocdbt", "base": f"file://{self.folder}/", "path": f"{key}/"}
-        if not self.ocdbt:
-            place = (self.folder / key).resolve()
-            if not place.is_relative_to(self.folder):
-                raise UserError(f"{self.folder}: array {path!r} lies outside the checkpoint")
-            store = {"driver": "file", "path": f"{place}/"}
+        if isinstance(self.root, Path) and not self.ocdbt and not (self.root / key).resolve().is_relative_to(self.root):
+            raise UserError(f"{self.root}: array {path!r} lies outside the checkpoint")
+        context = type_handlers.get_ts_context(use_ocdbt=self.ocdbt)
+        info = type_handlers.ParamInfo(
+            name=key, parent_dir=epath.Path(self.root), use_zarr3=self.zarr3, ts_context=context
+        )
         try:
-            # A chunk that is not there is an error, not zeros.
-            spec = {"driver": self.zarr, "kvstore": store, "fill_missing_data_reads": False}
-            array = tensorstore.open(spec, open=True, read=True).result()
+            spec = type_handlers.get_json_tspec_read(info, self.ocdbt)
+            spec["fill_missing_data_reads"] = False  # a chunk that is not there is an error, not zeros
+            array = tensorstore.open(spec, open=True, read=True, context=context).result()
         except (ValueError, OSError) as error:
             text = str(error).splitlines()[0][:200]
-            raise UserError(f"{self.folder}: array {path!r} cannot be read: {text}") from None
-        check_format(str(array.dtype.name), path, str(self.folder))
+            raise UserError(f"{self.root}: array {path!r} cannot be read: {text}") from None
+        check_format(str(array.dtype.name), path, str(self.root))
         self._opened[path] = array
         return array
+
+
+def place(folder: Path, layout: Layout) -> Any:
+    """Return where the checkpoint lies: a folder below ``folder``, or a path in a bucket; raises UserError."""
+    if layout.checkpoint.startswith(REMOTE):
+        _installed(layout.checkpoint)
+        from etils import epath
+
+        return epath.Path(layout.checkpoint)
+    root = (folder / layout.checkpoint).resolve()
+    if not root.is_relative_to(folder.resolve()):
+        raise UserError(f"{folder / NAMES}: checkpoint = {layout.checkpoint!r} lies outside the folder")
+    return root
+
+
+def listing(root: Any) -> str:
+    """Return names, sizes and times of what lies in a bucket: its contents are not read to tell it from another."""
+
+    def files(folder: Any) -> Iterator[Any]:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield from files(path)
+            else:
+                yield path
+
+    return "".join(f"{p.relative_to(root)} {p.stat().length} {p.stat().mtime}\n" for p in files(root))
+
+
+def _installed(where: Any) -> None:
+    try:
+        import orbax.checkpoint  # noqa: F401
+    except ImportError:
+        raise UserError(f"{where}: Orbax checkpoints need orbax-checkpoint: {INSTALL}") from None
+
+
+def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
+    """Return every array's key by its path, and whether they lie in an OCDBT and as Zarr 3."""
+    _installed(root)
+    import orbax.checkpoint
+    from orbax.checkpoint import type_handlers
+
+    try:
+        if not (root / "_METADATA").exists():
+            raise UserError(f"{root}: no Orbax checkpoint here (no _METADATA)")
+        ocdbt = bool(type_handlers.is_ocdbt_checkpoint(root))
+        with orbax.checkpoint.PyTreeCheckpointer() as reader:
+            meta = reader.metadata(root)
+        tree = meta.item_metadata
+        if tree is None:
+            raise ValueError("Orbax reads no tree of arrays from it")
+        flat = orbax.checkpoint.tree.to_flat_dict(tree.tree)
+        stored = {"/".join(map(str, keys)): str(leaf.name) for keys, leaf in flat.items()}
+    except UserError:
+        raise
+    except ImportError as error:  # what reads a bucket is a package of its own
+        raise UserError(f"{root}: {error}") from None
+    except Exception as error:  # the library raises whatever broken metadata leads to
+        raise UserError(f"{root}: not the metadata of an Orbax checkpoint: {type(error).__name__}: {error}") from None
+    return stored, ocdbt, bool(tree.use_zarr3)
 
 
 def _entry(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[Entry, int]:
@@ -214,36 +263,30 @@ def _entry(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> 
     raise UserError(f"{where}: {name!r} should lie at {path!r}, which the checkpoint lacks{nearest(path, stored)}")
 
 
-def _axes(entry: Entry, name: str) -> tuple[list[str], list[list[str]]]:
-    """Return the stored axes, and for every axis of the tensor those it is made of; raises UserError for nonsense."""
-    before, arrow, after = entry.axes.partition("->")
-    groups: list[list[str]] = []
-    inside = False
-    for token in after.replace("(", " ( ").replace(")", " ) ").split():
-        if token in "()":
-            inside = token == "("
-            groups += [[]] if inside else []
-        elif inside:
-            groups[-1].append(token)
-        else:
-            groups.append([token])
-    axes = before.split()
-    if (
-        not arrow
-        or sorted(a for a in axes if a != "l") != sorted(a for g in groups for a in g)
-        or len({*axes}) < len(axes)
-    ):
-        raise UserError(f"names map: axes {entry.axes!r} of {name!r} do not fit; for example 'd l h k -> (h k) d'")
-    if entry.interleaved and entry.interleaved not in axes:
-        raise UserError(f"names map: {name!r} has no axis {entry.interleaved!r} to be interleaved")
-    return axes, groups
+def _stored_axes(entry: Entry) -> list[str]:
+    """Return the left side of a pattern, an axis of the stored array each."""
+    return re.findall(r"\([^)]*\)|[^\s()]+", entry.axes.partition("->")[0])
 
 
-def _turned_shape(entry: Entry, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    if not entry.axes:
-        return shape
-    before, after = _axes(entry, name)
-    if len(before) != len(shape):
-        raise UserError(f"names map: {name!r} has axes {entry.axes!r}, but {entry.path!r} has shape {list(shape)}")
-    sizes = dict(zip(before, shape, strict=True))
-    return tuple(prod(sizes[a] for a in group) for group in after)
+def _layer_axis(entry: Entry) -> int | None:
+    axes = _stored_axes(entry)
+    return axes.index("l") if "l" in axes else None
+
+
+def _turned(entry: Entry, x: Array, name: str) -> Array:
+    """Return an array without its layers' axis, its other axes as the pattern has them; raises UserError."""
+    import einops
+
+    before = " ".join(a for a in _stored_axes(entry) if a != "l")
+    pattern = f"{before} ->{entry.axes.partition('->')[2]}"
+    try:
+        found: Array = einops.rearrange(
+            x, pattern, **{a: n for a, n in SIZES.items() if a in re.findall(r"\w+", before)}
+        )
+    except einops.EinopsError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"names map: axes {entry.axes!r} of {name!r} do not fit {entry.path!r} ({reason}); "
+            "for example 'd l h k -> (h k) d'"
+        ) from None
+    return found

@@ -81,15 +81,16 @@ class Rounded:
 
 @dataclass(frozen=True)
 class FileHashes:
-    """SHA-256 over several files, computed once when first asked for."""
+    """SHA-256 over several files, and over a text about others, computed once when first asked for."""
 
     paths: tuple[Path, ...]
+    text: str = ""
     _found: list[str] = field(default_factory=list)
 
     def sha256(self) -> str:
         """Return the hex digest of the files' contents in order."""
         if not self._found:
-            digest = hashlib.sha256()
+            digest = hashlib.sha256(self.text.encode())
             for path in self.paths:
                 with path.open("rb") as f:
                     while block := f.read(1 << 22):

@@ -36,7 +36,10 @@ class Comparison:
 
 
 def _frame(records: list[Any]) -> Any:
-    import pandas
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("frames need pandas: pip install 'precaudit[frames]'") from None
 
     return pandas.json_normalize([msgspec.to_builtins(r) for r in records])
 
