@@ -11,10 +11,11 @@ from msgspec.structs import replace as replace_record
 from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
+from precaudit.comparison.closing import Yardstick
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.forward import Pool
-from precaudit.formats import FORMATS, as_format
+from precaudit.formats import FORMATS, as_format, rounder
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
 from precaudit.metrics.logits import expected_kl, kl, log_softmax
@@ -373,3 +374,29 @@ def test_forward_errors_of_one_token_or_head_are_judged():
         )  # fmt: skip
         verdict = judge(record, default_limits())
         assert (verdict.status, verdict.metric, verdict.scope, verdict.index) == ("fail", "ratio", scope, index)
+
+
+@pytest.mark.parametrize(("turned", "factor", "passes"), [(1, 1.0, True), (2, 1.0, False), (1, 1.03, False)])
+def test_a_tie_inside_one_row_of_many_that_read_an_unrounded_input(turned, factor, passes):
+    """Three rows read an input before it was rounded; in ``turned`` of them one of its roundings fell the other way.
+
+    Most rows tell that it was read unrounded. Where they do not, or a row is scaled, nothing is excused.
+    """
+    draw = np.random.default_rng(3)
+    matrix = draw.standard_normal((512, 128)) / 16
+    inside = draw.standard_normal((3, 512))
+    other = inside.copy()
+    other[:turned, 5] *= 1 + 2.0**-5  # a neighbour in bfloat16 of one factor, and some products on
+    bf16 = rounder("bfloat16")
+    rounded, unrounded, candidate = ((x @ matrix)[:, None, :] for x in (bf16(inside), inside, other))
+    candidate = bf16(candidate)
+    candidate[0] *= factor
+    noise = Noise.pooled([bf16(rounded) - rounded] * 3, rounded, 2.0**-9)
+    sizes = (np.abs(inside) @ np.abs(matrix))[:, None, :]
+    least = np.spacing(np.abs(rounded).astype(np.float32)) * 2.0**15
+    yard = Yardstick(
+        "TD", "bfloat16", np.arange(3), candidate, rounded, noise,
+        allowed=2.0**-24 * sizes + least, fused=2.0**-9 * sizes + least,
+    )  # fmt: skip
+    assert yard.badness(bf16(unrounded)) > 1
+    assert (yard.reading_unrounded(bf16(unrounded), bf16(rounded)).badness(bf16(unrounded)) <= 1) == passes

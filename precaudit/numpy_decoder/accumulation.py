@@ -70,7 +70,7 @@ def pairwise(name: str) -> Callable[[Array, Array], Array]:
 
 
 _KEPT: dict[Any, tuple[Array, Array]] = {}
-KEEP = 1 << 27  # bytes of operands and converted ones remembered: a small layer's matrices
+MOST, KEEP = 16, 1 << 26  # converted operands remembered, a layer's matrices, and their bytes as they were
 
 
 def _single(x: Array) -> Array:
@@ -79,7 +79,7 @@ def _single(x: Array) -> Array:
         return _converted(x)
     key = (x.ctypes.data, x.shape, x.strides)
     if key not in _KEPT:
-        if sum(a.nbytes + b.nbytes for a, b in list(_KEPT.values())) + 3 * x.nbytes // 2 > KEEP:
+        if len(_KEPT) >= MOST or sum(a.nbytes for a, _ in list(_KEPT.values())) + x.nbytes > KEEP:
             _KEPT.clear()
         _KEPT[key] = (x, _converted(x))  # holding x: its address stays its own
     kept = _KEPT.get(key)
