@@ -15,7 +15,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.formats import Array, widen
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
-from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
+from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_for
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
@@ -134,7 +134,12 @@ def establish(
     n = model.config.layers
     if absent:
         sequences = [np.asarray(tokens[p]) for p in absent]
-        forward(model, sequences, [FP64], want(absent), save, lambda at: tell(at + 1, n, "FP64 reference"))
+        fed = sum(map(len, sequences))
+        seconds = seconds_for(model.config, 1000)
+        takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
+        tell(0, n, what)
+        forward(model, sequences, [FP64], want(absent), save, lambda at: tell(at + 1, n, what))
     for place in places.values():
         place.touch()
 

@@ -1,12 +1,14 @@
 """The whole model over several sequences together, one layer's tensors in FP64 at a time."""
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
-from precaudit.configs import DecoderConfig
+from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.formats import Array
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import (
@@ -20,10 +22,11 @@ from precaudit.numpy_decoder.model import (
 )
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import each, one_blas_thread, row_ranges
+from precaudit.numpy_decoder.threads import WORKERS, each, one_blas_thread, row_ranges
 from precaudit.points import POINTS, inputs_of
 
 Emit = Callable[[int, int | None, str, Array], None]
+SHARE = 0.7  # of the rate of one large product, that the whole model reaches (benchmarks/main_job.py measures it)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,20 @@ def forward(
             progress(layer)
         for x, rounding in zip(states, roundings, strict=True):
             _outside(model, positions, x, spans, rounding, wanted, emit)
+
+
+def seconds_for(config: DecoderConfig, tokens: int) -> float:
+    """Return about how long FP64 takes for so many tokens here: its layers' products, at a rate measured now."""
+    weights = sum(prod(shape) for name, shape in expected_tensors(config).items() if name.startswith("model.layers."))
+    x = np.ones((1024, 1024))
+    took = []
+    with one_blas_thread():
+        for _ in range(3):
+            began = time.perf_counter()
+            each(lambda: x @ x, [()] * WORKERS)
+            took.append(time.perf_counter() - began)
+    rate = WORKERS * 2 * len(x) ** 3 / min(took)
+    return 2.0 * weights * tokens / (SHARE * rate)
 
 
 def _layer(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.formats import Array, identity, widen
+from precaudit.formats import Array, identity, release, widen
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
@@ -44,7 +44,9 @@ class Model:
             if full not in expected:
                 return None
             if full not in self._held:
-                self._held[full] = widened(self.read(full))
+                stored = self.read(full)
+                self._held[full] = widened(stored)
+                release(stored)
             return self._held[full]
 
         return Context(self.config, weight, positions, rounding, layer)
@@ -59,7 +61,9 @@ class Model:
 
     def embed(self, tokens: Array) -> Array:
         """Return the embedding rows of token ids [T] in FP64 [T, D], times the family's factor."""
-        rows = widened(np.ascontiguousarray(self.read("model.embed_tokens.weight")[tokens]))
+        table = self.read("model.embed_tokens.weight")
+        rows = widened(np.ascontiguousarray(table[tokens]))
+        release(table)
         return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
 
     def logits(
@@ -85,6 +89,7 @@ class Model:
                 out[:, i : i + VOCAB_BLOCK] = r.logits(y)
 
         each(block, [(i,) for i in range(0, self.config.vocab, VOCAB_BLOCK)])
+        release(head)
         return outs
 
     def _output_matrix(self) -> Array:
