@@ -15,6 +15,7 @@ from precaudit.formats import FORMATS, Array, single
 
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 SMALL = 32  # rows below which splitting costs more than it saves
+CHUNKS = 16  # of many small jobs, for each worker: handing one over costs as much as a small one takes
 
 
 @cache
@@ -55,13 +56,14 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[
     todo = list(jobs)
     if len(todo) <= 1:
         return [function(*job) for job in todo]
-    state = np.geterr()
+    state, size = np.geterr(), -(-len(todo) // (CHUNKS * WORKERS))
 
-    def one(job: tuple[Any, ...]) -> Any:
+    def some(jobs: list[tuple[Any, ...]]) -> list[Any]:
         with np.errstate(**state):
-            return function(*job)
+            return [function(*job) for job in jobs]
 
-    return list(_pool().map(one, todo))
+    chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
+    return [x for found in _pool().map(some, chunks) for x in found]
 
 
 def row_ranges(n: int) -> list[tuple[int, int]]:
