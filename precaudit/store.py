@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 from safetensors.numpy import save_file
 
-from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, single
@@ -190,7 +189,7 @@ class Run:
     prompts: dict[str, PromptRecord]
     steps: list[StepRecord]
     points: list[PointRecord]
-    _files: dict[str, SafetensorsFiles] = field(default_factory=dict)
+    _files: dict[str, Any] = field(default_factory=dict)
 
     def tensor(self, record: PointRecord) -> Array:
         """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
@@ -202,6 +201,8 @@ class Run:
         if record.file not in self._files:
             if len(self._files) >= OPEN:
                 self._files.clear()  # every map holds a file descriptor
+            from precaudit.checkpoints.safetensors_files import SafetensorsFiles  # brings every reader of models
+
             self._files[record.file] = SafetensorsFiles.open([path], words=True)
         files = self._files[record.file]
         entry = files.entries.get(record.key)
