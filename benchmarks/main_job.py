@@ -192,6 +192,35 @@ def reference(config: DecoderConfig, read: Callable[[str], Array], more: tuple[s
     return held
 
 
+def reference_parts(config: DecoderConfig, read: Callable[[str], Array]) -> dict[str, float]:
+    """Return the threads' seconds by what they do: products with weights, attention's, widening weights, the rest."""
+    taken: dict[str, list[float]] = {"weights": [], "attention": [], "widening": []}
+
+    def dot(a: Array, b: Array) -> Array:
+        began = time.perf_counter()
+        found: Array = a @ b
+        # a weight's transpose is no row-major matrix, nor are keys: these have one head's dimension
+        kind = "attention" if min(b.shape) <= config.head_dim else "weights"
+        taken[kind].append(time.perf_counter() - began)
+        return found
+
+    model = Model(config, read)
+    wanted, ids = Wanted(ROWS, None, [np.asarray([LENGTH - 1])]), np.asarray(token_ids(config.vocab))
+    warm = model.warm
+
+    def warmed(layer: int) -> None:
+        began = time.perf_counter()
+        warm(layer)
+        taken["widening"].append(WORKERS * (time.perf_counter() - began))
+
+    model.warm = warmed  # type: ignore[method-assign]
+    began = time.perf_counter()
+    forward(model, [ids], [Rounding(dot=dot)], wanted, lambda *place: None)
+    whole = WORKERS * (time.perf_counter() - began)
+    sums = {name: sum(each) for name, each in taken.items()}
+    return sums | {"rest": whole - sum(sums.values())}
+
+
 def reference_flops(c: DecoderConfig) -> int:
     """Return the flops of the reference's matrix products; a multiplication and an addition are 2.
 
@@ -219,6 +248,9 @@ def reference_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     took, rate = median(found["ours"]), dgemm / median(found["dgemm"])
     note = f"{flops / 1e9:.1f} GFLOP in {took:.3f} s"
     yield Line("FP64 reference, share of DGEMM", share, "%", 65.0, True, note)
+    parts = reference_parts(config, weights.__getitem__)
+    told = ", ".join(f"{name} {100 * x / sum(parts.values()):.0f} %" for name, x in parts.items())
+    yield Line("  where its threads' time goes", sum(parts.values()), "s", note=told)
     yield Line("limit: DGEMM, median", rate / 1e9, "GFLOP/s", note=f"NumPy, {ORDER} rows")
 
 
