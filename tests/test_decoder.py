@@ -10,6 +10,7 @@ from precaudit.formats import widen
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.points import POINTS, present
+from precaudit.policies import apply_settings
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
 from precaudit.store import open_run
@@ -180,3 +181,11 @@ def test_gemma_s_factor_is_rounded_as_published(tmp_path):
     assert run.record.model.config["embed_scale"] == 4.90625
     assert run.record.policy["embed_factor"] == "published"
     assert load("tiny", "bf16", device="cpu").config.embed_scale == 1.0
+
+
+def test_another_policy_shares_the_arrays_that_stay_as_they_are():
+    subject = load("tiny", "bf16", device="cpu")
+    same, wider = (subject.under(apply_settings(subject.policy, {k: "float32"})) for k in ("scores", "activations"))
+    assert same.parameters is subject.parameters
+    assert wider.parameters["embed"].dtype == np.float32
+    assert (same.policy.scores, same.decoder.arithmetic.scores) == ("float32", np.float32)

@@ -117,11 +117,9 @@ def remedies(
 def _raised(subject: Subject, name: str, settings: dict[str, str], layer: int | None) -> Subject:
     """Return the program with a part of its policy, or one layer, in float32."""
     wide = apply_settings(subject.policy, settings)
-    same = {"unroll": subject.unroll, "remat": subject.remat, "lift": subject.lift}
-    alone = name.startswith("layer") and layer is not None
-    policy, raised = (subject.policy, (layer, wide)) if alone else (wide, None)
-    given = (subject.reference, subject.checkpoint, policy, subject.parts, subject.device)
-    return Subject(*given, raised=raised, **same)  # type: ignore[arg-type]
+    if name.startswith("layer") and layer is not None:
+        return subject.under(subject.policy, (layer, wide))
+    return subject.under(wide)
 
 
 def _words(name: str) -> str:

@@ -1,7 +1,7 @@
 """A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +58,13 @@ class Subject:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
         return parameters(self.config, self.checkpoint.tensors.read, activations, self.device)
+
+    def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
+        """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
+        other = replace(self, policy=policy, raised=raised, _tables={})
+        if policy.activations == self.policy.activations:
+            vars(other)["parameters"] = self.parameters
+        return other
 
     @cached_property
     def tokenizer(self) -> Any:
