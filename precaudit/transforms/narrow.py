@@ -1,8 +1,9 @@
-"""Programs whose floats of 8 and 16 bits are moved as bits: the same values, without conversions of whole arrays.
+"""Programs whose floats of 8 and 16 bits are moved as bits: the same operations, without conversions of whole arrays.
 
 XLA:CPU slices and updates no float narrower than 32 bits: around every ``dynamic_slice`` of a loop's weights and every
 ``dynamic_update_slice`` of a cache it converts all of the array to float32, and back. On unsigned integers of the same
-width both are done in place. Only where a value is computed with is it a float again.
+width both are done in place. Only where a value is computed with is it a float again. Which roundings between fused
+operations a compiler then leaves out may differ: at 4,096 tokens XLA:CPU no longer skips that of a norm.
 """
 
 from collections.abc import Callable, Sequence
