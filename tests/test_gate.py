@@ -832,3 +832,13 @@ def test_gate_imports_no_decoder():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['precaudit.configs.decoder']"
+
+
+@pytest.mark.parametrize(("family", "holds"), [("llama", True), ("gemma3_text", False)])
+def test_a_baseline_of_before_the_embedding_s_factor_had_a_key(honest, frozen, family, holds):
+    """What was frozen without the key was exact; in other families than Gemma that is what runs now."""
+    older = {k: v for k, v in honest.run.record.policy.items() if k != "embed_factor"}
+    before = read_baseline(rewritten(frozen, policy=older))
+    model = msgspec.structs.replace(honest.run.record.model, config=honest.run.record.model.config | {"family": family})
+    run = replace(honest.run, record=msgspec.structs.replace(honest.run.record, model=model))
+    assert stale(before, run, False) == ([] if holds else ["policy: embed_factor exact, now published"])

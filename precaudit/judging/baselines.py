@@ -157,9 +157,12 @@ def stale(baseline: Baseline, run: Run, across_devices: bool) -> list[str]:
         found.append(f"schema {b.schema}, now {SCHEMA}")
     if b.weights != r.model.sha256:
         found.append(f"weights {b.weights[:12]}…, now {r.model.sha256[:12]}…")
-    changed = sorted(k for k in {*b.policy, *r.policy} - {"name"} if b.policy.get(k) != r.policy.get(k))
+    # Frozen before there was the key: the factor was exact, which it is in every family but Gemma anyway.
+    then = "exact" if "gemma" in str(r.model.config.get("family")) else r.policy.get("embed_factor", "")
+    was = {"embed_factor": then} | b.policy
+    changed = sorted(k for k in {*was, *r.policy} - {"name"} if was.get(k) != r.policy.get(k))
     if changed:
-        told = ", ".join(f"{k} {b.policy.get(k)}, now {r.policy.get(k)}" for k in changed)
+        told = ", ".join(f"{k} {was.get(k)}, now {r.policy.get(k)}" for k in changed)
         found.append(f"policy: {told}")
     tokens = token_hashes(run)
     other = sorted(p for p in tokens if p in b.tokens and b.tokens[p] != tokens[p])
