@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import bind, closed, walk
+from precaudit.transforms.loops import LOOPS
 
 INTEGERS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}  # by the bytes of a float
 MOVES = (
@@ -58,7 +59,7 @@ def moved_as_bits(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` with narrow floats moved as bits, whose arguments and results may be ``Narrow``.
 
     Loops carry, slice and stack bits, and what slices, updates or reshapes bits gives bits; everything else is bound as
-    it was, on floats (a vmapped while loop too). The function is traced with the floats.
+    it was, on floats. The function is traced with the floats.
     """
 
     @wraps(function)
@@ -105,8 +106,10 @@ def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 def _step(equation: Any, inputs: list[Any]) -> list[Any]:
     name, params = equation.primitive.name, equation.params
-    if name in LOOPS and not _batched(name, params):
-        return LOOPS[name](params, inputs)
+    if name in LOOPS:
+        return LOOPS[name](_run, _bits, params, [_bits(x) for x in inputs])
+    if name == "remat2":
+        return _remat(params, [_bits(x) for x in inputs])
     if name in INLINE:
         jaxpr, consts = closed(params["jaxpr" if name == "jit" else "call_jaxpr"])
         return _run(jaxpr, consts, inputs)
@@ -116,47 +119,7 @@ def _step(equation: Any, inputs: list[Any]) -> list[Any]:
     return bind(equation, [_value(x) for x in inputs])
 
 
-def _batched(name: str, params: Any) -> bool:
-    """Whether this is a while loop with a condition for each element of a batch."""
-    return name == "while" and closed(params["cond_jaxpr"])[0].outvars[0].aval.shape != ()
-
-
-def _body(jaxpr: Any) -> Callable[..., list[Any]]:
-    """Return the function of a jaxpr, of bits and to bits."""
-    opened, consts = closed(jaxpr)
-    return lambda *args: [_bits(x) for x in _run(opened, consts, args)]
-
-
-def _scan(params: Any, inputs: list[Any]) -> list[Any]:
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
-    given, function = [_bits(x) for x in inputs], _body(params["jaxpr"])
-    shared, first, stacked = given[:n_consts], given[n_consts : n_consts + n_carry], given[n_consts + n_carry :]
-
-    def body(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
-        out = function(*shared, *carry, *xs)
-        return out[:n_carry], out[n_carry:]
-
-    how = {"length": params["length"], "reverse": params["reverse"], "unroll": params["unroll"]}
-    carry, ys = lax.scan(body, first, stacked, **how)
-    return [*carry, *ys]
-
-
-def _while(params: Any, inputs: list[Any]) -> list[Any]:
-    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-    cond, body = _body(params["cond_jaxpr"]), _body(params["body_jaxpr"])
-    given = [_bits(x) for x in inputs]
-    for_cond, for_body, first = given[:n_cond], given[n_cond : n_cond + n_body], given[n_cond + n_body :]
-    return list(lax.while_loop(lambda x: cond(*for_cond, *x)[0], lambda x: body(*for_body, *x), first))
-
-
-def _cond(params: Any, inputs: list[Any]) -> list[Any]:
-    branches = [_body(branch) for branch in params["branches"]]
-    return list(lax.switch(jnp.asarray(inputs[0], np.int32), branches, *map(_bits, inputs[1:])))
-
-
 def _remat(params: Any, inputs: list[Any]) -> list[Any]:
+    jaxpr, consts = closed(params["jaxpr"])
     how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
-    return list(jax.checkpoint(_body(params["jaxpr"]), **how)(*map(_bits, inputs)))
-
-
-LOOPS = {"scan": _scan, "while": _while, "cond": _cond, "remat2": _remat}
+    return list(jax.checkpoint(lambda *args: [_bits(x) for x in _run(jaxpr, consts, args)], **how)(*inputs))

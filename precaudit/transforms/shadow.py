@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from precaudit.transforms.jax_versions import bind, closed, source, walk
+from precaudit.transforms.loops import LOOPS
 from precaudit.transforms.primitives import PRODUCTS, lifting
-from precaudit.transforms.rules import RULES, select_batched
+from precaudit.transforms.rules import RULES
 from precaudit.transforms.wide import given, traced_as, up, wide
 
 # Parameters that name a format.
@@ -98,8 +98,8 @@ class Shadow:
             raise CannotLift(named or name, how.why, source(equation))
         if how.kind == "call":
             return self.run(*closed(params[how.body]), inputs)
-        if name in ("scan", "while", "cond"):
-            return getattr(self, name if name != "while" else "while_loop")(params, inputs)
+        if name in LOOPS:
+            return LOOPS[name](self.run, _lifted, params, inputs)
         return self.operation(equation, [up(x) for x in inputs])
 
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -115,44 +115,10 @@ class Shadow:
             raise CannotLift(name, why, source(equation)) from error
         return _checked(equation, out)
 
-    def scan(self, params: Any, inputs: list[Any]) -> list[Any]:
-        """Run a scan; what it stacks is lifted step by step."""
-        jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
-        shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
 
-        def body(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
-            out = [up(x) for x in self.run(jaxpr, consts, [*shared, *carry, *xs])]
-            return out[:n_carry], out[n_carry:]
-
-        first = [up(jnp.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
-        carry, ys = lax.scan(
-            body, first, stacked, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
-        )
-        return [*carry, *ys]
-
-    def while_loop(self, params: Any, inputs: list[Any]) -> list[Any]:
-        """Run a loop; under vmap the condition is batched, and elements that have ended stay as they are."""
-        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        cond, body = closed(params["cond_jaxpr"]), closed(params["body_jaxpr"])
-        for_cond, for_body, first = inputs[:n_cond], inputs[n_cond : n_cond + n_body], inputs[n_cond + n_body :]
-
-        def goes_on(state: list[Any]) -> Any:
-            return self.run(*cond, [*for_cond, *state])[0]
-
-        def step(state: list[Any]) -> list[Any]:
-            new = [up(x) for x in self.run(*body, [*for_body, *state])]
-            if not cond[0].outvars[0].aval.shape:
-                return new
-            going = goes_on(state)
-            return [select_batched(going, a, b) for a, b in zip(new, state, strict=True)]
-
-        return list(lax.while_loop(lambda state: jnp.any(goes_on(state)), step, [up(jnp.asarray(x)) for x in first]))
-
-    def cond(self, params: Any, inputs: list[Any]) -> list[Any]:
-        """Run a branch."""
-        branches = [lambda *a, b=b: [up(x) for x in self.run(*closed(b), a)] for b in params["branches"]]
-        return list(lax.switch(inputs[0].astype(np.int32), branches, *inputs[1:]))
+def _lifted(x: Any) -> Any:
+    """Return what a loop carries: lifted, and an array."""
+    return up(jnp.asarray(x))
 
 
 def _raised(equation: Any) -> dict[str, Any]:
