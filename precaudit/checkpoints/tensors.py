@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
 from precaudit.formats import FORMATS, Array, as_format, release, widen
 
@@ -113,7 +113,7 @@ def check_tensors(config: DecoderConfig, tensors: Tensors, where: str) -> None:
                 f"{where}: tensor {name!r} has shape {list(found[name])}, the configuration implies {list(shape)}"
             )
     for name in found:
-        if name in expected or name.endswith(IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
+        if name in expected or name.endswith(IGNORED_SUFFIXES) or (config.tied and name == HEAD):
             continue
         raise UserError(f"{where}: tensor {name!r} is not part of family {config.family}, so the model is not that")
 
@@ -123,12 +123,11 @@ def as_tied(config: DecoderConfig, tensors: Tensors) -> DecoderConfig:
 
     So transformers (from 5.0) reads tie_word_embeddings; a head that equals the embedding is the embedding.
     """
-    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     shapes = tensors.shapes()
-    if not config.tied or head not in shapes:
+    if not config.tied or HEAD not in shapes:
         return config
-    if shapes[head] == shapes[embedding]:
-        a, b = tensors.read(head), tensors.read(embedding)
+    if shapes[HEAD] == shapes[EMBEDDING]:
+        a, b = tensors.read(HEAD), tensors.read(EMBEDDING)
         same = all(np.array_equal(widen(a[rows]), widen(b[rows])) for rows in row_blocks(a.shape))
         release(a)
         if same:

@@ -7,6 +7,7 @@ import numpy as np
 
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
+from precaudit.configs import EMBEDDING
 from precaudit.formats import Array, as_format, single, widen
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import ErrorRecord
@@ -59,7 +60,7 @@ def expected_stream(recorded: Recorded, model: Model, weights: bool, place: Plac
 
 def embedded(model: Model, tokens: Array, dtype: str) -> Array:
     """Return embedding rows times the factor [T, D], the product in float32, rounded to ``dtype`` once."""
-    table, scale = model.read("model.embed_tokens.weight"), np.float32(model.config.embed_scale)
+    table, scale = model.read(EMBEDDING), np.float32(model.config.embed_scale)
     stored = single(np.ascontiguousarray(table[tokens]))
     return as_format((stored if scale == 1 else stored * scale).astype(np.float64), dtype)
 

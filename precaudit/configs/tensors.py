@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 from precaudit.configs.decoder import DecoderConfig
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 @cache
 def expected_tensors(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
@@ -14,12 +16,12 @@ def expected_tensors(config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
     Projections that a family stores fused appear as the parts they are read as.
     """
     layer = _layer(config)
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, config.width)}
+    tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab, config.width)}
     for i in range(config.layers):
         tensors |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     tensors["model.norm.weight"] = (config.width,)
     if not config.tied:
-        tensors["lm_head.weight"] = (config.vocab, config.width)
+        tensors[HEAD] = (config.vocab, config.width)
     return MappingProxyType(tensors)
 
 

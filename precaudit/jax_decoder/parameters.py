@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from precaudit.configs import DecoderConfig, RopeScaling, expected_tensors
+from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
 from precaudit.formats import Array, as_format, release, wider
 from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
@@ -49,12 +49,12 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
             ]
         )
     params: Parameters = {
-        "embed": load("model.embed_tokens.weight"),
+        "embed": load(EMBEDDING),
         "layers": layers,
         "final_norm": load("model.norm.weight"),
     }
     if not config.tied:
-        params["lm_head"] = load("lm_head.weight")
+        params["lm_head"] = load(HEAD)
     return params
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
 from precaudit.formats import Array, identity, release, widen
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
@@ -61,7 +61,7 @@ class Model:
 
     def embed(self, tokens: Array) -> Array:
         """Return the embedding rows of token ids [T] in FP64 [T, D], times the family's factor."""
-        table = self.read("model.embed_tokens.weight")
+        table = self.read(EMBEDDING)
         rows = widened(np.ascontiguousarray(table[tokens]))
         release(table)
         return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
@@ -93,7 +93,7 @@ class Model:
         return outs
 
     def _output_matrix(self) -> Array:
-        name = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
+        name = EMBEDDING if self.config.tied else HEAD
         if self._layer is not None:
             self._held, self._layer = {}, None
         key = f"{name} as stored"
