@@ -21,7 +21,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, Array, single
 from precaudit.points import parse_points
-from precaudit.policies import KEYS, Policy, apply_settings
+from precaudit.policies import KEYS, Policy, apply_settings, completed
 from precaudit.records import (
     SCHEMA,
     PointRecord,
@@ -274,7 +274,7 @@ def read_manifest(path: Path) -> RunRecord:
         parse_points(",".join((*record.requested.points, *record.requested.support)))
     except (msgspec.ValidationError, UserError) as error:
         raise UserError(f"{path}: {error}") from None
-    record = msgspec.structs.replace(record, policy={"embed_factor": "exact"} | record.policy)  # as it was without
+    record = msgspec.structs.replace(record, policy=completed(record.policy))
     if missing := {"name", *KEYS} - record.policy.keys():
         raise UserError(f"{path}: the policy lacks {', '.join(sorted(missing))}")
     if not 0 <= record.requested.decode_steps <= config.context:

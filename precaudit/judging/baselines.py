@@ -11,6 +11,7 @@ import msgspec
 
 from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
+from precaudit.policies import completed
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.store import Run
 from precaudit.writing import write_whole
@@ -157,9 +158,7 @@ def stale(baseline: Baseline, run: Run, across_devices: bool) -> list[str]:
         found.append(f"schema {b.schema}, now {SCHEMA}")
     if b.weights != r.model.sha256:
         found.append(f"weights {b.weights[:12]}…, now {r.model.sha256[:12]}…")
-    # Frozen before there was the key: the factor was exact, which it is in every family but Gemma anyway.
-    then = "exact" if "gemma" in str(r.model.config.get("family")) else r.policy.get("embed_factor", "")
-    was = {"embed_factor": then} | b.policy
+    was = completed(b.policy)
     changed = sorted(k for k in {*was, *r.policy} - {"name"} if was.get(k) != r.policy.get(k))
     if changed:
         told = ", ".join(f"{k} {was.get(k)}, now {r.policy.get(k)}" for k in changed)

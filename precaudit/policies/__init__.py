@@ -1,6 +1,7 @@
 """Policies: the number format of each part of the computation (design §5), one TOML file each."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -28,7 +29,8 @@ class Policy:
     kv_cache: the cache. matmul: a precision or a dot preset. excess_precision: ``platform`` lets the compiler keep
     more bits inside fusions than the formats say, ``off`` forbids it. decode_attention: ``as-prefill`` or
     ``float32`` (q and the cache are cast up, attention runs in float32). embed_factor: Gemma's √width that multiplies
-    embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``.
+    embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``; in other families
+    it is exact, and recorded so.
     """
 
     name: str = "bf16"
@@ -83,6 +85,11 @@ def recorded_policy(record: Any) -> Policy:
     from precaudit.records import device_kind
 
     return on_device(declared_policy(record), device_kind(record.device))
+
+
+def completed(recorded: Mapping[str, str]) -> dict[str, str]:
+    """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
+    return {"embed_factor": "exact"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:

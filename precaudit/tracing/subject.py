@@ -112,6 +112,8 @@ def load(
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
     checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights).with_factor(chosen.embed_factor)
+    if not checkpoint.rounds_factor:
+        chosen = replace(chosen, embed_factor="exact")
     found = choose_device(device)
     check_device(chosen, platform_of(found))
     return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config), found)
