@@ -177,6 +177,7 @@ def test_gemma_s_factor_is_rounded_as_published(tmp_path):
     name = str(FIXTURES / "gemma3-gqa")
     assert load(name, "bf16", {"embed_factor": "exact"}, "cpu").config.embed_scale == 24**0.5
     assert load(name, "bf16", {"weights": "float32"}, "cpu").config.embed_scale == float(np.float32(24**0.5))
+    assert load(name, "bf16", {"weights": "float8_e4m3fn"}, "cpu").config.embed_scale == float(np.float32(24**0.5))
     run = fixture_run(tmp_path / "run", "gemma3-gqa", "bf16")
     assert run.record.model.config["embed_scale"] == 4.90625
     assert run.record.policy["embed_factor"] == "published"

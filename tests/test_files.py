@@ -16,7 +16,7 @@ import orbax.checkpoint
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from precaudit.checkpoints import open_checkpoint, tensors
+from precaudit.checkpoints import gguf_files, open_checkpoint, tensors
 from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
 from precaudit.configs import RopeScaling, from_config_json
@@ -225,6 +225,17 @@ def test_weights_read_in_blocks_are_the_weights_read_at_once(tmp_path, monkeypat
         np.testing.assert_array_equal(x, at_once[name][0])
         np.testing.assert_array_equal(before, at_once[name][1])
         assert differs == at_once[name][2]
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(10**9, 29), (0, 1)])
+def test_of_a_large_gguf_the_embedding_alone_is_held(tmp_path, monkeypatch, keep, kept):
+    monkeypatch.setattr(gguf_files, "KEEP", keep)
+    file = GgufFile.open(write_gguf(tmp_path / "m.gguf", "llama", "llama-gqa"))
+    for name in file.shapes():
+        file.read(name)
+    held = [name for name in file.shapes() if file.read(name) is file.read(name)]
+    assert len(held) == kept
+    assert "model.embed_tokens.weight" in held
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")

@@ -1,5 +1,8 @@
 """Programs that move narrow floats as bits give what they gave, and XLA:CPU converts no whole array for them."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +55,25 @@ def test_a_vmapped_loop_and_a_rematerialised_one():
     x = jnp.asarray([[1.0, -8.0, 3.0], [0.5, 0.0, 24.0]], jnp.bfloat16)
     for a, b in zip(jax.jit(f)(x), jax.jit(moved_as_bits(f))(held(x)), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("fill", [None, 7.0])
+def test_rows_that_are_not_there_are_filled_as_with_floats(fill):
+    def f(x):
+        return x.at[jnp.asarray([0, 5])].get(mode="fill", fill_value=fill)
+
+    x = jnp.asarray([[1.0, 2.0], [3.0, 4.0]], jnp.bfloat16)
+    got, want = jax.jit(moved_as_bits(f))(held(x)), jax.jit(f)(x)
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32))
+
+
+def test_a_cpu_s_programs_run_on_bits_and_no_other_s():
+    subject = load("tiny", "bf16", device="cpu")
+    made = [programs.decode_program(subject, None), programs.prefill_program(subject, None)]
+    assert all(isinstance(p, programs.OnBits) for p in made)
+    tpu = replace(subject, device=SimpleNamespace(platform="tpu"))
+    assert tpu.platform == "tpu"
+    assert not isinstance(programs.decode_program(tpu, None), programs.OnBits)
 
 
 CASES = (
