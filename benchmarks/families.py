@@ -43,9 +43,9 @@ class Row(NamedTuple):
     oracle: float
 
 
-def row(folder: Path, name: str, policy: str) -> Row:
+def row(folder: Path, name: str, policy: str, device: str) -> Row:
     """Run one fixture end to end."""
-    subject = load(str(FIXTURES / name), policy, device="cpu")
+    subject = load(str(FIXTURES / name), policy, device=device)
     prompts = [Prompt(id=f"p{i}", tokens=t) for i, t in enumerate((TOKENS, TOKENS[:9]))]
     options = Options(decode_steps=3, force=True)
     run = trace(subject, folder / "run", prompts, Selection.parse(points="all"), options)
@@ -67,12 +67,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--all", action="store_true", help="every fixture")
     parser.add_argument("--policy", default="bf16")
+    parser.add_argument("--device", default="cpu", help="cpu, gpu or tpu")
     given = parser.parse_args()
     print(f"{'model':22} {'family':12} points judged failed  bf16 left, u  f32 left, u  from float64")
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in SMALL if given.all else FAMILIES_ONCE:
-            r = row(Path(folder), name, given.policy)
+            r = row(Path(folder), name, given.policy, given.device)
             bf16, f32 = (f"{r.left.get(kind, float('nan')):12.2g}" for kind in ("bfloat16", "float32"))
             print(
                 f"{r.name:22} {r.family:12} {r.points:6} {r.judged:6} {len(r.failed):6}  {bf16} {f32}  {r.oracle:.1e}"
