@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from precaudit.transforms import plant, reap
+from precaudit.transforms.jax_versions import scanned
 from tests.random_programs import program, trees
 
 X = np.array([[1.0, -2.0, 3.0], [-1.0, 0.0, 2.0]], np.float32)
@@ -61,7 +62,7 @@ class Reading:
         return out if equation.primitive.multiple_results else [out]
 
     def scan(self, params, inputs, path, steps):
-        n, m, length = params["num_consts"], params["num_carry"], params["length"]
+        (n, m), length = scanned(params), params["length"]
         consts, carry, stacked = inputs[:n], inputs[n : n + m], inputs[n + m :]
         rows = [None] * length
         for i in reversed(range(length)) if params["reverse"] else range(length):

@@ -19,6 +19,7 @@ from precaudit.transforms.shadow import CannotLift, shadow
 X = np.linspace(-1.3, 2.1, 12).reshape(3, 4)
 W = np.random.default_rng(3).normal(size=(5, 4, 4))
 BF = jnp.bfloat16
+LAST = 2.0**-53  # rounding of the products, which a compiler may fuse with the sum: for |z| below 0.3
 
 
 @jax.custom_jvp
@@ -175,9 +176,9 @@ def test_a_fourier_transform_is_in_complex128():
 
 def test_a_complex_argument_of_any_width():
     z = np.array([0.1 + 0.2j])
-    assert shadowed(lambda z: z * z, z) == z * z
+    assert abs(shadowed(lambda z: z * z, z) - z * z) <= LAST
     narrow = z.astype(np.complex64)
-    assert shadowed(lambda z: z * z, narrow) == narrow.astype(np.complex128) ** 2
+    assert abs(shadowed(lambda z: z * z, narrow) - narrow.astype(np.complex128) ** 2) <= LAST
 
 
 def halvings(x, least):

@@ -45,6 +45,19 @@ def source(equation: Any) -> str:
         return ""
 
 
+def called(params: Mapping[str, Any], name: str) -> tuple[Any, Sequence[Any]]:
+    """Return (open jaxpr, constants) of a call's body; a composite's is ``call_jaxpr`` from JAX 0.12 on."""
+    return closed(params[name] if name in params else params["call_jaxpr"])
+
+
+def scanned(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (constants, carried values) of a scan equation; from JAX 0.11 on they come as flat trees."""
+    if "ft_in" in params:
+        consts, carried, _ = params["ft_in"].unpack()
+        return len(consts), len(carried)
+    return params["num_consts"], params["num_carry"]
+
+
 def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
     """Return the mesh axes a shard_map equation is manual over, in the mesh's order (the parameter is a set)."""
     manual = params["manual_axes"] if "manual_axes" in params else params["newly_manual_axes"]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.transforms.jax_versions import closed
+from precaudit.transforms.jax_versions import closed, scanned
 from precaudit.transforms.rules import select_batched
 
 Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
@@ -23,7 +23,7 @@ Hold = Callable[[Any], Any]
 def scan(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
     """Run a scan."""
     jaxpr, consts = closed(params["jaxpr"])
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    n_consts, n_carry = scanned(params)
     shared, stacked = inputs[:n_consts], list(inputs[n_consts + n_carry :])
 
     def body(carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:

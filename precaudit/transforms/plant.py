@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.jax_versions import closed, walk
+from precaudit.transforms.jax_versions import called, closed, scanned, walk
 from precaudit.transforms.primitives import lifting
 from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
 from precaudit.transforms.sites import Site, merged, numbered, sites, sites_of, unknown_tap
@@ -102,7 +102,7 @@ class _Planted(Shadow):
             return self.planted_scan(params, inputs, values)
         if name == "cond":
             return self.planted_cond(params, inputs, values)
-        return self.planted(*closed(params[lifting(name).body]), inputs, values)
+        return self.planted(*called(params, lifting(name).body), inputs, values)
 
     def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
         if self.mode == "add":
@@ -112,7 +112,7 @@ class _Planted(Shadow):
     def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan; every step takes its slice of the values."""
         jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
+        n_consts, n_carry = scanned(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
 
         def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:

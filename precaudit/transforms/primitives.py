@@ -47,9 +47,9 @@ abs acos acosh add add_any and argmax argmin asin asinh atan atan2 atanh bessel_
 ceil cholesky cholesky_update clamp clz complex concatenate conj copy cos cosh cumlogsumexp cummax cummin cumprod
 cumsum device_put digamma div dynamic_slice dynamic_update_slice eig eigh eq eq_to erf erf_inv erfc exp exp2 expm1 fft
 floor gather ge gt hessenberg householder_product igamma igamma_grad_a igammac imag integer_pow iota
-is_finite le le_to lgamma log log1p logistic lt lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg not
-optimization_barrier or ormqr pad platform_index polygamma population_count pow qr random_clone random_bits
-random_fold_in random_seed random_split random_unwrap random_wrap real reduce_and reduce_max
+is_finite le le_to lgamma log log1p log2 logistic lt lt_to lu lu_pivots_to_permutation max min mul mulhi name ne neg
+not one_minus_square optimization_barrier or ormqr pad platform_index polygamma polynomial population_count pow qr
+random_clone random_bits random_fold_in random_seed random_split random_unwrap random_wrap real reduce_and reduce_max
 reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_min reduce_window_sum reduce_xor
 regularized_incomplete_beta rem reshape reshard rev round rsqrt schur select_and_gather_add select_and_scatter_add
 select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh slice sort split sqrt
@@ -70,11 +70,14 @@ REFUSED = {
         shard_map global_array_to_host_local_array host_local_array_to_global_array
         xla_pmap all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
         all_gather_start all_to_all all_to_all_done all_to_all_start axis_index full_to_shard pbroadcast pbroadcast_done
+        pbroadcast_dynamic
         pbroadcast_start pgather pmax pmin ppermute ppermute_done ppermute_start precv preduced psend psum psum_done
         psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all reduce_scatter reduce_scatter_done
-        reduce_scatter_start reduced_vary_cast_p shard_to_full unreduced_psum unreduced_psum_start
-        unreduced_reduce_scatter unreduced_reduce_scatter_start vary_unreduced_cast_p
+        reduce_scatter_start reduced_vary_cast reduced_vary_cast_p shard_to_full unreduced_psum unreduced_psum_start
+        unreduced_reduce_scatter unreduced_reduce_scatter_start
+        unreduced_pmax unreduced_pmin vary_unreduced_cast vary_unreduced_cast_p
     """,
+    "JAX itself evaluates it in a compiled program alone": "relayout",
     "it reads or writes memory that has a format": """
         accum_grad_in_ref addupdate atomic_cas atomic_rmw bitcast box_get box_set create_linear empty_ref free_ref
         freeze get log_extend log_read masked_load masked_swap new_box new_log new_ref pin run_scoped run_state swap

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from precaudit.transforms.jax_versions import bind, closed, manual_axes, varying, walk
+from precaudit.transforms.jax_versions import bind, called, closed, manual_axes, scanned, varying, walk
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.rules import select_batched
 from precaudit.transforms.sites import merged, numbered, sites, sites_of, unknown_tap
@@ -132,7 +132,7 @@ class _Reaper:
         if name in rules:
             return rules[name](params, inputs)
         if name in CALLS:
-            return self.run(*closed(params[CALLS[name]]), inputs)
+            return self.run(*called(params, CALLS[name]), inputs)
         raise NotImplementedError(f"a selected tap lies inside {name}, which reap cannot enter")
 
     def jit(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
@@ -158,7 +158,7 @@ class _Reaper:
 
     def scan(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         jaxpr, consts = closed(params["jaxpr"])
-        n_consts, n_carry, length = params["num_consts"], params["num_carry"], params["length"]
+        (n_consts, n_carry), length = scanned(params), params["length"]
         shared, first, stacked = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
         how = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
         within = replace(self, layers=None)

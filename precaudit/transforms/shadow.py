@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.transforms.jax_versions import bind, closed, source, walk
+from precaudit.transforms.jax_versions import bind, called, source, walk
 from precaudit.transforms.loops import LOOPS
 from precaudit.transforms.primitives import PRODUCTS, lifting
 from precaudit.transforms.rules import RULES
@@ -97,7 +97,7 @@ class Shadow:
         if how.kind == "refused":
             raise CannotLift(named or name, how.why, source(equation))
         if how.kind == "call":
-            return self.run(*closed(params[how.body]), inputs)
+            return self.run(*called(params, how.body), inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, _lifted, params, inputs)
         return self.operation(equation, [up(x) for x in inputs])
