@@ -4,7 +4,9 @@ No TPU is here: the passes are written out in the program, run on a CPU, and the
 """
 
 import json
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
-from precaudit.numpy_decoder.passes import PAIRS, in_passes
+from precaudit.numpy_decoder.passes import PAIRS, in_passes, tf32
 from precaudit.policies import load_policy, on_device
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
@@ -35,9 +37,11 @@ def parts_of(x):
 
 
 def multiplied(passes):
-    """A decoder whose float32 products are so many passes over bfloat16 parts."""
+    """A decoder whose float32 products are so many passes over bfloat16 parts; none: over one TF32 part."""
 
     def in_parts(product, a, b):
+        if not passes:
+            return product(lax.reduce_precision(a, 8, 10), lax.reduce_precision(b, 8, 10))
         left, right = parts_of(a), parts_of(b)
         return sum(product(left[i], right[j]) for i, j in PAIRS[passes])
 
@@ -73,6 +77,15 @@ def test_fewer_passes_than_were_asked_for_fail(tmp_path, passes, matmul):
     assert {"q", "v", "attn_proj", "mlp_out"} <= failed
 
 
+def test_tf32_is_a_gpus_default(tmp_path):
+    """Products of TF32 operands pass there, also where the device made float32 of some; those of bfloat16 do not."""
+    for passes, honest in ((0, True), (6, True), (1, False)):
+        verdicts = judged(tmp_path, passes, "default", "NVIDIA H100 80GB HBM3").verdicts
+        failed = {v.point for v in verdicts if v.kind == "local"}
+        told = [(v.point, v.metric, v.value, v.limit) for v in verdicts if v.kind == "local"]
+        assert not failed if honest else {"q", "v", "attn_proj", "mlp_out"} <= failed, (passes, told)
+
+
 def test_one_pass_on_a_cpu_fails(tmp_path):
     """A CPU takes the setting and multiplies in float32: bfloat16 operands are no honest default there."""
     failed = {v.point for v in judged(tmp_path, 1, "default", "cpu").verdicts if v.status == "fail"}
@@ -102,4 +115,19 @@ def test_a_setting_is_what_the_device_makes_of_it():
     assert [made["tpu", m] for m in ("default", "high", "highest")] == [
         "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6",
     ]  # fmt: skip
-    assert (made["gpu", "default"], made["gpu", "BF16_BF16_F32_X3"]) == ("default", "BF16_BF16_F32_X3")
+    assert [made["gpu", m] for m in ("default", "high", "BF16_BF16_F32_X3")] == [
+        "TF32_TF32_F32", "high", "BF16_BF16_F32_X3",
+    ]  # fmt: skip
+
+
+def test_tf32_rounds_to_the_nearest_of_eleven_bits_ties_away():
+    """Held against exact fractions; what is not finite stays."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=2000).astype(np.float32) * np.float32(2.0) ** draw.integers(-60, 60, 2000).astype(np.float32)
+    halves = np.float32([1 + 2.0**-11, -1 - 2.0**-11, 1 + 3 * 2.0**-11, 3.0, 0.0, 2.0**-140])
+    for value, found in zip([*x, *halves], tf32(np.concatenate([x, halves])), strict=True):
+        grid = Fraction(2) ** (max(math.frexp(float(value))[1], -125) - 11)
+        steps = abs(Fraction(float(value))) / grid
+        whole = math.floor(steps + Fraction(1, 2)) * grid
+        assert Fraction(float(found)) == (whole if value > 0 else -whole)
+    np.testing.assert_array_equal(tf32(np.float32([np.inf, -np.inf, np.nan])), [np.inf, -np.inf, np.nan])

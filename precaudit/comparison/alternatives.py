@@ -9,13 +9,17 @@ import numpy as np
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
-from precaudit.formats import Array
+from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical
-from precaudit.numpy_decoder.honest import honest_forms
+from precaudit.numpy_decoder.honest import SUMS, honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import elisions, of_policy
 from precaudit.points import inputs_of
 from precaudit.policies import Policy
+from precaudit.records import device_kind
+
+RESIDUALS = ("resid_mid", "resid_out")
+UNIT = FORMATS["float32"].unit_roundoff
 
 # The place at which a point itself is rounded
 STORED = {
@@ -83,7 +87,11 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
-    for form in honest_forms(point, o.stored.dtype.name):
+    device = device_kind(recorded.run.record.device)
+    if device == "gpu":
+        for again, inputs in inputs_summed_again(recorded, model, o):
+            yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
+    for form in honest_forms(point, o.stored.dtype.name, device, o.place.phase == "decode"):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
 
@@ -119,6 +127,42 @@ def unrounded_inputs(
             kept = made if producer.axes == "HTS" else made[keep]
             if kept.shape == o.inputs[j].shape:
                 yield (source.point, *places), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+
+
+def inputs_summed_again(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[str, Sequence[Array]]]:
+    """Yield the operation's inputs with one float32 sum off by what another order of its terms may change.
+
+    XLA on a GPU splits the terms of a sum in parts, and each reader adds the parts up by itself: what is recorded and
+    what is read may differ in the last places, of the terms' sizes and not the sum's (seen on an H100: a norm read a
+    residual one unit in the last place of its summands off).
+    """
+    names = inputs_of(o.place.point, model.config.sparse)[: len(o.inputs)]
+    for j, name in enumerate(names):
+        off = _summed_again(recorded, model, o, name, o.inputs[j])
+        if off is not None:
+            sign = np.random.default_rng(j).choice([-1.0, 1.0], off.shape)
+            yield f"{name} summed again", [*o.inputs[:j], o.inputs[j] + sign * off, *o.inputs[j + 1 :]]
+
+
+def _summed_again(recorded: Recorded, model: Model, o: Operation, name: str, read: Array) -> Array | None:
+    """Return by how much another order of its terms may move a float32 input; None where it is no sum."""
+    source = _source(o.place, name, model.config.layers)
+    rows = None if source is None else _rows(recorded, source, o)
+    if source is None or rows is None or rows.values.dtype != np.float32:
+        return None
+    producer = prepare(recorded, model, source, rows)
+    if producer is None or (source.point not in SUMS and source.point not in RESIDUALS):
+        return None
+    sizes = UNIT * np.asarray(producer.magnitude(UNIT))
+    if source.point in RESIDUALS:
+        added = inputs_of(source.point, model.config.sparse)[-1]
+        more = _summed_again(recorded, model, producer, added, producer.inputs[-1])
+        sizes = sizes if more is None else sizes + more
+    wanted = o.positions if len(read) == len(o.positions) else producer.positions
+    if producer.axes == "HTS" or not np.isin(wanted, producer.positions).all():
+        return None
+    kept = sizes[np.searchsorted(producer.positions, wanted)]
+    return kept.reshape(read.shape) if kept.size == read.size else None
 
 
 def _rows(recorded: Recorded, source: Place, o: Operation) -> Rows | None:

@@ -83,7 +83,8 @@ class Yardstick:
         if not doubt:
             return self
         unknown = self._seen(doubt * (emulated - self.reference))
-        return replace(self, noise=self.noise.doubting(unknown, self._seen(self.reference)))
+        noise = self.noise.doubting(unknown, self._seen(self.reference))
+        return replace(self, noise=noise, allowed=self.allowed + np.abs(unknown))
 
     def residue(self, emulated: Array) -> Residue:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""

@@ -23,6 +23,7 @@ BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
 SPLITS = (2, 4, 8, 16)  # parts of the keys, each with a softmax of its own
 CHUNKS = (16, 8, 4, 32)  # terms a matrix unit adds before it truncates
 DOUBT = 0.25
+ROUNDED_PRODUCTS = "products rounded before the sum"
 SUMS = ("q", "k", "v", "scores", "attn_out", "attn_proj", "router", "mlp_act", "mlp_out", "logits")
 single = rounder("float32")
 
@@ -42,8 +43,14 @@ class Form:
     doubt: float = 0.0
 
 
-def honest_forms(point: str, dtype: str) -> Iterator[Form]:
-    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``."""
+def honest_forms(point: str, dtype: str, device: str = "cpu", single: bool = False) -> Iterator[Form]:
+    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``.
+
+    ``device``: cpu, gpu or tpu; ``single``: one row was made at a time, as decode does.
+    """
+    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
+        says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
+        yield Form(ROUNDED_PRODUCTS, says, dot=partial(rounded_products, dtype))
     if point in ("attn_out", "probs"):
         yield from _softmaxes()
     if point == "attn_out":
@@ -86,6 +93,16 @@ def _orders() -> Iterator[Form]:
         "float32 operands are three bfloat16 parts each",
         dot=partial(in_passes, 6, single_precision_dot),
     )
+
+
+def rounded_products(name: str, a: Array, b: Array) -> Array:
+    """Return a · b, products rounded to a format and summed without error.
+
+    What XLA makes on a GPU of a product with one row, a multiplication in the operands' format and a float32 reduction
+    (its dot strength reduction): seen on an H100, bit for bit.
+    """
+    round_to = rounder(name)
+    return np.stack([round_to(row[:, None] * b).sum(axis=0) for row in a])
 
 
 def truncated(chunk: int, a: Array, b: Array) -> Array:

@@ -1,7 +1,8 @@
-"""Float32 products made of bfloat16 ones: an operand is up to three bfloat16 parts, and some of their products count.
+"""Float32 products made of narrower ones: an operand is up to three narrow parts, and some of their products count.
 
-What a TPU's matrix unit does at the precisions ``default`` (one), ``high`` (three) and ``highest`` (six passes), and
-what the presets BF16_BF16_F32, _X3 and _X6 ask of any device (XLA's dot algorithms).
+bfloat16 is what a TPU's matrix unit does at the precisions ``default`` (one), ``high`` (three) and ``highest`` (six
+passes), and what the presets BF16_BF16_F32, _X3 and _X6 ask of any device (XLA's dot algorithms); TF32 is a GPU's
+``default``.
 """
 
 from collections.abc import Callable
@@ -18,27 +19,48 @@ PAIRS = {
     3: ((0, 1), (1, 0), (0, 0)),
     6: ((0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0)),
 }
-PRESETS = {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
+DROPPED = 13  # of float32's 24 significant bits TF32 keeps 11
+
+
+def tf32(x: Array) -> Array:
+    """Return x to the nearest TF32 number, ties away from zero, in FP64: 8 bits of exponent, 11 significant ones.
+
+    PTX ISA, cvt.rna.tf32.f32, as tensor cores' operands are made; of float32 values, subnormal ones too.
+    """
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    kept = (bits + np.uint32(1 << (DROPPED - 1))) & np.uint32(0xFFFFFFFF << DROPPED & 0xFFFFFFFF)
+    return np.where(np.isfinite(x), kept.view(np.float32), x).astype(np.float64)
+
+
+BF16 = rounder("bfloat16")
+# Preset: the passes, and the format of their parts.
+PRESETS: dict[str, tuple[int, Callable[[Array], Array]]] = {
+    "BF16_BF16_F32": (1, BF16), "BF16_BF16_F32_X3": (3, BF16), "BF16_BF16_F32_X6": (6, BF16),
+    "TF32_TF32_F32": (1, tf32), "TF32_TF32_F32_X3": (3, tf32),
+}  # fmt: skip
 
 
 @cache
 def products(matmul: str) -> Dot:
     """Return the matrix product a resolved ``matmul`` setting makes, its sums exact; one function a setting."""
-    return partial(in_passes, PRESETS[matmul], np.matmul) if matmul in PRESETS else np.matmul
+    if matmul not in PRESETS:
+        return np.matmul
+    passes, narrow = PRESETS[matmul]
+    return partial(in_passes, passes, np.matmul, narrow=narrow)
 
 
 @cache
 def summed(product: Dot, dot: Dot) -> Dot:
     """Return a product with its sums made by ``dot``."""
     if isinstance(product, partial) and product.func is in_passes:
-        return partial(in_passes, product.args[0], dot)
+        return partial(in_passes, product.args[0], dot, **product.keywords)
     return dot
 
 
-def in_passes(passes: int, dot: Dot, a: Array, b: Array) -> Array:
-    """Return a · b as the products of bfloat16 parts of both, each summed by ``dot``, added in FP64."""
+def in_passes(passes: int, dot: Dot, a: Array, b: Array, narrow: Callable[[Array], Array] = BF16) -> Array:
+    """Return a · b as the products of narrow parts of both, each summed by ``dot``, added in FP64."""
     count = 1 + max(i for i, _ in PAIRS[passes])
-    left, right = _parts(a, count), _parts(b, count)
+    left, right = _parts(a, count, narrow), _parts(b, count, narrow)
     total = np.zeros((a.shape[0], b.shape[1]))
     for i, j in PAIRS[passes]:
         if left[i].any() and right[j].any():
@@ -46,9 +68,9 @@ def in_passes(passes: int, dot: Dot, a: Array, b: Array) -> Array:
     return total
 
 
-def _parts(x: Array, count: int) -> list[Array]:
-    """Return x as a sum of bfloat16 values, the largest first."""
-    narrow, found, rest = rounder("bfloat16"), [], x
+def _parts(x: Array, count: int, narrow: Callable[[Array], Array]) -> list[Array]:
+    """Return x as a sum of narrow values, the largest first."""
+    found, rest = [], x
     for _ in range(count):
         found.append(narrow(rest))
         rest = rest - found[-1]
