@@ -51,7 +51,11 @@ def row(folder: Path, name: str, policy: str, device: str) -> Row:
     run = trace(subject, folder / "run", prompts, Selection.parse(points="all"), options)
     found = compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
     verdicts = [(e, v) for e in found.errors if (v := judge(e, default_limits())) is not None]
-    failed = [f"{v.status} {e.kind} {e.phase} {e.layer} {e.point} {v.text}" for e, v in verdicts if v.status != "pass"]
+    failed = [
+        f"{v.status} {e.kind} {e.phase} {e.layer} {e.point} {v.metric} {v.value} of {v.limit} {v.text}"
+        for e, v in verdicts
+        if v.status != "pass"
+    ]
     left: dict[str, float] = {}
     for e in found.errors:
         if e.kind == "local" and e.unexplained is not None and e.dtype is not None:

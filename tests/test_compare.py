@@ -225,10 +225,10 @@ def test_a_setting_without_emulation_is_unknown_not_unexplained(tmp_path):
 
 def test_float32_products_are_emulated_where_they_are_float32_products():
     fp32, best, bf16 = (load_policy(name) for name in ("fp32", "fp32-highest", "bf16"))
-    high = on_device(replace(fp32, matmul="high"), "gpu")
-    assert not_emulated(high, "q", False, "gpu") == "float32 products at matmul = high on gpu"
-    assert not_emulated(replace(bf16, probs="float32", matmul="high"), "attn_out", False, "gpu")
-    assert not_emulated(replace(load_policy("fp32-cast-decode"), matmul="high"), "scores", True, "gpu")
+    nine = on_device(replace(fp32, matmul="BF16_BF16_F32_X9"), "gpu")
+    assert not_emulated(nine, "q", False, "gpu") == "float32 products at matmul = BF16_BF16_F32_X9 on gpu"
+    assert not_emulated(replace(bf16, probs="float32", matmul=nine.matmul), "attn_out", False, "gpu")
+    assert not_emulated(replace(load_policy("fp32-cast-decode"), matmul=nine.matmul), "scores", True, "gpu")
     quiet = [
         (fp32, "q", "cpu"),
         (on_device(fp32, "gpu"), "q", "gpu"),

@@ -116,7 +116,7 @@ def test_a_setting_is_what_the_device_makes_of_it():
         "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6",
     ]  # fmt: skip
     assert [made["gpu", m] for m in ("default", "high", "BF16_BF16_F32_X3")] == [
-        "TF32_TF32_F32", "high", "BF16_BF16_F32_X3",
+        "TF32_TF32_F32", "TF32_TF32_F32", "BF16_BF16_F32_X3",
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical
-from precaudit.numpy_decoder.honest import SUMS, honest_forms
+from precaudit.numpy_decoder.honest import SUMS, honest_forms, single_row_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import elisions, of_policy
 from precaudit.points import inputs_of
@@ -87,13 +87,18 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
-    device = device_kind(recorded.run.record.device)
+    device, single = made_by(recorded, o.place)
     if device == "gpu":
         for again, inputs in inputs_summed_again(recorded, model, o):
             yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
-    for form in honest_forms(point, o.stored.dtype.name, device, o.place.phase == "decode"):
+    for form in honest_forms(point, o.stored.dtype.name, device, single):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
+
+
+def made_by(recorded: Recorded, place: Place) -> tuple[str, bool]:
+    """Return the kind of device that made a place, and whether it made one row at a time."""
+    return device_kind(recorded.run.record.device), place.phase == "decode"
 
 
 def unrounded_inputs(
@@ -122,11 +127,13 @@ def unrounded_inputs(
         keep: Any = np.searchsorted(producer.positions, wanted)
         keep = (slice(None), keep) if producer.axes == "HTS" else keep
         base = of_policy(policy, place.phase == "decode")
-        for places in elisions(source.point, model.config, policy):
-            made = producer.evaluate([base.eliding((*places, STORED[source.point]))])[0]
-            kept = made if producer.axes == "HTS" else made[keep]
-            if kept.shape == o.inputs[j].shape:
-                yield (source.point, *places), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+        for form in (None, *single_row_forms(source.point, rows.values.dtype.name, *made_by(recorded, place))):
+            how = () if form is None else (form.name,)
+            for places in elisions(source.point, model.config, policy):
+                made = producer.evaluate([base.eliding((*places, STORED[source.point]))], None, form)[0]
+                kept = made if producer.axes == "HTS" else made[keep]
+                if kept.shape == o.inputs[j].shape:
+                    yield (source.point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
 
 
 def inputs_summed_again(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[str, Sequence[Array]]]:

@@ -131,7 +131,7 @@ def local_errors(
 def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
     """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None.
 
-    ``policy``: as its device makes it (``policies.on_device``). What a GPU makes of ``high`` is not known.
+    ``policy``: as its device makes it (``policies.on_device``).
     """
     inside = {
         "norm": ("attn_norm", "mlp_norm", "final_norm"), "rope": ("q", "k"), "softmax": ("probs", "attn_out"),

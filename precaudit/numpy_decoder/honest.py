@@ -48,15 +48,20 @@ def honest_forms(point: str, dtype: str, device: str = "cpu", single: bool = Fal
 
     ``device``: cpu, gpu or tpu; ``single``: one row was made at a time, as decode does.
     """
-    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
-        says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
-        yield Form(ROUNDED_PRODUCTS, says, dot=partial(rounded_products, dtype))
+    yield from single_row_forms(point, dtype, device, single)
     if point in ("attn_out", "probs"):
         yield from _softmaxes()
     if point == "attn_out":
         yield from _attentions()
     if point in SUMS and dtype == "float32":
         yield from _orders()
+
+
+def single_row_forms(point: str, dtype: str, device: str, single: bool) -> Iterator[Form]:
+    """Yield how a device makes products with one row, where it makes them otherwise than those with many."""
+    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
+        says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
+        yield Form(ROUNDED_PRODUCTS, says, dot=partial(rounded_products, dtype))
 
 
 def _softmaxes() -> Iterator[Form]:

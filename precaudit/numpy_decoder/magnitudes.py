@@ -15,6 +15,7 @@ from precaudit.formats import FORMATS, Array
 from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule
+from precaudit.numpy_decoder.passes import operand_roundoff
 from precaudit.numpy_decoder.rounding import FP64, Rounding, inner_places, single_precision_dot
 from precaudit.policies import Policy
 
@@ -29,12 +30,16 @@ INNER = {
 
 
 def inner_roundoff(point: str, policy: Policy, config: DecoderConfig) -> float:
-    """Return the largest unit roundoff inside an operation: of what it rounds on the way, else of its float32 sums."""
+    """Return the largest unit roundoff inside an operation: of what it rounds on the way, else of its float32 sums.
+
+    Probabilities that stay in float32 are rounded where the device multiplies them in narrower parts.
+    """
     keys = INNER.get(point, ())
     if any({"linear", "biased"} & set(group) for group in inner_places(point, config)):
         keys = (*keys, "activations")
     formats = [getattr(policy, key) for key in keys]
-    return max(FORMATS[name].unit_roundoff for name in ("float32", *formats))
+    narrow = operand_roundoff(policy.matmul) if point == "attn_out" and policy.probs == "float32" else 0.0
+    return max(narrow, *(FORMATS[name].unit_roundoff for name in ("float32", *formats)))
 
 
 def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]) -> Array:

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from precaudit.formats import Array, rounder
+from precaudit.formats import FORMATS, Array, rounder
 
 Dot = Callable[[Array, Array], Array]
 # Parts of the left and the right operand that are multiplied, the smallest products first.
@@ -40,6 +40,15 @@ PRESETS: dict[str, tuple[int, Callable[[Array], Array]]] = {
 }  # fmt: skip
 
 
+def operand_roundoff(matmul: str) -> float:
+    """Return the unit roundoff of what a resolved ``matmul`` setting keeps of a float32 operand; 0: all of it."""
+    if matmul not in PRESETS:
+        return 0.0
+    passes, narrow = PRESETS[matmul]
+    part = FORMATS["bfloat16"].unit_roundoff if narrow is BF16 else 2.0 ** (DROPPED - 24)
+    return float(part ** _parts_of(passes))
+
+
 @cache
 def products(matmul: str) -> Dot:
     """Return the matrix product a resolved ``matmul`` setting makes, its sums exact; one function a setting."""
@@ -59,13 +68,17 @@ def summed(product: Dot, dot: Dot) -> Dot:
 
 def in_passes(passes: int, dot: Dot, a: Array, b: Array, narrow: Callable[[Array], Array] = BF16) -> Array:
     """Return a · b as the products of narrow parts of both, each summed by ``dot``, added in FP64."""
-    count = 1 + max(i for i, _ in PAIRS[passes])
+    count = _parts_of(passes)
     left, right = _parts(a, count, narrow), _parts(b, count, narrow)
     total = np.zeros((a.shape[0], b.shape[1]))
     for i, j in PAIRS[passes]:
         if left[i].any() and right[j].any():
             total += dot(left[i], right[j])
     return total
+
+
+def _parts_of(passes: int) -> int:
+    return 1 + max(i for i, _ in PAIRS[passes])
 
 
 def _parts(x: Array, count: int, narrow: Callable[[Array], Array]) -> list[Array]:
