@@ -1,7 +1,9 @@
 """The JSON Schemas of the files a run consists of: ``python -m precaudit.schemas docs/schemas``."""
 
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,8 +38,16 @@ def write_schemas(folder: Path) -> None:
     """Write the JSON Schema of every file's lines, as docs/schemas holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, kind in FILES.items():
-        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind), order="sorted"), indent=1)
-        (folder / f"{name}.schema.json").write_bytes(schema + b"\n")
+        schema = msgspec.json.encode(_clean(msgspec.json.schema(kind)), order="sorted")
+        (folder / f"{name}.schema.json").write_bytes(msgspec.json.format(schema, indent=1) + b"\n")
+
+
+def _clean(x: Any) -> Any:
+    """Return a schema whose descriptions are docstrings without their indentation, as Python 3.13 has them."""
+    if isinstance(x, dict):
+        described = {"description": inspect.cleandoc(x["description"])} if isinstance(x.get("description"), str) else {}
+        return {key: _clean(y) for key, y in x.items()} | described
+    return [_clean(y) for y in x] if isinstance(x, list) else x
 
 
 if __name__ == "__main__":

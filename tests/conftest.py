@@ -14,6 +14,8 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# XLA:CPU up to JAX 0.10 drops some roundings inside fusions that it keeps in 0.12
+KEEPS_FEWER = jax.__version_info__ < (0, 11)
 FIXTURES = Path(__file__).parent.parent / "refs" / "fixtures"
 
 

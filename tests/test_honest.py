@@ -29,7 +29,7 @@ from precaudit.selection import Selection
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
-from tests.conftest import FIXTURES
+from tests.conftest import FIXTURES, KEEPS_FEWER
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line for line in f]"
 f32 = jnp.float32
@@ -78,7 +78,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
     found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
     assert gate(found).exit_code == 0, failures(gate(found))
     unrounded = [e.point for e in found.errors if "attn_norm" in (e.elided or {}).get("policy:bf16", ())]
-    assert unrounded == ([] if on_bits else ["q", "k", "v"])
+    assert unrounded == ([] if on_bits or not KEEPS_FEWER else ["q", "k", "v"])
 
 
 # Attention written otherwise
