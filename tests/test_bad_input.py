@@ -535,3 +535,11 @@ def test_what_a_run_names_is_never_fetched(altered, monkeypatch, capfd):
     said = " ".join(capfd.readouterr().out.split())
     assert "someone/model is not in the hub's cache here, and what a run names is not fetched" in said
     assert "--model PATH" in said
+
+
+def test_a_run_of_before_the_embedding_s_factor_had_a_key_is_exact(altered):
+    path = altered / "run.json"
+    raw = json.loads(path.read_text())
+    assert raw["policy"].pop("embed_factor") == "exact"
+    path.write_text(json.dumps(raw))
+    assert store.open_run(altered).record.policy["embed_factor"] == "exact"

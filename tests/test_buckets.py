@@ -15,8 +15,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orbax.checkpoint
 import pytest
+from etils import epath
 from safetensors.numpy import load_file
 
+from precaudit.checkpoints.orbax_files import listing
 from tests.conftest import FIXTURES
 
 READ = """
@@ -110,6 +112,23 @@ def bucket(tmp_path):
     yield root, os.environ | nobody | {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url}
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize("change", ["name", "size", "time"])
+def test_what_tells_a_checkpoint_in_a_bucket_from_another(tmp_path, change):
+    folder = epath.Path(tmp_path)
+    file = tmp_path / "a"
+    file.write_bytes(b"1234")
+    os.utime(file, (1, 1))
+    before = listing(folder)
+    if change == "size":
+        file.write_bytes(b"12345")
+        os.utime(file, (1, 1))
+    elif change == "time":
+        os.utime(file, (2, 2))
+    else:
+        file.rename(tmp_path / "b")
+    assert listing(folder) != before
 
 
 def test_a_checkpoint_in_a_bucket_is_read(tmp_path, bucket):

@@ -432,6 +432,15 @@ def test_a_map_that_does_not_fit_is_refused(tmp_path, capsys, names, words):
     assert not [w for w in words if w not in error], error
 
 
+def test_a_stack_of_too_few_layers_is_refused(tmp_path, capsys):
+    tree = as_maxtext("llama-yarn")
+    decoder = tree["params"]["params"]["decoder"]
+    decoder["layers"] = jax.tree.map(lambda x: x[:, :1], decoder["layers"])
+    folder = orbax_model(tmp_path / "m", "llama-yarn", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
+    assert run(["models", str(folder)]) == 2
+    assert "has no layer 1" in capsys.readouterr().err
+
+
 def test_an_array_that_the_map_lacks_is_refused(tmp_path, capsys):
     """As safetensors refuses it; one beside the prefix (an optimiser's) is none of the model's."""
     tensors = load_file(FIXTURES / "llama-gqa" / "model.safetensors")

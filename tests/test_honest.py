@@ -406,4 +406,8 @@ def test_a_tie_inside_one_row_of_many_that_read_an_unrounded_input(turned, facto
         allowed=2.0**-24 * sizes + least, fused=2.0**-9 * sizes + least,
     )  # fmt: skip
     assert yard.badness(bf16(unrounded)) > 1
+    right = replace(yard, candidate=np.where(np.arange(3)[:, None, None] == 0, candidate, rounded))
+    assert right.reading_unrounded(right.candidate, bf16(rounded)).noise is not yard.noise
+    silent = np.where(np.arange(3)[:, None, None] == 0, bf16(unrounded) + 1, rounded)  # no error: nothing is told
+    assert right.reading_unrounded(silent, bf16(rounded)) is right
     assert (yard.reading_unrounded(bf16(unrounded), bf16(rounded)).badness(bf16(unrounded)) <= 1) == passes

@@ -176,7 +176,6 @@ class OrbaxFiles:
         )
         try:
             spec = type_handlers.get_json_tspec_read(info, self.ocdbt)
-            spec["fill_missing_data_reads"] = False  # a chunk that is not there is an error, not zeros
             array = tensorstore.open(spec, open=True, read=True, context=context).result()
         except (ValueError, OSError) as error:
             text = str(error).splitlines()[0][:200]
