@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.formats import Array
-from precaudit.numpy_decoder.honest import rounded_products
+from precaudit.numpy_decoder.accumulation import rounding_products
 from precaudit.numpy_decoder.passes import BF16, in_passes, tf32
 
 SETTINGS = (
@@ -55,7 +55,7 @@ def narrow_products(rows: int, name: str, draw: np.random.Generator) -> Iterator
     wide = np.asarray(a, np.float64), np.asarray(b, np.float64)
     for result in (name, "float32"):
         found = np.asarray(lax.dot(a, b, preferred_element_type=result), np.float64)
-        exact, rounded = distance(found, np.matmul(*wide)), distance(found, rounded_products(name, *wide))
+        exact, rounded = distance(found, np.matmul(*wide)), distance(found, rounding_products(name)(*wide))
         yield f"{rows:4} {name:9} {result:9} {exact:9.1e} {rounded:9.1e}"
 
 

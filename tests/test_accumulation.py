@@ -1,11 +1,13 @@
 """Stepwise accumulation bit for bit against scalar arithmetic in the format itself."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.accumulation import accumulating, pairwise, parse_accumulation
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise, parse_accumulation, rounding_products
 
 SCALARS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
@@ -63,3 +65,16 @@ def test_pairwise_sums_go_further_than_sequential_ones():
     assert (pairwise("float16")(a, b) == 3000).all()
     x = np.array([[1.0, 2.0**-11, 2.0**-11, 2.0**-11]])
     assert pairwise("float16")(x, np.ones((4, 1)))[0, 0] == 1.0 + 2.0**-10
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_products_rounded_before_the_sum(name):
+    """Held against ml_dtypes on FP32 products, which are exact, and Python's exact sum."""
+    dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.float16
+    draw = np.random.default_rng(7)
+    a, b = (draw.normal(size=shape).astype(dtype).astype(np.float64) for shape in ((3, 40), (40, 5)))
+    a[0, 0] = b[0, 0] = 2.0**-12  # a subnormal product in float16
+    terms = (a[:, :, None].astype(np.float32) * b[None].astype(np.float32)).astype(dtype).astype(np.float64)
+    want = [[math.fsum(terms[i, :, j]) for j in range(5)] for i in range(3)]
+    np.testing.assert_allclose(rounding_products(name)(a, b), want, rtol=1e-14)
+    np.testing.assert_allclose(rounding_products(name)(a, b.T.copy().T), want, rtol=1e-14)

@@ -16,6 +16,7 @@ from precaudit.comparison.rows import Place, measured
 from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.honest import single_row_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.passes import PRESETS
 from precaudit.numpy_decoder.rounding import (
@@ -48,12 +49,19 @@ class Emulations:
     policy: Policy
     accum: tuple[str, ...]
 
-    def of(self, point: str, model: Model, decode: bool) -> dict[str, Rounding]:
-        """Return {name: rounding}: FP64, the policy with each set of elided places, accumulations alone."""
+    def of(self, o: Operation, model: Model, device: str) -> dict[str, Rounding]:
+        """Return {name: rounding}: FP64, the policy with each set of elided places, accumulations alone.
+
+        The policy in the textbook's way, then as ``device`` makes single rows.
+        """
+        point, decode = o.place.point, o.place.phase == "decode"
         base = of_policy(self.policy, decode)
         found = {"fp64": FP64}
-        for places in elisions(point, model.config, self.policy):
-            found["policy" + "".join(f"|{p}" for p in places)] = base.eliding(places)
+        single = single_row_forms(point, o.stored.dtype.name, device, decode)
+        dots = {"": base.dot} | {f"|{form.name}": form.dot for form in single if form.dot is not None}
+        for how, dot in dots.items():
+            for places in elisions(point, model.config, self.policy):
+                found["policy" + "".join(f"|{p}" for p in places) + how] = replace(base.eliding(places), dot=dot)
         if point not in NO_SUM:
             found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found
@@ -124,7 +132,7 @@ def local_errors(
             yield from _unknown(part, place, run, "inputs were not recorded")
         else:
             others = Alternatives(recorded, model, operation, emulations.policy)
-            made = _make(operation, emulations, model, decode, others)
+            made = _make(operation, emulations, model, others, device_kind(recorded.run.record.device))
             yield from _records(recorded, operation, made, others, of_policy(emulations.policy, decode))
 
 
@@ -155,15 +163,16 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
         yield replace(place, step=step).record("local", run, "fp64", unknown=why)
 
 
-def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, others: Alternatives) -> Made:
+def _make(o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str) -> Made:
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
-    roundings = emulations.of(point, model, decode)
+    roundings = emulations.of(o, model, device)
     alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
     first = {name: r for name, r in roundings.items() if name not in alone}
-    members = honest(o, model, policy, of_policy(policy, decode))
-    # below float32 the policies stand first among the members: each is made once
-    shared = 0 if o.stored.dtype == np.float32 else len(first) - 1
+    members = honest(o, model, policy, of_policy(policy, o.place.phase == "decode"))
+    # below float32 the textbook's policies stand first among the members: each is made once
+    textbook = len(elisions(point, model.config, policy))
+    shared = 0 if o.stored.dtype == np.float32 else textbook
     every = [canonical(y, axes) for y in o.evaluate([*first.values(), *members[shared:]])]
     arrays = dict(zip(first, every, strict=False))
     policies = [name for name in roundings if name.startswith("policy")]
@@ -187,7 +196,13 @@ def _make(o: Operation, emulations: Emulations, model: Model, decode: bool, othe
         named[f"accum:{name}"] = outs[0]
         if len(outs) > 1:
             named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
-    return Made(yard, named, label, elided, costly=_costly(arrays, o.stored.dtype.name))
+    return Made(
+        yard,
+        named,
+        label,
+        elided,
+        costly=_costly({name: arrays[name] for name in ("fp64", *policies[:textbook])}, o.stored.dtype.name),
+    )
 
 
 def _costly(arrays: dict[str, Array], dtype: str) -> str | None:

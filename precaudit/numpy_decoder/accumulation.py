@@ -48,6 +48,25 @@ def accumulating(text: str) -> Callable[[Array, Array], Array]:
 
 
 @cache
+def rounding_products(name: str) -> Callable[[Array, Array], Array]:
+    """Return a matrix product [M, K] · [K, N] whose products are rounded to a format and summed in FP64.
+
+    What XLA makes on a GPU of a product with one row of operands of that format, whose products are exact in FP32: a
+    multiplication in the format and a float32 reduction (its dot strength reduction); seen on an H100, bit for bit.
+    """
+
+    def dot(a: Array, b: Array) -> Array:
+        from precaudit.numpy_decoder.stepwise import PRODUCTS
+
+        left, right = _single(a), _single(b)
+        out = np.empty((left.shape[0], right.shape[1]))
+        PRODUCTS[name](left, right, out)
+        return out
+
+    return dot
+
+
+@cache
 def pairwise(name: str) -> Callable[[Array, Array], Array]:
     """Return a matrix product [M, K] · [K, N] whose products, and sums of neighbours level by level, are rounded.
 

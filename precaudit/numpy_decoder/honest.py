@@ -11,7 +11,7 @@ from itertools import pairwise as neighbours
 import numpy as np
 
 from precaudit.formats import Array, rounder
-from precaudit.numpy_decoder.accumulation import accumulating, pairwise
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
 from precaudit.numpy_decoder.ensemble import backwards
 from precaudit.numpy_decoder.model import Attend, Softmax
 from precaudit.numpy_decoder.operators import attend, exponentials, hide, softmax
@@ -61,7 +61,7 @@ def single_row_forms(point: str, dtype: str, device: str, single: bool) -> Itera
     """Yield how a device makes products with one row, where it makes them otherwise than those with many."""
     if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
         says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
-        yield Form(ROUNDED_PRODUCTS, says, dot=partial(rounded_products, dtype))
+        yield Form(ROUNDED_PRODUCTS, says, dot=rounding_products(dtype))
 
 
 def _softmaxes() -> Iterator[Form]:
@@ -98,16 +98,6 @@ def _orders() -> Iterator[Form]:
         "float32 operands are three bfloat16 parts each",
         dot=partial(in_passes, 6, single_precision_dot),
     )
-
-
-def rounded_products(name: str, a: Array, b: Array) -> Array:
-    """Return a · b, products rounded to a format and summed without error.
-
-    What XLA makes on a GPU of a product with one row, a multiplication in the operands' format and a float32 reduction
-    (its dot strength reduction): seen on an H100, bit for bit.
-    """
-    round_to = rounder(name)
-    return np.stack([round_to(row[:, None] * b).sum(axis=0) for row in a])
 
 
 def truncated(chunk: int, a: Array, b: Array) -> Array:

@@ -66,6 +66,30 @@ def _dot_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
         out[m] = total
 
 
+@numba.njit(inline="always")
+def _products_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
+    """Out [M, N] in FP64 = a [M, K] · b [K, N], both FP32, products rounded and summed in FP64."""
+    rows, terms = a.shape
+    columns = b.shape[1]
+    out[:] = 0.0
+    for m in range(rows):
+        for k in range(terms):
+            x = a[m, k]
+            for n in range(columns):
+                out[m, n] += rounding(x * b[k, n])
+
+
+@numba.njit(nogil=True, cache=True)
+def _products_float16(a, b, out):  # type: ignore[no-untyped-def]
+    _products_with(a, b, out, _float16)
+
+
+@numba.njit(nogil=True, cache=True)
+def _products_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
+    _products_with(a, b, out, _bfloat16)
+
+
+PRODUCTS: dict[str, Callable[..., Any]] = {"float16": _products_float16, "bfloat16": _products_bfloat16}
 KERNELS: dict[str, Callable[..., Any]] = {
     "float16": _dot_float16,
     "bfloat16": _dot_bfloat16,
