@@ -34,7 +34,7 @@ def compared(folder: Path, name, device=None):
         raw = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps(raw | {"device": device}))
     model = str(FIXTURES / "qwen3-moe-gqa") if name == "moe" else None
-    return compare(run, options=Options(accum=(), model=model, cache=folder / "refs"))
+    return compare(run, options=Options(accum=(), model=model, cache=folder / "refs", fresh=True))
 
 
 def failed(comparison):
