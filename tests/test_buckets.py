@@ -148,3 +148,17 @@ def test_a_checkpoint_in_a_bucket_is_read(tmp_path, bucket):
     assert done.returncode == 0, done.stderr
     (root / "models" / "items" / "more").write_bytes(b"x")
     assert read().stdout.splitlines()[0] != done.stdout.splitlines()[0]
+
+
+@pytest.mark.slow  # 45 s: gcsfs tries again six times
+def test_a_bucket_that_is_not_reached_is_said_in_a_line(tmp_path):
+    """Nothing listens at the server; the libraries log tracebacks, which nobody reads."""
+    (tmp_path / "config.json").write_bytes((FIXTURES / "llama-gqa" / "config.json").read_bytes())
+    (tmp_path / "names.toml").write_text('checkpoint = "gs://bucket/models/items"\n')
+    nobody = {"GCE_METADATA_ROOT": "127.0.0.1:1", "NO_GCE_CHECK": "true", "FSSPEC_GCS_TOKEN": "anon",
+              "FSSPEC_GS_TOKEN": "anon", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"}  # fmt: skip
+    words = [sys.executable, "-m", "precaudit", "models", str(tmp_path)]
+    done = subprocess.run(words, env=os.environ | nobody, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("precaudit: gs://bucket/models/items: cannot be read")

@@ -10,6 +10,7 @@ pattern: ``d l h k -> (h k) d`` takes layer l and flattens heads; ``d h (k two) 
 [config] replaces constants that such a program computes otherwise. Orbax reads the metadata, TensorStore the arrays.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,9 @@ def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConf
             raise UserError(f"{where}: [config] {key} = {value!r}; a number, or one of {', '.join(names)}")
         changed[key] = names[value] if isinstance(value, str) else float(value)
     return msgspec.structs.replace(config, **changed)
+
+
+LOUD = ("gcsfs", "google.auth")  # what they log, with tracebacks, is raised as well
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,8 @@ def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
     import orbax.checkpoint
     from orbax.checkpoint import type_handlers
 
+    for name in LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if not (root / "_METADATA").exists():
             raise UserError(f"{root}: no Orbax checkpoint here (no _METADATA)")
@@ -239,6 +245,8 @@ def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
         raise
     except ImportError as error:  # what reads a bucket is a package of its own
         raise UserError(f"{root}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{root}: cannot be read: {str(error).splitlines()[0]}") from None
     except Exception as error:  # the library raises whatever broken metadata leads to
         raise UserError(f"{root}: not the metadata of an Orbax checkpoint: {type(error).__name__}: {error}") from None
     return stored, ocdbt, bool(tree.use_zarr3)
