@@ -5,10 +5,13 @@ The command of every run stands in its run.json.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.alternatives import inputs_summed_again
@@ -16,11 +19,18 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
+from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
 from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS, single_row_forms
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.passes import products, summed
+from precaudit.numpy_decoder.passes import products as float32_products
+from precaudit.numpy_decoder.passes import summed
+from precaudit.prompts import Prompt
+from precaudit.selection import Selection
 from precaudit.store import Run, open_run
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
 from tests.conftest import FIXTURES
 
 RECORDED = FIXTURES.parents[1] / "traces" / "gpu"
@@ -91,7 +101,7 @@ def test_noise_of_narrow_products_is_of_their_parts():
     """Another order of the sums keeps what the operands are rounded to."""
     a, b = (np.random.default_rng(i).normal(size=(8, 8)) for i in (1, 2))
     for setting in ("TF32_TF32_F32", "BF16_BF16_F32_X3"):
-        made = products(setting)
+        made = float32_products(setting)
         np.testing.assert_array_equal(summed(made, np.matmul)(a, b), made(a, b))
 
 
@@ -140,3 +150,47 @@ def test_faults_on_a_gpu_fail(tmp_path, monkeypatch, name, file, tensor, functio
 
     monkeypatch.setattr(Run, "tensor", altered)
     assert where in failed(compared(tmp_path, name))
+
+
+def products(a, b):
+    """Multiply bfloat16 numbers and round, which XLA does not take away."""
+    x, y = (lax.reduce_precision(z.astype(jnp.float32), 8, 7) for z in (a, b))
+    return lax.reduce_precision(x * y, 8, 7)
+
+
+def single_project(x, w, bias, a):
+    """A projection whose products are rounded where there is one row."""
+    if x.shape[-2] != 1:
+        return project(x, w, bias, a)
+    y = products(x, w).sum(-1)[:, None].astype(a.activations)
+    return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
+
+
+def single_scores(q, k, scale, a):
+    if q.shape[1] != 1 or q.shape[2] != k.shape[2]:
+        return attention_scores(q, k, scale, a)
+    s = products(q, k).sum(-1).astype(a.scores)  # [1, S, H]
+    return (s.astype(jnp.float32) * jnp.float32(scale)).astype(a.scores).transpose(0, 2, 1)[:, :, None]
+
+
+def single_attend(p, v, a):
+    if p.shape[2] != 1 or p.shape[1] != v.shape[2]:
+        return attend(p, v, a)
+    weights = p[:, :, 0].transpose(0, 2, 1)[..., None]  # [1, S, H, 1]
+    return products(weights, v).sum(1)[:, None].astype(a.attn_out)
+
+
+@pytest.mark.parametrize("name", ["llama-mha", "phi3-mha", "olmo2-mha", "granite-bias", "gemma3-untied-bias"])
+def test_single_rows_of_other_models_pass(tmp_path, name):
+    """The products written out, on a CPU, in models with one head a group, biases, norms inside and out."""
+    usual = load(str(FIXTURES / name), "bf16", None, "cpu").parts
+    parts = replace(usual, project=single_project, scores=single_scores, attend=single_attend)
+    subject = load(str(FIXTURES / name), "bf16", None, "cpu", parts)
+    prompt = Prompt(id="a", tokens=tuple(range(1, 20)))
+    run = trace(subject, tmp_path / "run", [prompt], Selection.parse(points="all"), TraceOptions(decode_steps=3))
+    raw = json.loads((run.folder / "run.json").read_text())
+    for device, passes in (("NVIDIA H100 80GB HBM3", True), ("cpu", False)):
+        (run.folder / "run.json").write_text(json.dumps(raw | {"device": device}))
+        found = compare(run.folder, options=Options(accum=(), cache=tmp_path / "refs", fresh=True))
+        wrong = [(v.kind, v.phase, v.layer, v.point, v.metric, v.value, v.limit) for v in gate(found).verdicts]
+        assert bool(wrong) != passes, (device, wrong[:3])
