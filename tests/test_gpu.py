@@ -180,7 +180,11 @@ def single_attend(p, v, a):
     return products(weights, v).sum(1)[:, None].astype(a.attn_out)
 
 
-@pytest.mark.parametrize("name", ["llama-mha", "phi3-mha", "olmo2-mha", "granite-bias", "gemma3-untied-bias"])
+QUICK = ("llama-mha", "gemma3-untied-bias")
+SLOW = ("phi3-mha", "olmo2-mha", "granite-bias")  # 5 s each
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_single_rows_of_other_models_pass(tmp_path, name):
     """The products written out, on a CPU, in models with one head a group, biases, norms inside and out."""
     usual = load(str(FIXTURES / name), "bf16", None, "cpu").parts
