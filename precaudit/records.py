@@ -293,6 +293,11 @@ class PrefillDecodeRecord(Record, frozen=True):
     prefill_last_top1: Index | None = None
     decode0_top1: Index | None = None
 
+    @property
+    def finite(self) -> bool:
+        """Whether no number of it is NaN, as those of logits that are NaN are."""
+        return "nan" not in (self.prefill_gap, self.decode_gap, self.f64_gap, self.kl, self.max_diff)
+
 
 class Look(Record, frozen=True, omit_defaults=False):
     """A selection that was computed, resolved; ``formula``: with the program's FP64 shadow, at all its places."""

@@ -55,13 +55,16 @@ def test_every_command_says_what_is_not_finite(broken, capfd):
     code, text = said(capfd, "compare", traced)
     assert (code, (traced / "report.md").is_file()) == (0, True)
     assert "1 values that are NaN or infinite" in text
+    assert "top-1 equal at 0 of 3 positions; 3 have none: logits are NaN or infinite." in text
     assert "records hold NaN or infinities; first: layer 2 v" in text
     assert said(capfd, "report", traced)[0] == said(capfd, "report", traced, "-v")[0] == 0
     assert said(capfd, "compare", traced, "--json")[0] == 0
     code, text = said(capfd, "gate", traced, "--junit", folder / "g.xml", "--markdown", folder / "g.md", "--github")
     assert code == 1
     assert "elements are NaN or infinite" in text
-    told = [message(v) for v in gate(traced).verdicts if v.metric == "nonfinite"]
+    verdicts = gate(traced).verdicts
+    assert {v.status for v in verdicts if "there is no top-1" in v.text} == {"input suspect"}
+    told = [message(v) for v in verdicts if v.metric == "nonfinite"]
     assert told
     for text in told:  # a finite element is none of those that are not
         assert "worst element" not in text or re.search(r"worst element .*: (nan|-?inf)", text)

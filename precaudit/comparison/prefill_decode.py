@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import combinations
+from math import isfinite, isnan
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from precaudit.comparison.forward import Truth
 from precaudit.comparison.recorded import Recorded
 from precaudit.formats import Array, widen
 from precaudit.metrics.logits import kl
-from precaudit.records import PrefillDecodeRecord, StepRecord, number
+from precaudit.records import PrefillDecodeRecord, StepRecord, number, value
 from precaudit.store import unpack_positions
 
 NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
@@ -35,17 +36,19 @@ def _pair(
     x, y = logits_of(recorded, a), logits_of(recorded, b)
     f64 = truth.logits(a.prompt, a.position) if truth is not None else None
     top_a, top_b = a.top_ids[0], b.top_ids[0]
-    match = top_a == top_b
+    finite = _finite(a) and _finite(b) and (f64 is None or bool(np.isfinite(f64).all()))
+    match = finite and top_a == top_b
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
     if f64 is not None and truth is not None:
         best, second = np.argsort(-f64, kind="stable")[:2]
         involved = {top_a, top_b, int(best)}
-        apart = max(abs(float(f64[i] - f64[j])) for i in involved for j in involved)
+        with np.errstate(invalid="ignore"):
+            apart = max(abs(float(f64[i] - f64[j])) for i in involved for j in involved)
         known = {
             "f64_top1": int(best),
             "f64_gap": number(f64[best] - f64[second]),
-            "f64_match": top_b == int(best),
-            "near_tie": None if len(involved) == 1 else apart <= NEAR * truth.sigma,
+            "f64_match": finite and top_b == int(best),
+            "near_tie": None if finite and len(involved) == 1 else finite and apart <= NEAR * truth.sigma,
         }
     names: dict[str, Any] = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
     sizes = (number(kl(x, y)), number(_largest(x, y))) if x is not None and y is not None else (None, None)
@@ -54,6 +57,11 @@ def _pair(
         prefill_gap=a.gap, decode_gap=b.gap, match=match,
         kl=sizes[0], max_diff=sizes[1], **known, **names,
     )  # fmt: skip
+
+
+def _finite(step: StepRecord) -> bool:
+    """Whether a row of logits has a top-1: no NaN, no infinity on top."""
+    return isfinite(value(step.top_logits[0])) and not isnan(value(step.gap))
 
 
 def _largest(x: Any, y: Any) -> float:

@@ -74,5 +74,7 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
         return Verdict.of_pair(p, "pass", text="near tie")
     if p.near_tie is None or p.f64_match is None:
         return Verdict.of_pair(p, "unknown", text="no FP64 reference")
+    if not p.finite:
+        return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     tokens = f"{p.against} says {p.prefill_top1}, decode {p.decode_top1}, FP64 {p.f64_top1}"
     return Verdict.of_pair(p, "fail", text=f"{tokens}; FP64's gap is no near tie", value=value(p.f64_gap))

@@ -219,9 +219,11 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     if not pairs:
         return None
     match, near = sum(p.match for p in pairs), sum(bool(p.near_tie) for p in pairs if not p.match)
-    kls = [value(p.kl) for p in pairs if p.kl is not None]
+    kls = [x for x in (value(p.kl) for p in pairs) if isfinite(x)]
     largest = f"; largest KL {max(kls):.1e}" if kls else ""
-    rest = f", {near} of the others near ties" if match < len(pairs) else ""
+    none = sum(not p.finite for p in pairs)
+    largest += f"; {none} have none: logits are NaN or infinite" if none else ""
+    rest = f", {near} of the others near ties" if match + none < len(pairs) else ""
     return f"Prefill and decode: top-1 equal at {match} of {len(pairs)} positions{rest}{largest}."
 
 
