@@ -87,18 +87,12 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
-    device, single = made_by(recorded, o.place)
-    if device == "gpu":
+    if device_kind(recorded.run.record.device) == "gpu":
         for again, inputs in inputs_summed_again(recorded, model, o):
             yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
-    for form in honest_forms(point, o.stored.dtype.name, device, single):
+    for form in honest_forms(point, o.stored.dtype.name):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
-
-
-def made_by(recorded: Recorded, place: Place) -> tuple[str, bool]:
-    """Return the kind of device that made a place, and whether it made one row at a time."""
-    return device_kind(recorded.run.record.device), place.phase == "decode"
 
 
 def unrounded_inputs(
@@ -113,6 +107,7 @@ def unrounded_inputs(
         return
     place = o.place
     names = inputs_of(place.point, model.config.sparse)[: len(o.inputs)]
+    device = device_kind(recorded.run.record.device)
     for j, name in enumerate(names):
         if place.phase == "decode" and j and place.point in ("scores", "attn_out"):
             return
@@ -127,7 +122,7 @@ def unrounded_inputs(
         keep: Any = np.searchsorted(producer.positions, wanted)
         keep = (slice(None), keep) if producer.axes == "HTS" else keep
         base = of_policy(policy, place.phase == "decode")
-        for form in (None, *single_row_forms(source.point, rows.values.dtype.name, *made_by(recorded, place))):
+        for form in (None, *single_row_forms(source.point, rows.values.dtype.name, device, place.phase == "decode")):
             how = () if form is None else (form.name,)
             for places in elisions(source.point, model.config, policy):
                 made = producer.evaluate([base.eliding((*places, STORED[source.point]))], None, form)[0]

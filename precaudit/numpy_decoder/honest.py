@@ -43,12 +43,8 @@ class Form:
     doubt: float = 0.0
 
 
-def honest_forms(point: str, dtype: str, device: str = "cpu", single: bool = False) -> Iterator[Form]:
-    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``.
-
-    ``device``: cpu, gpu or tpu; ``single``: one row was made at a time, as decode does.
-    """
-    yield from single_row_forms(point, dtype, device, single)
+def honest_forms(point: str, dtype: str) -> Iterator[Form]:
+    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``."""
     if point in ("attn_out", "probs"):
         yield from _softmaxes()
     if point == "attn_out":
@@ -58,7 +54,10 @@ def honest_forms(point: str, dtype: str, device: str = "cpu", single: bool = Fal
 
 
 def single_row_forms(point: str, dtype: str, device: str, single: bool) -> Iterator[Form]:
-    """Yield how a device makes products with one row, where it makes them otherwise than those with many."""
+    """Yield how a device makes products with one row, where it makes them otherwise than those with many.
+
+    ``device``: cpu, gpu or tpu; ``single``: one row was made at a time, as decode does.
+    """
     if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
         says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
         yield Form(ROUNDED_PRODUCTS, says, dot=rounding_products(dtype))
