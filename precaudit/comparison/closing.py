@@ -159,7 +159,8 @@ def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
 
 def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> list[Rounding]:
     """Return the ensemble of honest roundings of an operation."""
-    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name)
+    results = o.stored.size // canonical(o.stored, o.axes).shape[1]
+    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, results)
 
 
 def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array]) -> Yardstick:

@@ -6,6 +6,7 @@ leaves is made by the order of its sums and by the device's exp, tanh, 1/x and 1
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from precaudit.numpy_decoder.rounding import (
 from precaudit.policies import Policy
 
 DRAWS = 3  # of the policy's rounding errors, beside every elision
+FEW = 16  # results of a head, of which three realisations may all be small by luck (Student's t of three)
+SHUFFLES = 9  # orders more for those
 # What the limits are made for: exp, tanh and 1/√x of a device are within ULPS units in the last place, and a
 # reciprocal or root is off by RECIPROCAL for all elements alike at most.
 ULPS = 4.0
@@ -31,14 +34,17 @@ SAMPLED = 8  # rows of a product that are summed term by term
 WITH_RECIPROCAL = ("attn_norm", "mlp_norm", "final_norm", "probs", "attn_out", "mlp_act", "experts")
 
 
-def ensemble(point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str) -> list[Rounding]:
+def ensemble(
+    point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str, results: int = FEW
+) -> list[Rounding]:
     """Return roundings that honest programs may have at ``point``, whose result has format ``dtype``.
 
     Below float32: every elision, and DRAWS other draws of the rounding errors and of those of exp, tanh, 1/√x. Float32:
-    three orders of the sums, with three draws of both.
+    three orders of the sums, with three draws of both; more where a head has fewer than FEW ``results``.
     """
     if dtype in ("float32", "float64"):
-        orders = (one_by_one, backwards, single_precision_dot)
+        more = SHUFFLES if results < FEW else 0
+        orders = (one_by_one, backwards, single_precision_dot, *(shuffled(i) for i in range(more)))
         return [replace(in_single(redrawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders)]
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
     return [*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS))]
@@ -83,6 +89,18 @@ def _inaccurate(seed: int) -> Callable[[Array], Array]:
 def backwards(a: Array, b: Array) -> Array:
     """Return a · b summed in float32 from the last term on, in BLAS's order."""
     return single_precision_dot(a[:, ::-1], b[::-1])
+
+
+@cache
+def shuffled(seed: int) -> Callable[[Array, Array], Array]:
+    """Return a product of few results in float32, its terms rounded and summed in some order; one function a seed."""
+
+    def product(a: Array, b: Array) -> Array:
+        order = np.random.default_rng(seed).permutation(a.shape[1])
+        terms = (a[:, order, None] * b[order]).astype(np.float32)
+        return np.asarray(np.cumsum(terms, axis=1, dtype=np.float32)[:, -1], np.float64)
+
+    return product
 
 
 def one_by_one(a: Array, b: Array) -> Array:
