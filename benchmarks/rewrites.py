@@ -227,9 +227,9 @@ REWRITES = {
 }
 
 
-def rewritten(name: str, policy: str) -> Subject:
+def rewritten(name: str, policy: str, device: str = "cpu") -> Subject:
     """Return tiny under a policy, written another way."""
-    subject = replace(load("tiny", policy, None, "cpu", REWRITES[name]), lift={"nextafter": lambda x, towards: x})
+    subject = replace(load("tiny", policy, None, device, REWRITES[name]), lift={"nextafter": lambda x, towards: x})
     return replace(subject, unroll=True) if name == "loop for scan" else subject
 
 
