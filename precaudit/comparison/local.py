@@ -16,7 +16,7 @@ from precaudit.comparison.rows import Place, measured
 from precaudit.formats import FORMATS, Array
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
-from precaudit.numpy_decoder.honest import single_row_forms
+from precaudit.numpy_decoder.honest import on_single_rows
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.passes import PRESETS
 from precaudit.numpy_decoder.rounding import (
@@ -57,11 +57,10 @@ class Emulations:
         point, decode = o.place.point, o.place.phase == "decode"
         base = of_policy(self.policy, decode)
         found = {"fp64": FP64}
-        single = single_row_forms(point, o.stored.dtype.name, device, decode)
-        dots = {"": base.dot} | {f"|{form.name}": form.dot for form in single if form.dot is not None}
-        for how, dot in dots.items():
+        dtype = o.stored.dtype.name
+        for how, r in on_single_rows(base, point, dtype, self.policy.scores, device, decode).items():
             for places in elisions(point, model.config, self.policy):
-                found["policy" + "".join(f"|{p}" for p in places) + how] = replace(base.eliding(places), dot=dot)
+                found["|".join(("policy", *places, *how))] = r.eliding(places)
         if point not in NO_SUM:
             found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found

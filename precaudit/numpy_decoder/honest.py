@@ -4,7 +4,7 @@ An emulation under one of them is as good as one of the textbook's order: a reco
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise as neighbours
 
@@ -23,6 +23,7 @@ BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
 SPLITS = (2, 4, 8, 16)  # parts of the keys, each with a softmax of its own
 CHUNKS = (16, 8, 4, 32)  # terms a matrix unit adds before it truncates
 DOUBT = 0.25
+FLOAT32_PRODUCTS = "products in float32"
 ROUNDED_PRODUCTS = "products rounded before the sum"
 SUMS = ("q", "k", "v", "scores", "attn_out", "attn_proj", "router", "mlp_act", "mlp_out", "logits")
 single = rounder("float32")
@@ -53,14 +54,22 @@ def honest_forms(point: str, dtype: str) -> Iterator[Form]:
         yield from _orders()
 
 
-def single_row_forms(point: str, dtype: str, device: str, single: bool) -> Iterator[Form]:
-    """Yield how a device makes products with one row, where it makes them otherwise than those with many.
+def on_single_rows(
+    rounding: Rounding, point: str, dtype: str, scores: str, device: str, decode: bool
+) -> dict[tuple[str, ...], Rounding]:
+    """Return {what is done otherwise: rounding} of products with one row, where a device makes them in several ways.
 
-    ``device``: cpu, gpu or tpu; ``single``: one row was made at a time, as decode does.
+    ``dtype``, ``scores``: formats of the point and of scores; ``device``: cpu, gpu or tpu; ``decode``: one row was made
+    at a time. XLA on a GPU makes a product with one row without its tensor cores: in float32 where an operand is, and
+    where none is, and the result is narrow too, as a narrow product of every pair and a float32 sum.
     """
-    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and single:
-        says = f"each product is rounded to {dtype} before the float32 sum, as XLA on a GPU does to single rows"
-        yield Form(ROUNDED_PRODUCTS, says, dot=rounding_products(dtype))
+    found: dict[tuple[str, ...], Rounding] = {(): rounding}
+    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and decode:
+        if rounding.dot is not np.matmul:
+            found[FLOAT32_PRODUCTS,] = replace(rounding, dot=np.matmul)
+        exact = None if scores in ("bfloat16", "float16") else rounding.dot
+        found[ROUNDED_PRODUCTS,] = replace(rounding, dot=rounding_products(dtype), score_product=exact)
+    return found
 
 
 def _softmaxes() -> Iterator[Form]:

@@ -131,7 +131,7 @@ def attention(q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundi
 def attention_variants(
     q: Array, k: Array, v: Array, positions: Array, rule: Rule, roundings: Sequence[Rounding], inner: Attend = attend
 ) -> list[Array]:
-    """Return ``attention`` under several roundings; those with the same ``dot`` share the product q · kᵀ.
+    """Return ``attention`` under several roundings; those that make the product q · kᵀ alike share it.
 
     ``inner``: how one head's output is made from its scores, as ``attend`` does.
     """
@@ -142,9 +142,10 @@ def attention_variants(
         first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
         keys, g, products = int(positions[b - 1]) + 1, head // group, {}
         for out, r in zip(outs, roundings, strict=True):
-            if r.dot not in products:
-                products[r.dot] = r.dot(q[a:b, head], k[first:keys, g].T)
-            s = scaled(products[r.dot], rule, r)
+            product = r.score_product or r.dot
+            if product not in products:
+                products[product] = product(q[a:b, head], k[first:keys, g].T)
+            s = scaled(products[product], rule, r)
             out[a:b, head] = inner(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
 
     jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]

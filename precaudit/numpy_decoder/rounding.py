@@ -19,6 +19,8 @@ Place = Callable[[Array], Array]
 class Rounding:
     """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
 
+    ``score_product``: that of q · kᵀ where it is another than ``dot``.
+
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
     scale), score_scaled (before a cap), scores, probs, gate, up, silu. norm_scale (1/rms), shifted (scores minus their
@@ -50,6 +52,7 @@ class Rounding:
     mlp_act: Place = identity
     logits: Place = identity
     dot: Callable[[Array, Array], Array] = np.matmul
+    score_product: Callable[[Array, Array], Array] | None = None
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
         """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
@@ -62,7 +65,7 @@ class Rounding:
 
 
 FP64 = Rounding()
-PLACES = tuple(f.name for f in fields(Rounding) if f.name != "dot")
+PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product"))
 
 # Places inside the operation that makes a point; a group is elided together.
 ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
