@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import widen
 from precaudit.audit import read_config
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.orbax_files import read_layout
@@ -30,7 +31,6 @@ from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.written import recall
 from precaudit.errors import UserError
-from precaudit.formats import widen
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
 from precaudit.policies import load_policy

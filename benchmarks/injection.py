@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 
 from benchmarks.faults import FAULTS, Fault, Target, size
+from precaudit.arrays import widen
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.local import Emulations, local_errors
 from precaudit.comparison.operations import prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS, widen
+from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Parts
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits

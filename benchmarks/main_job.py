@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array, rounder
 from precaudit.caching import cache_folder
 from precaudit.checkpoints import open_checkpoint
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError
-from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.numpy_decoder.operators import Rule

@@ -21,7 +21,8 @@ from statistics import median
 import numpy as np
 from main_job import COPY, Jobs, Line, alternated, compared
 
-from precaudit.formats import FORMATS, Array
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
 from precaudit.metrics.moments import moments
 
 SHAPE = (16384, 64, 128)  # 512 MiB of float32

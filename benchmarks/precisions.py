@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.numpy_decoder.accumulation import rounding_products
 from precaudit.numpy_decoder.passes import BF16, in_passes, tf32
 

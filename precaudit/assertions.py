@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array, as_format, rounder, widen
 from precaudit.comparison.closing import Yardstick
 from precaudit.comparison.written import Comparison
-from precaudit.formats import FORMATS, Array, as_format, rounder, widen
+from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits

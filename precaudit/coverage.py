@@ -1,20 +1,19 @@
 """Which tensors a run holds when it holds all that was requested: the plan of trace, the yardstick of compare."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.points import CACHES, POINTS
 from precaudit.policies import Policy
 from precaudit.records import Requested
-from precaudit.row_hashes import HASH_FORMAT, LANES
 from precaudit.selection import parse_positions
 
+HASH_FORMAT, HASH_BYTES = "uint32", 4  # of a row of a cache (precaudit/row_hashes.py)
+LANES = 2
 Key = tuple[str, int, int | None, str]
 
 
@@ -134,11 +133,12 @@ class Misfit(NamedTuple):
     absent: bool
 
 
-def misfit(entry: Entry, rows: Array, shape: tuple[int, ...], config: DecoderConfig) -> Misfit | None:
+def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: DecoderConfig) -> Misfit | None:
     """Return in what a recorded tensor of ``shape`` that holds ``rows`` is not as requested, or None."""
-    lost = np.setdiff1d(entry.positions, rows)
-    if len(lost):
-        return Misfit(f"{len(lost)} of {len(entry.positions)} positions are not there, first {int(lost[0])}", True)
+    there = set(rows)
+    lost = [p for p in entry.positions if p not in there]
+    if lost:
+        return Misfit(f"{len(lost)} of {len(entry.positions)} positions are not there, first {lost[0]}", True)
     if shape != entry.shape(config):
         return Misfit(f"shape {list(shape)}, expected {list(entry.shape(config))}", False)
     return None
@@ -165,6 +165,6 @@ def predicted_bytes(requested: Requested, config: DecoderConfig, policy: Policy,
     for length in lengths:
         for entry in entries(requested, length):
             name = entry_format(policy, entry)
-            size = np.dtype(name).itemsize if entry.hashed else FORMATS[name].dtype.itemsize
+            size = HASH_BYTES if entry.hashed else FORMATS[name].itemsize
             total += size * prod(entry.shape(config))
     return total

@@ -7,10 +7,8 @@ same sums are taken inside the program (tracing/programs.py).
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 
-LANES = 2
-HASH_FORMAT = "uint32"
 SEEDS = (0x9E3779B9, 0x85EBCA6B)
 
 

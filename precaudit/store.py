@@ -4,22 +4,20 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import xxhash
-from safetensors.numpy import save_file
 
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array, single
+from precaudit.formats import FORMATS
 from precaudit.points import parse_points
 from precaudit.policies import KEYS, Policy, apply_settings, completed
 from precaudit.records import (
@@ -36,6 +34,9 @@ from precaudit.records import (
 )
 from precaudit.writing import PART, sync, temporary, write_whole
 
+if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
+    from precaudit.arrays import Array
+
 OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
@@ -45,17 +46,23 @@ OWN_NAMES = {
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
 
-def tensor_hash(x: Array) -> str:
+def tensor_hash(x: "Array") -> str:
     """Return the XXH3-128 of a tensor's bytes."""
     return f"xxh3:{xxhash.xxh3_128_hexdigest(_bytes(x))}"
 
 
-def _bytes(x: Array) -> memoryview:
+def _bytes(x: "Array") -> memoryview:
+    import numpy as np
+
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
-def statistics(x: Array) -> Stats:
+def statistics(x: "Array") -> Stats:
     """Return a tensor's statistics; mean and rms summed in FP32 pairs and FP32 dots, for the eye only."""
+    import numpy as np
+
+    from precaudit.arrays import single
+
     y = single(x).reshape(-1) if x.dtype.itemsize <= 4 else x.astype(np.float64).reshape(-1)
     power = float(np.dot(y, y)) if y.size else 0.0
     nan = inf = 0
@@ -83,7 +90,7 @@ class Tensor:
     point: str
     axes: str
     positions: tuple[int, ...]
-    values: Array
+    values: "Array"
     support: bool
 
     @property
@@ -100,11 +107,16 @@ def pack_positions(positions: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
     return positions, "list"
 
 
-def unpack_positions(record: PointRecord) -> Array:
+def positions_of(record: PointRecord) -> Sequence[int]:
     """Return the rows a record holds."""
-    if record.rows == "range":
-        return np.arange(*record.positions)
-    return np.asarray(record.positions, np.int64)
+    return range(*record.positions) if record.rows == "range" else record.positions
+
+
+def unpack_positions(record: PointRecord) -> "Array":
+    """Return the rows a record holds, int64."""
+    import numpy as np
+
+    return np.asarray(positions_of(record), np.int64)
 
 
 class RunWriter:
@@ -129,6 +141,9 @@ class RunWriter:
 
     def tensors(self, prompt: str, phase: str, step: int, tensors: list[Tensor]) -> None:
         """Write one file of tensors and its lines of points.jsonl."""
+        import numpy as np
+        from safetensors.numpy import save_file
+
         name = f"tensors/{safe_name(prompt)}.{phase}.{step}.safetensors"
         path = self.folder / name
         part = temporary(path)
@@ -166,7 +181,7 @@ class RunWriter:
         self._points.close()
 
 
-def _point_record(t: Tensor, values: Array, prompt: str, phase: str, step: int, file: str) -> PointRecord:
+def _point_record(t: Tensor, values: "Array", prompt: str, phase: str, step: int, file: str) -> PointRecord:
     positions, rows = pack_positions(t.positions)
     return PointRecord(
         prompt=prompt, phase=phase, step=step, layer=t.layer, point=t.point, axes=tuple(t.axes), shape=values.shape,
@@ -191,7 +206,7 @@ class Run:
     points: list[PointRecord]
     _files: dict[str, Any] = field(default_factory=dict)
 
-    def tensor(self, record: PointRecord) -> Array:
+    def tensor(self, record: PointRecord) -> "Array":
         """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
         path = self.folder / record.file
         if Path(record.file).parts[:1] != ("tensors",) or ".." in Path(record.file).parts:
@@ -343,4 +358,4 @@ def check_space(folder: Path, needed: int) -> None:
 
 def dtype_size(name: str) -> int:
     """Return the bytes of one element."""
-    return FORMATS[name].dtype.itemsize
+    return FORMATS[name].itemsize

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.mistakes import MISTAKES, placed
+from precaudit.arrays import rounder
 from precaudit.comparison.compare import Options
 from precaudit.diagnosis.advice import missing
 from precaudit.diagnosis.attention import seeing
@@ -21,7 +22,6 @@ from precaudit.diagnosis.positions import by_position, described, shape, spans
 from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.replay import read_by, replay
 from precaudit.diagnosis.rotation import shifted
-from precaudit.formats import rounder
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits

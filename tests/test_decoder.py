@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from precaudit.arrays import widen
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import widen
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.points import POINTS, present

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.exam_diagnose import MIDDLE, cell, traced
 from benchmarks.mistakes import MISTAKES, altered, placed, zeros_read
 from benchmarks.rewrites import REWRITES
+from precaudit.arrays import widen
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
@@ -29,7 +30,7 @@ from precaudit.diagnosis.records import Finding
 from precaudit.diagnosis.remedies import remedies
 from precaudit.diagnosis.shares import PLANTED, shares
 from precaudit.diagnosis.views import _relative, partings, summary
-from precaudit.formats import FORMATS, widen
+from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.arrays import widen
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import widen
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import route
 from precaudit.judging.rules import judge

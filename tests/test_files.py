@@ -16,12 +16,12 @@ import orbax.checkpoint
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from precaudit.arrays import release, widen
 from precaudit.checkpoints import gguf_files, open_checkpoint, tensors
 from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
 from precaudit.configs import RopeScaling, from_config_json
 from precaudit.errors import UserError
-from precaudit.formats import release, widen
 from precaudit.prompts import Prompt
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import trace

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precaudit.arrays import as_format, ordinals, rounder, widen, wider
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, as_format, ordinals, parse_format, rounder, widen, wider
+from precaudit.formats import FORMATS, parse_format
 
 MIN_EXPONENT = {"float32": -126, "bfloat16": -126, "float16": -14}
 LARGEST = {"float32": 2.0**128, "bfloat16": 2.0**128, "float16": 2.0**16}

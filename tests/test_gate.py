@@ -834,6 +834,19 @@ def test_gate_imports_no_decoder():
     assert done.stdout.strip() == "['precaudit.configs.decoder']"
 
 
+def test_the_gate_needs_no_numerics(honest, frozen, tmp_path):
+    """A run, a file of its errors, a baseline, budgets and every report are judged and written without NumPy or JAX."""
+    never = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'ml_dtypes', 'jax', 'pandas', 'transformers')))"
+    run, reports = str(honest.folder), ["--junit", str(tmp_path / "g.xml"), "--markdown", str(tmp_path / "g.md")]
+    budgets = str(Path(__file__).parents[1] / "budgets.toml")
+    for arguments in ([run, *reports, "--github", "--baseline", str(frozen)], [str(honest.folder / "errors.jsonl")],
+                      [run, "--budgets", budgets]):  # fmt: skip
+        code = f"{never}; from precaudit.cli import run; sys.exit(run({['gate', *arguments]!r}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode in (0, 1, 3), done.stderr
+        assert "verdicts: " in done.stdout, done.stdout
+
+
 def test_a_baseline_of_before_the_embedding_s_factor_had_a_key(honest, frozen):
     """What was frozen without the key was exact, which in other families than Gemma is what runs now."""
     policy = honest.run.record.policy

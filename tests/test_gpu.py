@@ -14,13 +14,13 @@ import pytest
 from jax import lax
 
 from benchmarks.traits import TRAITS
+from precaudit.arrays import as_format, rounder
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.alternatives import inputs_summed_again
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
-from precaudit.formats import as_format, rounder
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
 from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS, on_single_rows

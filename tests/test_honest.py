@@ -11,11 +11,12 @@ from msgspec.structs import replace as replace_record
 from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
+from precaudit.arrays import as_format, rounder
 from precaudit.comparison.closing import Yardstick
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.forward import Pool
-from precaudit.formats import FORMATS, as_format, rounder
+from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
 from precaudit.metrics.logits import expected_kl, kl, log_softmax

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precaudit.formats import FORMATS, ordinals, widen
+from precaudit.arrays import ordinals, widen
+from precaudit.formats import FORMATS
 from precaudit.metrics import moments as module
 from precaudit.metrics.moments import Moments, moments
 

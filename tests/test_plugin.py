@@ -13,7 +13,7 @@ import pytest
 
 import precaudit
 from precaudit import assert_close, assert_within_budget
-from precaudit.formats import as_format
+from precaudit.arrays import as_format
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, encode
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
+from precaudit.arrays import widen
 from precaudit.comparison.attribution import attribute
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import widen
 from precaudit.prompts import shipped_prompts
 from precaudit.reports.summary import accumulation_sentence
 from precaudit.selection import Selection

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from precaudit.arrays import Array
 from precaudit.checkpoints.tensors import ALL, Tensors
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
 
 # stored tensor → the parts along its rows, in order
 FUSED = {

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, as_format, release
 from precaudit.checkpoints.tensors import ALL, row_blocks
 from precaudit.configs import EMBEDDING, HEAD
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array, as_format, release
+from precaudit.formats import FORMATS
 
 NAMES = {
     "token_embd.weight": EMBEDDING,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import widen
 from precaudit.checkpoints.opening import Checkpoint
 from precaudit.checkpoints.tensors import row_blocks
-from precaudit.formats import widen
 
 
 class TensorCheck(NamedTuple):

@@ -22,10 +22,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.checkpoints.tensors import ALL, check_format
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
-from precaudit.formats import Array
 
 NAMES = "names.toml"
 INSTALL = "pip install 'precaudit[orbax]'"

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.checkpoints.tensors import ALL, check_format
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 
 DTYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16",

@@ -10,9 +10,10 @@ from math import prod
 
 import numpy as np
 
+from precaudit.arrays import Array, as_format, widen
 from precaudit.checkpoints.tensors import ALL, Tensors, row_blocks
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array, as_format, widen
+from precaudit.formats import FORMATS
 
 SUFFIXES = ("_scale_inv", "_scale")
 MODEL_FORMAT = "bfloat16"

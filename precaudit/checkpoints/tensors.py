@@ -10,9 +10,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array, as_format, release, widen
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
 from precaudit.errors import UserError, nearest
-from precaudit.formats import FORMATS, Array, as_format, release, widen
+from precaudit.formats import FORMATS
 
 # Left by some exporters; RoPE's frequencies follow from the configuration.
 IGNORED_SUFFIXES = ("rope_freqs.weight", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array, rounder
 from precaudit.comparison.closing import TIES
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
-from precaudit.formats import FORMATS, Array, rounder
+from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical
 from precaudit.numpy_decoder.honest import SUMS, honest_forms, on_single_rows
 from precaudit.numpy_decoder.magnitudes import half_ulp

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place, measured
-from precaudit.formats import Array, widen
+from precaudit.coverage import HASH_FORMAT
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord
-from precaudit.row_hashes import HASH_FORMAT, row_hashes
+from precaudit.row_hashes import row_hashes
 
 
 def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:

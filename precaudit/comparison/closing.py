@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.operations import Operation
 from precaudit.comparison.rows import masked
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, excesses, signed

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.caching import cache_folder
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
 from precaudit.comparison.cache_state import state_errors
@@ -30,7 +31,6 @@ from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
-from precaudit.formats import Array
 from precaudit.numpy_decoder.accumulation import parse_accumulation
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.caching import prune
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References
 from precaudit.comparison.rows import Place, measured, unseen
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array, widen
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_for

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from precaudit.arrays import Array, as_format, single, widen
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
 from precaudit.configs import EMBEDDING
-from precaudit.formats import Array, as_format, single, widen
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import ErrorRecord
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.operations import Operation, keys_of
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import Array, widen
 from precaudit.numpy_decoder.model import all_probs
 from precaudit.numpy_decoder.rounding import Rounding
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.alternatives import Alternative, Alternatives
 from precaudit.comparison.attribution import CLEARLY
 from precaudit.comparison.closing import Yardstick, honest, measure
@@ -13,7 +14,7 @@ from precaudit.comparison.inheritance import from_between
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.honest import on_single_rows

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
-from precaudit.formats import Array, widen
 from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants

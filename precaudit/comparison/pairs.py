@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place, measured
 from precaudit.errors import UserError
-from precaudit.formats import Array, widen
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord
 from precaudit.store import unpack_positions

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.forward import Truth
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import Array, widen
 from precaudit.metrics.logits import kl
 from precaudit.records import PrefillDecodeRecord, StepRecord, number, value
 from precaudit.store import unpack_positions

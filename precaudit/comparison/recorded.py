@@ -7,13 +7,12 @@ from itertools import count, takewhile
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import entries, misfit
-from precaudit.formats import Array
+from precaudit.coverage import HASH_FORMAT, entries, misfit
 from precaudit.points import CACHES, POINTS
 from precaudit.records import PointRecord, Requested
-from precaudit.row_hashes import HASH_FORMAT
-from precaudit.store import Run, unpack_positions
+from precaudit.store import Run, positions_of, unpack_positions
 
 Call = tuple[str, int]
 
@@ -65,7 +64,7 @@ class Recorded:
         for p in run.points:
             key = (p.prompt, p.phase, p.step, p.layer, p.point)
             if key in planned:
-                problem = misfit(planned[key], unpack_positions(p), p.shape, config)
+                problem = misfit(planned[key], positions_of(p), p.shape, config)
                 if problem is None:
                     (hashed if planned[key].hashed else index)[key] = p
                 else:

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import xxhash
 
+from precaudit.arrays import Array
 from precaudit.caching import READS, computed_by
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
 from precaudit.writing import whole
 
 DIGEST = 16  # bytes of an XXH3-128

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.metrics.sizes import Difference, canonical, sizes
 from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, number, value

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.checkpoints import Checkpoint
 from precaudit.checkpoints.tensors import row_blocks
 from precaudit.configs import expected_tensors
-from precaudit.formats import Array, widen
 from precaudit.metrics.sizes import ratio
 from precaudit.records import ErrorRecord, number
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
 from precaudit.diagnosis.flash import narrow_softmax, unshifted
 from precaudit.diagnosis.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
 from precaudit.diagnosis.variants import NARROW, Variant, at, roundings_of, stored, sums
-from precaudit.formats import FORMATS, Array, identity, rounder
+from precaudit.formats import FORMATS
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import Policy
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.operations import Operation
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import Array, widen
 
 
 def recorded_probs(recorded: Recorded, o: Operation) -> Array | None:

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.cache_state import bits
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.diagnosis.forms import quantised
 from precaudit.diagnosis.variants import Class
-from precaudit.formats import FORMATS, Array, widen
+from precaudit.formats import FORMATS
 from precaudit.row_hashes import row_hashes
 
 ENOUGH = 0.9  # share of elements an integer grid must give bit for bit: a scale in another format moves some

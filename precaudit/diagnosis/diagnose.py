@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.compare import Options, compare
@@ -34,7 +35,6 @@ from precaudit.diagnosis.streams import stream_state
 from precaudit.diagnosis.variants import Variant
 from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
-from precaudit.formats import Array
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.limits import default_limits

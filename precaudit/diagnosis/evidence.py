@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.diagnosis.positions import described
 from precaudit.diagnosis.replay import Replay
-from precaudit.formats import Array
 from precaudit.judging.verdicts import Verdict
 from precaudit.metrics.sizes import own_index
 from precaudit.records import Worst, number, value

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.replay import ENOUGH, ROWS
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 
 LOG2E = float(np.log2(np.e))
 # 2^f on [0, 1): minimax of relative error in FlashAttention-4's kernel, and Taylor's

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precaudit.arrays import Array, identity
 from precaudit.comparison.rows import unseen
 from precaudit.diagnosis.forms import Inputs, grouped
-from precaudit.formats import Array, identity
 from precaudit.numpy_decoder.model import all_scores
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.prefill_decode import NEAR, logits_of
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
 from precaudit.metrics.logits import top_ids
 
 TOP = (1, 5)

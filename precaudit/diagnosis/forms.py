@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.rows import unseen
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule, attend

@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.diagnosis.forms import Form, Inputs, fed, grouped, rescored
 from precaudit.diagnosis.variants import Variant
-from precaudit.formats import Array
 from precaudit.numpy_decoder.model import all_probs, all_scores
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding

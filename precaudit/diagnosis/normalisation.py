@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.forms import (
     NORMS,
@@ -20,7 +21,6 @@ from precaudit.diagnosis.forms import (
     normalising,
 )
 from precaudit.diagnosis.variants import NARROW, Variant, roundings_of
-from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.rounding import Rounding
 
 semantics = partial(Variant, kind="semantics")

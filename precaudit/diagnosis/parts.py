@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.diagnosis.forms import Inputs, finished
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.variants import Variant
-from precaudit.formats import Array
 
 HIT = 3.0  # times the usual relative size of what is left, from which a slice counts as hit
 ROWS = 16  # rows from which each channel may have a factor of its own, elements for tokens

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 
 FEW = 8  # rows below which nothing is said
 HIT = 0.1  # a row counts as hit when it has this share of the worst row's error

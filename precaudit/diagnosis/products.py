@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.forms import STORES, Form, Inputs, Weight, constant, fed, holding
 from precaudit.diagnosis.rotation import (
@@ -15,7 +16,6 @@ from precaudit.diagnosis.rotation import (
     with_frequencies,
 )
 from precaudit.diagnosis.variants import NARROW, STORED, Variant, first, roundings_of, stored, sums
-from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.operators import ACTIVATIONS
 from precaudit.numpy_decoder.rounding import BIASES, FP64
 from precaudit.policies import Policy

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.formula import program_of
 from precaudit.diagnosis.kept import held, keep
 from precaudit.diagnosis.records import Remedy, Shares
 from precaudit.errors import UserError
-from precaudit.formats import Array
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import device_kind
 from precaudit.store import file_hash

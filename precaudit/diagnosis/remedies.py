@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.forward import Tell
 from precaudit.diagnosis.records import Remedy
 from precaudit.diagnosis.shares import own_errors
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.comparison.closing import Yardstick, honest, yardstick
 from precaudit.comparison.operations import Operation
 from precaudit.diagnosis.candidates import variants
@@ -13,7 +14,7 @@ from precaudit.diagnosis.forms import Form, Inputs, made, plain
 from precaudit.diagnosis.keys import missing_keys
 from precaudit.diagnosis.parts import scaled_parts
 from precaudit.diagnosis.variants import Variant
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import canonical, norm, ratio
 from precaudit.numpy_decoder.magnitudes import half_ulp

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.configs.decoder import RopeScaling
 from precaudit.diagnosis.forms import Form, Inputs, Weight, configured, holding, moved, plain
-from precaudit.formats import Array
 from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding
 

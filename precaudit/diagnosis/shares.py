@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Share, Shares
-from precaudit.formats import Array, widen
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS, present
 from precaudit.records import number

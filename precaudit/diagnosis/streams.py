@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from precaudit.arrays import Array, as_format, widen
 from precaudit.comparison.handover import expected_stream
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.diagnosis.caches import ENOUGH, State, explain
-from precaudit.formats import Array, as_format, widen
 from precaudit.numpy_decoder.model import Model
 
 

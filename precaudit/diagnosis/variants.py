@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from precaudit.arrays import rounder
 from precaudit.diagnosis.flash import Flash
 from precaudit.diagnosis.forms import Form, plain
-from precaudit.formats import FORMATS, rounder
+from precaudit.formats import FORMATS
 from precaudit.numpy_decoder.accumulation import accumulating, pairwise
 from precaudit.numpy_decoder.rounding import Rounding
 

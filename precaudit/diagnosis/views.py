@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
-from precaudit.formats import Array, widen
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS

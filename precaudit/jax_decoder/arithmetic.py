@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from precaudit.arrays import wider
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, wider
+from precaudit.formats import FORMATS
 from precaudit.policies import PRECISIONS, Policy
 
 

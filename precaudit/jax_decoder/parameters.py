@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from precaudit.arrays import Array, as_format, release, wider
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
-from precaudit.formats import Array, as_format, release, wider
 from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
 

@@ -14,7 +14,7 @@ from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
 from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, value
-from precaudit.store import Run, unpack_positions
+from precaudit.store import Run, positions_of
 
 
 def uncovered(run: Run, seen: Container[Place]) -> Iterator[Verdict]:
@@ -47,7 +47,7 @@ def _problem(
 ) -> tuple[Status, str] | None:  # fmt: skip
     if found is None:
         return "missing", "requested, not in the run"
-    problem = misfit(e, unpack_positions(found), found.shape, config)
+    problem = misfit(e, positions_of(found), found.shape, config)
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
     cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")

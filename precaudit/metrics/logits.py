@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.records import Distribution, number
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from precaudit.formats import FORMATS, Array, as_format, ordinals, single, widen
+from precaudit.arrays import Array, as_format, ordinals, single, widen
+from precaudit.formats import FORMATS
 
 SPLIT = 1 << 16  # fewest elements a block of rows is given: handing it to a thread costs as much as some 10^4 elements
 BLOCKS = 32  # blocks of rows at most, by the shape alone: channels' sums are added in one order whatever runs them

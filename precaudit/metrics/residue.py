@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.metrics.sizes import MIN_CHANNEL_ROWS, norm
 from precaudit.records import Number, Scope, Signed, number
 

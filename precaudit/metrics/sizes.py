@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import FORMATS, Array, widen
+from precaudit.arrays import Array, widen
+from precaudit.formats import FORMATS
 from precaudit.metrics.moments import Moments, moments
 from precaudit.records import Number, Scope, Worst, number
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, rounder
 from precaudit.errors import UserError
-from precaudit.formats import Array, parse_format, rounder
+from precaudit.formats import parse_format
 
 FORMATS = ("float16", "bfloat16", "float32")
 

@@ -10,8 +10,8 @@ from functools import cache
 
 import numpy as np
 
+from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array, rounder
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import (

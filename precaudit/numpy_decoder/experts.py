@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.numpy_decoder.families import Context
 from precaudit.numpy_decoder.operators import gated
 

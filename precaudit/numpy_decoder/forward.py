@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.formats import Array
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import (
     AFTER_ATTENTION,

@@ -10,7 +10,7 @@ from itertools import pairwise as neighbours
 
 import numpy as np
 
-from precaudit.formats import Array, rounder
+from precaudit.arrays import Array, rounder
 from precaudit.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
 from precaudit.numpy_decoder.ensemble import backwards
 from precaudit.numpy_decoder.model import Attend, Softmax

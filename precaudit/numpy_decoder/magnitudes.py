@@ -10,8 +10,9 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS, Array
+from precaudit.formats import FORMATS
 from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule

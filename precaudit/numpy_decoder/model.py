@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from precaudit.arrays import Array, identity, release, widen
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
-from precaudit.formats import Array, identity, release, widen
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding

@@ -9,8 +9,8 @@ from math import erf
 
 import numpy as np
 
+from precaudit.arrays import Array, identity
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array, identity
 from precaudit.numpy_decoder.rounding import Place, Rounding
 
 

@@ -10,7 +10,8 @@ from functools import cache, partial
 
 import numpy as np
 
-from precaudit.formats import FORMATS, Array, rounder
+from precaudit.arrays import Array, rounder
+from precaudit.formats import FORMATS
 
 Dot = Callable[[Array, Array], Array]
 # Parts of the left and the right operand that are multiplied, the smallest products first.

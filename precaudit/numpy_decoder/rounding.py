@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array, identity, rounder
 from precaudit.numpy_decoder.passes import products
 from precaudit.policies import Policy
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import FORMATS, Array, single
+from precaudit.arrays import Array, single
+from precaudit.formats import FORMATS
 
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 SMALL = 32  # rows below which splitting costs more than it saves

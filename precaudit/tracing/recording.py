@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.coverage import Entry
-from precaudit.formats import Array
 from precaudit.metrics.logits import top_ids
 from precaudit.records import PromptRecord, StepRecord, number
 from precaudit.row_hashes import row_hashes

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from precaudit.arrays import release
 from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
-from precaudit.formats import release
 from precaudit.points import present, support
 from precaudit.policies import fused
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts

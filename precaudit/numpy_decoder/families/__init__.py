@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import cast
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
-from precaudit.formats import Array
 from precaudit.numpy_decoder.rounding import Rounding
 
 

@@ -6,7 +6,7 @@ another way gives that to ``table``.
 
 from collections.abc import Callable
 
-from precaudit.formats import Array
+from precaudit.arrays import Array
 from precaudit.numpy_decoder.experts import experts, mixed, router
 from precaudit.numpy_decoder.families import Context, Operation
 from precaudit.numpy_decoder.operators import gated, linear, rms_norm, rope, rope_frequencies
