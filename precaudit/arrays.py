@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def single(x: Array) -> npt.NDArray[np.float32]:
     return x.astype(np.float32)
 
 
+@cache
 def rounder(name: str) -> Callable[[Array], Array]:
     """Return the function that rounds FP64 values to format ``name``, to nearest, ties to even, kept in FP64.
 

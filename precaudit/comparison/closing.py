@@ -12,7 +12,7 @@ from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, excesses, signed
 from precaudit.metrics.sizes import canonical, norm, own_index, ratio
-from precaudit.numpy_decoder.ensemble import common, ensemble, weights
+from precaudit.numpy_decoder.ensemble import FEW, common, ensemble, weights
 from precaudit.numpy_decoder.magnitudes import half_ulp, inner_roundoff
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
@@ -128,14 +128,15 @@ class Yardstick:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(nearest == 0, 0.0, nearest / self.allowed)
 
-    def badness(self, emulated: Array) -> float:
+    def badness(self, emulated: Array, found: Residue | None = None) -> float:
         """Return the largest of the gate's numbers over its limit when this emulation is the best; ≤ 1: it closes.
 
-        Infinite where the emulation and the candidate are not finite at the same places.
+        ``found``: what it leaves, where that is known. Infinite where the emulation and the candidate are not finite at
+        the same places.
         """
         if not np.array_equal(np.isfinite(emulated), np.isfinite(self.candidate)):
             return float("inf")
-        found = self.residue(emulated)
+        found = found or self.residue(emulated)
         e = ErrorRecord(
             prompt="", phase="", step=0, layer=None, point="", kind="local", candidate="", reference="",
             dtype=self.dtype, n=self.candidate.size, unexplained=found.unexplained, scopes=found.scopes,
@@ -158,10 +159,10 @@ def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
     return measure(o, model, policy, reference, made)
 
 
-def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> list[Rounding]:
+def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[Rounding, ...]:
     """Return the ensemble of honest roundings of an operation."""
-    results = o.stored.size // canonical(o.stored, o.axes).shape[1]
-    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, results)
+    few = o.stored.size // canonical(o.stored, o.axes).shape[1] < FEW
+    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, few)
 
 
 def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array]) -> Yardstick:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.comparison.alternatives import Alternative, Alternatives
 from precaudit.comparison.attribution import CLEARLY
-from precaudit.comparison.closing import Yardstick, honest, measure
+from precaudit.comparison.closing import Residue, Yardstick, honest, measure
 from precaudit.comparison.inheritance import from_between
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
@@ -87,10 +88,16 @@ class Made:
     inherits: str | None = None
     costly: str | None = None
 
-    @property
+    @cached_property
+    def residue(self) -> Residue:
+        """What the policy leaves."""
+        return self.yardstick.residue(self.emulated[self.label])
+
+    @cached_property
     def closes(self) -> bool:
         """Whether what the policy makes of it passes the default limits."""
-        return self.closed_by(self.emulated[self.label])
+        made = self.emulated[self.label]
+        return made.shape == self.yardstick.candidate.shape and self.yardstick.badness(made, self.residue) <= 1
 
     def closed_by(self, emulated: Array) -> bool:
         """Whether an emulation closes; one of other rows does not."""
@@ -255,7 +262,7 @@ def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
     d, numbers = measured(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
     shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
-    found = yard.residue(best)
+    found = made.residue
     for name, scope in found.scopes.items():
         numbers["scopes"].setdefault(name, {}).update(scope)
     extra: dict[str, Any] = {

@@ -34,20 +34,21 @@ SAMPLED = 8  # rows of a product that are summed term by term
 WITH_RECIPROCAL = ("attn_norm", "mlp_norm", "final_norm", "probs", "attn_out", "mlp_act", "experts")
 
 
+@cache
 def ensemble(
-    point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str, results: int = FEW
-) -> list[Rounding]:
+    point: str, config: DecoderConfig, policy: Policy, base: Rounding, dtype: str, few: bool = False
+) -> tuple[Rounding, ...]:
     """Return roundings that honest programs may have at ``point``, whose result has format ``dtype``.
 
     Below float32: every elision, and DRAWS other draws of the rounding errors and of those of exp, tanh, 1/√x. Float32:
-    three orders of the sums, with three draws of both; more where a head has fewer than FEW ``results``.
+    three orders of the sums, with three draws of both; more where a head has ``few`` results.
     """
     if dtype in ("float32", "float64"):
-        more = SHUFFLES if results < FEW else 0
+        more = SHUFFLES if few else 0
         orders = (one_by_one, backwards, single_precision_dot, *(shuffled(i) for i in range(more)))
-        return [replace(in_single(redrawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders)]
+        return tuple(replace(in_single(redrawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders))
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
-    return [*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS))]
+    return (*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS)))
 
 
 def weights(members: int, dtype: str) -> list[float]:

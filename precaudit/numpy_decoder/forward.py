@@ -151,7 +151,7 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
             if point in kept:
                 values[point][a:b] = own[point]
 
-    each(rows, row_ranges(n))
+    each(rows, row_ranges(n, context.config.width))
 
 
 def _shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:

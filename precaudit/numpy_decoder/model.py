@@ -10,7 +10,7 @@ from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import SMALL, each, row_ranges, widened
+from precaudit.numpy_decoder.threads import each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048
@@ -104,15 +104,15 @@ class Model:
     def apply(self, point: str, context: Context, inputs: Sequence[Array]) -> Array:
         """Return the operation behind ``point`` (attention and logits aside), rows split over threads."""
         operation = operations(self.config.family)[point]
-        n = len(inputs[0])
-        if len(row_ranges(n)) == 1:
+        ranges = row_ranges(len(inputs[0]), inputs[0][:1].size)
+        if len(ranges) == 1:
             return operation(context, *inputs)
         self._touch(point, context, inputs)
 
         def part(a: int, b: int) -> Array:
             return operation(replace(context, positions=context.positions[a:b]), *(x[a:b] for x in inputs))
 
-        return np.concatenate(each(part, row_ranges(n)))
+        return np.concatenate(each(part, ranges))
 
     def _touch(self, point: str, context: Context, inputs: Sequence[Array]) -> None:
         """Run the operation on one row, so that threads find its tensors widened."""
@@ -149,11 +149,7 @@ def attention_variants(
             out[a:b, head] = inner(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
 
     jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
-    if len(q) < SMALL:
-        for job in jobs:
-            block(*job)
-    else:
-        each(block, jobs[::-1])
+    each(block, jobs[::-1], len(q) * q.shape[1] * len(k))
     return outs
 
 
@@ -165,7 +161,7 @@ def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:
     def head(h: int) -> None:
         out[h] = scores(q[:, h], k[:, h // group], rule, rounding)
 
-    each(head, [(h,) for h in range(q.shape[1])])
+    each(head, [(h,) for h in range(q.shape[1])], out.size)
     return out
 
 
@@ -176,5 +172,5 @@ def all_probs(s: Array, positions: Array, window: int | None, rounding: Rounding
     def head(h: int) -> None:
         out[h] = inner(s[h], positions, window, rounding)
 
-    each(head, [(h,) for h in range(len(s))])
+    each(head, [(h,) for h in range(len(s))], s.size)
     return out

@@ -15,7 +15,8 @@ from precaudit.arrays import Array, single
 from precaudit.formats import FORMATS
 
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-SMALL = 32  # rows below which splitting costs more than it saves
+SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
+INLINE = 1 << 15  # elements of a result below which handing its parts to threads does
 CHUNKS = 16  # of many small jobs, for each worker: handing one over costs as much as a small one takes
 
 
@@ -49,13 +50,13 @@ def one_blas_thread() -> Iterator[None]:
         yield
 
 
-def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[Any]:
+def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements: int = INLINE) -> list[Any]:
     """Call ``function(*job)`` for every job on the pool; the first exception is raised here.
 
-    NumPy's error state is the caller's.
+    NumPy's error state is the caller's. ``elements``: of what all jobs make together; few are made by the caller.
     """
     todo = list(jobs)
-    if len(todo) <= 1:
+    if len(todo) <= 1 or elements < INLINE:
         return [function(*job) for job in todo]
     state, size = np.geterr(), -(-len(todo) // (CHUNKS * WORKERS))
 
@@ -67,12 +68,11 @@ def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[
     return [x for found in _pool().map(some, chunks) for x in found]
 
 
-def row_ranges(n: int) -> list[tuple[int, int]]:
-    """Split n rows into one range per worker, or a single one when there are few."""
-    if n < SMALL or WORKERS == 1:
+def row_ranges(n: int, width: int) -> list[tuple[int, int]]:
+    """Split n rows of ``width`` elements into one range per worker, or a single one when there are few."""
+    if n * width < SMALL or WORKERS == 1:
         return [(0, n)]
-    edges = np.linspace(0, n, WORKERS + 1).astype(int)
-    return [(int(a), int(b)) for a, b in pairwise(edges)]
+    return list(pairwise(n * i // WORKERS for i in range(WORKERS + 1)))
 
 
 def widened(x: Array) -> Array:
@@ -88,5 +88,5 @@ def widened(x: Array) -> Array:
             block = x[i : min(b, i + rows)]
             out[i : min(b, i + rows)] = single(block) if narrow else block
 
-    each(part, row_ranges(x.shape[0]))
+    each(part, row_ranges(*x.reshape(len(x), -1).shape))
     return out
