@@ -68,13 +68,13 @@ def _lacking(e: ErrorRecord) -> str | None:
 
 def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     """Judge two views of one position: their top-1 and FP64's agree, or they are near ties in FP64."""
+    if not p.finite:
+        return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     if p.match and p.f64_match:
         return Verdict.of_pair(p, "pass")
     if p.near_tie:
         return Verdict.of_pair(p, "pass", text="near tie")
     if p.near_tie is None or p.f64_match is None:
         return Verdict.of_pair(p, "unknown", text="no FP64 reference")
-    if not p.finite:
-        return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
     tokens = f"{p.against} says {p.prefill_top1}, decode {p.decode_top1}, FP64 {p.f64_top1}"
     return Verdict.of_pair(p, "fail", text=f"{tokens}; FP64's gap is no near tie", value=value(p.f64_gap))
