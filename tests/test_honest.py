@@ -12,10 +12,14 @@ from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.arrays import as_format, rounder
-from precaudit.comparison.closing import Yardstick
+from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.closing import Yardstick, honest
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.forward import Pool
+from precaudit.comparison.operations import parts, prepare
+from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
@@ -24,10 +28,12 @@ from precaudit.metrics.residue import Noise, excesses, signed
 from precaudit.numpy_decoder.ensemble import ensemble
 from precaudit.numpy_decoder.honest import truncated
 from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import PLACES, Rounding, of_policy
 from precaudit.policies import KEYS, WORDS, load_policy
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.store import open_run
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
@@ -431,3 +437,14 @@ def test_the_noise_of_few_results_is_of_many_orders(few):
         noise = Noise.pooled([m.dot(a, b)[..., None] - exact[..., None] for m in members], exact[..., None], 2.0**-24)
         largest = max(largest, excesses(made[..., None], noise, exact[..., None], [0], "HTS")[0])
     assert (largest < 3) == few, largest
+
+
+def test_a_head_of_few_results_is_judged_by_many_orders():
+    """One score a head of a decode step, and the 30 × 30 of a prefill."""
+    model = open_checkpoint(str(FIXTURES / "llama-mha"))
+    recorded = Recorded.of(open_run(FIXTURES.parents[1] / "traces" / "gpu" / "one-row-heads"))
+    policy, reader = load_policy("bf16-fp32-scores"), Model(model.config, model.tensors.read)
+    for prompt, phase, members in (("c3-alone", "decode", 12), ("c0-random", "prefill", 3)):
+        place = Place(prompt, phase, 0, 1, "scores")
+        operation = prepare(recorded, reader, place, parts(recorded, place)[0])
+        assert len(honest(operation, reader, policy, of_policy(policy, phase == "decode"))) == members

@@ -4,14 +4,19 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from precaudit.cli import run
+from precaudit.comparison.prefill_decode import _pair
 from precaudit.judging.gate import gate
+from precaudit.judging.rules import judge_pair
+from precaudit.records import StepRecord
 from precaudit.reports.judgement import message
 from precaudit.tracing.subject import load
 
@@ -79,3 +84,17 @@ def test_every_command_says_what_is_not_finite(broken, capfd):
     assert "not finite" in text
     assert said(capfd, "models", "--check", model)[0] == 1
     json.loads((traced / "compare.json").read_text())
+
+
+def test_a_row_without_top_1_is_no_match_of_anything():
+    """Its first index is a token's all the same: the reference's too, here."""
+    logits = np.asarray([3.0, 1.0, 0.0])
+    row = StepRecord(prompt="p", phase="prefill", step=0, position=4, token=1, top_ids=(0, 1, 2),
+                     top_logits=(3.0, 1.0, 0.0), gap=2.0, logsumexp=3.2)  # fmt: skip
+    recorded, truth = SimpleNamespace(index={}), SimpleNamespace(logits=lambda prompt, position: logits, sigma=1.0)
+    for top in ((3.0, 1.0, 0.0), ("nan", 3.0, 1.0), ("inf", 3.0, 1.0)):
+        other = msgspec.structs.replace(row, phase="decode", top_logits=top, gap="nan" if top[0] == "nan" else top[0])
+        pair = _pair(recorded, "prefill", row, other, truth)
+        sound = top[0] == 3.0
+        assert (pair.match, pair.f64_match, bool(pair.near_tie)) == (sound, sound, False)
+        assert judge_pair(pair).status == ("pass" if sound else "fail")
