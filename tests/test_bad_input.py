@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import gguf
 import numpy as np
 import pytest
+import safetensors.numpy
 import xxhash
 from safetensors import SafetensorError
 
@@ -343,7 +344,7 @@ FULL_RUST = SafetensorError("Error while serializing: I/O error: No space left o
 @pytest.mark.parametrize("error", [FULL, FULL_RUST], ids=["python", "rust"])
 @pytest.mark.parametrize("good", [0, 2])
 def test_no_space_while_writing(good, error, tmp_path, monkeypatch, capfd):
-    calls, save_file = [], store.save_file
+    calls, save_file = [], safetensors.numpy.save_file
 
     def save(tensors, path):
         calls.append(path)
@@ -352,7 +353,7 @@ def test_no_space_while_writing(good, error, tmp_path, monkeypatch, capfd):
             raise error
         save_file(tensors, path)
 
-    monkeypatch.setattr(store, "save_file", save)
+    monkeypatch.setattr(safetensors.numpy, "save_file", save)
     assert run(["trace", *WHOLE, "-o", str(tmp_path / "out")]) == 2
     message = capfd.readouterr().err
     assert all(word in message for word in ("No space left on device", "tensors", "partial"))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 
 import precaudit.store as store
 from precaudit.cli import run
@@ -69,7 +70,8 @@ def disk(folder, at=0):
             patch.setattr(os, name, found.before(getattr(os, name)))
         patch.setattr(io, "open", found.before(io.open, writes))
         patch.setattr(builtins, "open", found.before(builtins.open, writes))
-        patch.setattr(store, "save_file", found.before(store.save_file, file=lambda tensors, path, *a: path))
+        saved = found.before(safetensors.numpy.save_file, file=lambda tensors, path, *a: path)
+        patch.setattr(safetensors.numpy, "save_file", saved)
         yield found
 
 
