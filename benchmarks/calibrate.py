@@ -195,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the runs, to be made side by side")
     parser.add_argument("--table", action="store_true", help="make no run, print the table of those made")
-    parser.add_argument("--device", default="cpu", help="cpu, gpu or tpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "gpu", "tpu"))
     given = parser.parse_args()
     part, parts = (int(x) for x in given.part.split("/"))
     RESULTS.parent.mkdir(exist_ok=True)

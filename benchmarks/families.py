@@ -71,7 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--all", action="store_true", help="every fixture")
     parser.add_argument("--policy", default="bf16")
-    parser.add_argument("--device", default="cpu", help="cpu, gpu or tpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "gpu", "tpu"))
     given = parser.parse_args()
     print(f"{'model':22} {'family':12} points judged failed  bf16 left, u  f32 left, u  from float64")
     wrong = 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replace_record
 
+from benchmarks import calibrate
 from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
@@ -448,3 +449,16 @@ def test_a_head_of_few_results_is_judged_by_many_orders():
         place = Place(prompt, phase, 0, 1, "scores")
         operation = prepare(recorded, reader, place, parts(recorded, place)[0])
         assert len(honest(operation, reader, policy, of_policy(policy, phase == "decode"))) == members
+
+
+def test_a_limit_from_one_half_is_held_against_the_other(capsys):
+    """1.5 × the largest of one half, 1.5² where the number is a square: 2 / (1.5 · 1) and 2 / (2.25 · 1)."""
+
+    def half(top):
+        return {"bins": {"0": 1}, "top": top, "at": "logits"}
+
+    checks = {f"{name}.{i}": half(i + 1.0) for name in ("forward.kl", "forward.ratio") for i in (0, 1)}
+    calibrate.table([{"name": "r", "checks": checks, "judged": 1000, "alarms": [], "seconds": 1.0}])
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert (rows["forward.kl"][5], rows["forward.kl"][6]) == ("4.5", "0.89")
+    assert (rows["forward.ratio"][5], rows["forward.ratio"][6]) == ("3", "1.33")

@@ -90,7 +90,7 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
-    if device_kind(recorded.run.record.device) == "gpu":
+    if device_kind(recorded.run.record.device) == "gpu":  # what XLA makes twice there
         if point in RESIDUALS and (both := rounded_again(recorded, model, o, base)) is not None:
             as_read, other = (canonical(y, o.axes) for x in both for y in o.evaluate([base], [*o.inputs[:-1], x]))
             seen = canonical(o.stored, o.axes)

@@ -61,7 +61,7 @@ class Rounding:
         return replace(self, **unrounded)
 
     def summing(self, dot: Callable[[Array, Array], Array]) -> "Rounding":
-        """Return the same with another ``dot``: one dictionary copied, twenty times sooner than ``replace``."""
+        """Return the same with another ``dot``; made for every operation, so without going through each field."""
         made = object.__new__(Rounding)
         made.__dict__.update(self.__dict__, dot=dot)
         return made
