@@ -190,3 +190,14 @@ def test_another_policy_shares_the_arrays_that_stay_as_they_are():
     assert same.parameters is subject.parameters
     assert wider.parameters["embed"].dtype == np.float32
     assert (same.policy.scores, same.decoder.arithmetic.scores) == ("float32", np.float32)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_split_rows_are_all_rows(monkeypatch, workers):
+    monkeypatch.setattr(threads, "WORKERS", workers)
+    for n, width in ((1, 1), (7, 1 << 14), (1001, 128)):
+        ranges = threads.row_ranges(n, width)
+        assert [i for a, b in ranges for i in range(a, b)] == list(range(n))
+        assert len(ranges) == (1 if n * width < threads.SMALL else workers)
+    x = np.random.default_rng(0).normal(size=(1001, 128)).astype(np.float32)
+    np.testing.assert_array_equal(threads.widened(x), x.astype(np.float64))
