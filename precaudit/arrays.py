@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,8 @@ def rounder(name: str) -> Callable[[Array], Array]:
     """
     if name == "float64":
         return identity
-    if name == "bfloat16":
-        return _round_bfloat16
+    if name in ("bfloat16", "float32"):
+        return partial(_in_one_pass, name)
     dtype = FORMATS[name].dtype
 
     def round_to(x: Array) -> Array:
@@ -51,38 +51,34 @@ def rounder(name: str) -> Callable[[Array], Array]:
     return round_to
 
 
+def rescaled(place: Callable[[Array], Array], factor: float) -> Callable[[Array], Array]:
+    """Return x ↦ place(x · factor) / factor, in one pass where ``place`` is a rounder that has one."""
+    if isinstance(place, partial) and place.func is _in_one_pass:
+        return partial(_in_one_pass, str(place.args[0]), factor=factor)
+
+    def rescale(x: Array) -> Array:
+        # What leaves FP64's range is infinite in every narrower format too, in one pass or in two.
+        with np.errstate(over="ignore"):
+            return place(x * factor) / factor
+
+    return rescale
+
+
+def _in_one_pass(name: str, x: Array, factor: float | None = None) -> Array:
+    from precaudit import rounding_kernels  # numba takes a third of a second to import
+
+    x = np.asarray(x, np.float64, order="C")
+    out = np.empty(x.shape)
+    if factor is None:
+        rounding_kernels.ROUND[name](x.reshape(-1), out.reshape(-1))
+    else:
+        rounding_kernels.RESCALED[name](x.reshape(-1), out.reshape(-1), factor)
+    return out
+
+
 def identity(x: Array) -> Array:
     """Return ``x``: the rounding of FP64."""
     return x
-
-
-# bfloat16 keeps 7 of FP64's 52 stored fraction bits. Its exponent range is FP32's: the smallest normal is 2^-126,
-# the quantum below it 2^-133, and what rounds to 2^128 or more is infinite.
-_DROP = 45
-_HALF = np.int64((1 << (_DROP - 1)) - 1)
-_KEEP = np.int64(~((1 << _DROP) - 1))
-
-
-def _round_bfloat16(x: Array) -> Array:
-    """Round in one step; going through FP32 first would round twice."""
-    x = np.ascontiguousarray(x, np.float64)
-    bits = x.view(np.int64)
-    rounded = bits >> np.int64(_DROP)
-    rounded &= np.int64(1)
-    rounded += bits
-    rounded += _HALF
-    rounded &= _KEEP
-    out = rounded.view(np.float64)
-    magnitude = np.abs(x)
-    top = magnitude.max(initial=0.0)
-    if not top < 2.0**127:
-        out[np.abs(out) >= 2.0**128] = np.inf
-        out = np.copysign(out, x)
-        out[np.isnan(x)] = np.nan
-    tiny = magnitude < 2.0**-126
-    if tiny.any():
-        out[tiny] = np.rint(x[tiny] * 2.0**133) * 2.0**-133
-    return out
 
 
 def as_format(x: Array, name: str) -> Array:

@@ -5,10 +5,10 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from precaudit.arrays import as_format, ordinals, rounder, widen, wider
+from precaudit.arrays import as_format, identity, ordinals, rescaled, rounder, widen, wider
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS, parse_format
 
@@ -64,6 +64,29 @@ def test_every_bfloat16_survives():
     finite = np.isfinite(wide)
     assert (back.view(np.uint16)[finite] == every.view(np.uint16)[finite]).all()
     assert (np.isnan(wide) == np.isnan(rounder("bfloat16")(wide))).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(allow_nan=False, width=64), st.sampled_from(sorted(MIN_EXPONENT)), st.floats(1.0, 2.0))
+@example(2.0**1023, "float16", 2.0)
+@example(2.0**1023, "bfloat16", 2.0)
+@example(np.inf, "float16", 1.5)
+def test_another_grid_is_the_same_rounding_of_scaled_values(x, name, factor):
+    got = rescaled(rounder(name), factor)(np.array([x]))[0]
+    with np.errstate(over="ignore"):
+        assert got == nearest_even(float(np.float64(x) * factor), name) / factor
+
+
+@pytest.mark.parametrize("name", sorted(MIN_EXPONENT))
+def test_rounding_keeps_the_shape_and_its_operand(name):
+    x = np.random.default_rng(1).standard_normal((6, 4, 5))
+    before = x.copy()
+    for view in (x, x.transpose(2, 0, 1), x[::2, :, ::-1], x[0, 0, 0], x[:, :0]):
+        got = rounder(name)(view)
+        assert np.array_equal(got, np.vectorize(lambda y: nearest_even(y, name), otypes=[np.float64])(view))
+        assert np.shape(got) == np.shape(view)
+    assert np.array_equal(x, before)
+    assert rescaled(identity, 1.5)(np.array([3.0])) == [3.0]
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])

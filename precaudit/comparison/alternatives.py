@@ -137,7 +137,19 @@ def unrounded_inputs(
             for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
                 kept = y if producer.axes == "HTS" else y[keep]
                 if kept.shape == o.inputs[j].shape:
+                    kept = consistent(kept, o.inputs[j], dtype)
                     yield (source.point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+
+
+def consistent(made: Array, read: Array, dtype: str) -> Array:
+    """Return values that round to what was recorded: those made, or the end of its rounding's reach that is nearest.
+
+    Float32 sums may move a rounding inside the producer across a tie, and the input with it. What was read lies in that
+    reach, so that no value comes farther from it.
+    """
+    half = half_ulp(read, dtype)
+    with np.errstate(invalid="ignore"):
+        return np.clip(made, read - half, read + half)
 
 
 def inputs_summed_again(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[str, Sequence[Array]]]:

@@ -10,7 +10,7 @@ from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import each, row_ranges, widened
+from precaudit.numpy_decoder.threads import INLINE, each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048
@@ -138,35 +138,49 @@ def attention_variants(
     outs = [np.empty(q.shape) for _ in roundings]
     group = q.shape[1] // k.shape[1]
 
-    def block(a: int, b: int, head: int) -> None:
+    def block(a: int, b: int, heads: Sequence[int]) -> None:
         first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
-        keys, g, products = int(positions[b - 1]) + 1, head // group, {}
+        keys, products = int(positions[b - 1]) + 1, {}
+        values = together([v[first:keys, h // group] for h in heads])
         for out, r in zip(outs, roundings, strict=True):
             product = r.score_product or r.dot
             if product not in products:
-                products[product] = product(q[a:b, head], k[first:keys, g].T)
-            s = scaled(products[product], rule, r)
-            out[a:b, head] = inner(s, v[first:keys, g], positions[a:b] - first, rule.window, r)
+                products[product] = together([product(q[a:b, h], k[first:keys, h // group].T) for h in heads])
+            made = inner(scaled(products[product], rule, r), values, positions[a:b] - first, rule.window, r)
+            for h, y in zip(heads, made if len(heads) > 1 else [made], strict=True):
+                out[a:b, h] = y
 
-    jobs = [(i, min(len(q), i + BLOCK), h) for i in range(0, len(q), BLOCK) for h in range(q.shape[1])]
-    each(block, jobs[::-1], len(q) * q.shape[1] * len(k))
+    every = range(q.shape[1])
+    few = inner is attend and len(q) * len(every) * len(k) < INLINE
+    groups = [every] if few else [[h] for h in every]
+    jobs = [(i, min(len(q), i + BLOCK), heads) for i in range(0, len(q), BLOCK) for heads in groups]
+    each(block, jobs[::-1], len(q) * len(every) * len(k))
     return outs
+
+
+def together(heads: list[Array]) -> Array:
+    """Return the only array as it is, several as one with the heads first."""
+    return heads[0] if len(heads) == 1 else np.stack(heads)
 
 
 def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:
     """Return scores [H, T, S] of every query with every key, masked or not."""
-    group = q.shape[1] // k.shape[1]
-    out = np.empty((q.shape[1], q.shape[0], k.shape[0]))
+    group, every = q.shape[1] // k.shape[1], range(q.shape[1])
+    out = np.empty((len(every), q.shape[0], k.shape[0]))
+    if out.size < INLINE:
+        return scaled(np.stack([rounding.dot(q[:, h], k[:, h // group].T) for h in every]), rule, rounding)
 
     def head(h: int) -> None:
         out[h] = scores(q[:, h], k[:, h // group], rule, rounding)
 
-    each(head, [(h,) for h in range(q.shape[1])], out.size)
+    each(head, [(h,) for h in every])
     return out
 
 
 def all_probs(s: Array, positions: Array, window: int | None, rounding: Rounding, inner: Softmax = softmax) -> Array:
     """Return probabilities [H, T, S] from scores [H, T, S], each head's as ``inner`` makes them."""
+    if inner is softmax and s.size < INLINE:
+        return softmax(s, positions, window, rounding)
     out = np.empty(s.shape)
 
     def head(h: int) -> None:

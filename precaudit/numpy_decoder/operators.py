@@ -106,41 +106,47 @@ def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
 
 
 def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    """Softmax over the keys s ≤ position of each row, the last ``window`` of them; s [T, S], positions [T]."""
+    """Softmax over the keys s ≤ position of each row, the last ``window`` of them; s [T, S] or [H, T, S]."""
     weights, total = exponentials(hide(s.copy(), positions, window), r)
     return r.probs(weights / total)
 
 
 def hide(s: Array, positions: Array, window: int | None) -> Array:
-    """Set scores [T, S] of the keys a row does not see to −∞, in place: those after it, or before its window."""
+    """Set scores [..., T, S] of the keys a row does not see to −∞, in place: those after it, or before its window."""
     at = np.asarray(positions)[:, None]
-    first = int(positions[0]) + 1  # every row sees the keys before
-    tail = s[:, first:]
-    tail[np.arange(first, s.shape[1]) > at] = -np.inf
+    first, keys = int(positions[0]) + 1, s.shape[-1]  # every row sees the keys before
+    s[..., first:][..., np.arange(first, keys) > at] = -np.inf
     if window is not None:
-        s[np.arange(s.shape[1]) <= at - window] = -np.inf
+        s[..., np.arange(keys) <= at - window] = -np.inf
     return s
 
 
 def exponentials(s: Array, r: Rounding) -> tuple[Array, Array]:
-    """exp(s − max) with masked entries 0, and its row sums; overwrites s."""
+    """exp(s − max) with masked entries 0, and its row sums; overwrites s [..., T, S]."""
     with np.errstate(invalid="ignore"):
-        s -= s.max(axis=1, keepdims=True)
+        s -= s.max(axis=-1, keepdims=True)
     s = r.shifted(s)
     np.exp(s, out=s)
-    s = r.exponential(s)
-    return s, s.sum(axis=1, keepdims=True)
+    s = by_head(r.exponential, s)  # inaccuracies are drawn for a head
+    return s, s.sum(axis=-1, keepdims=True)
 
 
 def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    """softmax(s) · v for one head: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions.
+    """softmax(s) · v: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions; or heads first in all.
 
     Divides after the product where nothing is rounded.
     """
     weights, total = exponentials(hide(s, positions, window), r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
-    return r.attn_out(r.dot(r.probs(weights / total), v))
+    return r.attn_out(by_head(r.dot, r.probs(weights / total), v))
+
+
+def by_head(function: Callable[..., Array], *arrays: Array) -> Array:
+    """Return ``function`` of arrays [T, N], or of each head's of arrays [H, T, N]."""
+    if arrays[0].ndim == 2 or function in (identity, np.matmul):
+        return function(*arrays)
+    return np.stack([function(*heads) for heads in zip(*arrays, strict=True)])
 
 
 def silu(x: Array, curve: Place = identity) -> Array:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array, identity, rounder
+from precaudit.arrays import Array, identity, rescaled, rounder
 from precaudit.configs import DecoderConfig
+from precaudit.formats import FORMATS
 from precaudit.numpy_decoder.passes import products
 from precaudit.policies import Policy
 
@@ -24,7 +25,8 @@ class Rounding:
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
-    scale), score_scaled (before a cap), scores, probs, gate, up, silu. norm_scale (1/rms), shifted (scores minus their
+    scale), score_scaled (before a cap), scores, probs, gate, up, silu, added (what is added to a residual narrower than
+    it). norm_scale (1/rms), shifted (scores minus their
     maximum), exponential and curve (tanh, the logistic function) are those of float32 arithmetic inside norm, softmax
     and activation.
     """
@@ -52,6 +54,7 @@ class Rounding:
     silu: Place = identity
     mlp_act: Place = identity
     logits: Place = identity
+    added: Place = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
 
@@ -82,6 +85,8 @@ ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "mlp_norm": (("norm_inner",),),
     "mlp_act": (("gate",), ("up",), ("silu",)),
     "final_norm": (("norm_inner",),),
+    "resid_mid": (("added",),),
+    "resid_out": (("added",),),
 }
 BIASES = {"q": "qkv_bias", "k": "qkv_bias", "v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
 
@@ -99,6 +104,7 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
         "scores": policy.scores,
         "probs": policy.probs,
         "silu": policy.mlp,
+        "added": policy.residual if _narrows(policy) else "float32",
     }
     groups = tuple(g for g in groups if any(formats.get(p, policy.activations) != "float32" for p in g))
     if policy.excess_precision == "off":
@@ -164,8 +170,14 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         silu=rounder(policy.mlp),
         mlp_act=activations,
         logits=rounder(policy.logits),
+        added=rounder(policy.residual) if _narrows(policy) else identity,
         dot=products(policy.matmul),
     )
+
+
+def _narrows(policy: Policy) -> bool:
+    """Whether what is added to the residual is rounded to its narrower format first."""
+    return FORMATS[policy.residual].precision < FORMATS[policy.activations].precision
 
 
 def redrawn(rounding: Rounding, seed: int) -> Rounding:
@@ -182,12 +194,8 @@ def redrawn(rounding: Rounding, seed: int) -> Rounding:
     for place in PLACES:
         factor = float(2.0 ** draw.uniform(0.0, 1.0))
         if not rounding.exact(place):
-            scaled[place] = _scaled(getattr(rounding, place), factor)
+            scaled[place] = rescaled(getattr(rounding, place), factor)
     return replace(rounding, **scaled)
-
-
-def _scaled(place: Place, factor: float) -> Place:
-    return lambda x: place(x * factor) / factor
 
 
 def single_precision_dot(a: Array, b: Array) -> Array:

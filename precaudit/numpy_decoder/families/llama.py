@@ -64,7 +64,7 @@ def table(norm: Norm) -> dict[str, Operation]:
 
     def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
         """Residual after attention [T, D]."""
-        return c.rounding.residual(resid_in + attn_proj)
+        return c.rounding.residual(resid_in + c.rounding.added(attn_proj))
 
     def mlp_norm(c: Context, resid_mid: Array) -> Array:
         """norm(resid_mid) [T, D]; resid_mid itself where the family's norms come after."""
@@ -83,7 +83,7 @@ def table(norm: Norm) -> dict[str, Operation]:
 
     def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
         """Residual leaving the layer [T, D]."""
-        return c.rounding.residual(resid_mid + mlp_out)
+        return c.rounding.residual(resid_mid + c.rounding.added(mlp_out))
 
     def final_norm(c: Context, resid_out: Array) -> Array:
         """Norm before the output matrix [T, D]; its weight is outside the layers."""
