@@ -1,77 +1,73 @@
-"""Models larger than memory: what was read of a file is let go of, layer by layer."""
+"""The shadow of programs with large matrices: lifted a block at a time, and only the rows that are read."""
 
-import mmap
-import sys
-from itertools import count
-from pathlib import Path
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.numpy_decoder import forward as forward_module
-from precaudit.numpy_decoder.forward import Wanted, forward, seconds_for
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.numpy_decoder.threads import WORKERS, each
+from precaudit.transforms import large, shadow
+
+DRAW = np.random.default_rng(5)
 
 
-def resident(data):
-    """Return the bytes of a map that are in this process's memory, from /proc/self/smaps."""
-    start = f"{np.frombuffer(data, np.uint8).ctypes.data:x}-"
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    for line in lines:
-        if line.startswith(start):
-            return 1024 * int(next(x for x in lines if x.startswith("Rss:")).split()[1])
-    raise AssertionError("the map is not there")
+def drawn(*shape, dtype=jnp.bfloat16):
+    return jnp.asarray(DRAW.standard_normal(shape), dtype)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
-def test_a_layer_s_pages_are_let_go_of():
-    checkpoint = open_checkpoint("tiny")
-    x = checkpoint.tensors.read("model.layers.0.mlp.down_proj.weight")
-    base = x
-    while not isinstance(base, mmap.mmap):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    np.add.reduce(np.frombuffer(base, np.uint8), dtype=np.int64)
-    whole = resident(base)
-    seen = []
-    wanted = Wanted({"q", "logits"}, None, [np.asarray([2])])
-    forward(Model(checkpoint.config, checkpoint.tensors.read), [np.asarray([1, 2, 3])], [FP64], wanted,
-            lambda *place: None, lambda layer: seen.append(resident(base)))  # fmt: skip
-    assert whole > len(base) / 2
-    assert max(seen) < whole / 2
-    assert resident(base) == 0
+@pytest.mark.parametrize(
+    ("subscripts", "a", "b"),
+    [
+        ("td,vd->tv", (5, 8), (103, 8)),
+        ("td,dv->tv", (5, 8), (8, 103)),
+        ("vd,td->vt", (103, 8), (5, 8)),
+        ("btd,vd->btv", (2, 5, 8), (103, 8)),
+        ("btd,bvdx->btvx", (2, 5, 8), (2, 31, 8, 3)),
+        ("de,de->", (40, 30), (40, 30)),
+    ],
+)
+def test_a_product_in_blocks_is_the_product(subscripts, a, b, monkeypatch):
+    monkeypatch.setattr(large, "LARGE", 100)
+    monkeypatch.setattr(large, "BLOCK", 70)
+    x, w = drawn(*a), drawn(*b)
+    wanted = np.einsum(subscripts, np.asarray(x, np.float64), np.asarray(w, np.float64))
+    with jax.enable_x64(True):
+        made = shadow(lambda x, w: jnp.einsum(subscripts, x, w))(x, w)
+    assert made.dtype == np.float64
+    np.testing.assert_allclose(np.asarray(made), wanted, rtol=1e-13, atol=1e-13)
 
 
-def test_the_time_said_is_that_of_the_products(monkeypatch):
-    """A clock of one second a reading: every worker multiplies two square matrices of 1024 in one, 2 · 1024³ flops.
-
-    A layer of tiny has 4 projections and 3 matrices of its MLP; SHARE of that rate is taken to be reached.
-    """
-    c = open_checkpoint("tiny").config
-    clock = count()
-    monkeypatch.setattr(forward_module.time, "perf_counter", lambda: float(next(clock)))
-    row = 2 * c.width * c.heads * c.head_dim + 2 * c.width * c.kv_heads * c.head_dim + 3 * c.width * c.mlp_width
-    layer = row + 2 * c.width
-    wanted = 2 * c.layers * layer * 1000 / (forward_module.SHARE * WORKERS * 2 * 1024**3)
-    assert seconds_for(c, 1000) == pytest.approx(wanted)
+def formats(jaxpr):
+    """Yield the format and shape of every value of a jaxpr, bodies included."""
+    for equation in jaxpr.eqns:
+        yield from ((v.aval.dtype.name, v.aval.shape) for v in equation.outvars if hasattr(v.aval, "dtype"))
+        for value in equation.params.values():
+            for body in jax.tree.leaves(value, is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+                inner = getattr(body, "jaxpr", body)
+                if hasattr(inner, "eqns"):
+                    yield from formats(inner)
 
 
-def test_many_small_jobs_keep_their_order_and_raise_what_they_raise():
-    jobs = [(i,) for i in range(50 * WORKERS + 3)]
-    assert each(lambda i: 2 * i, jobs) == [2 * i for (i,) in jobs]
-    with pytest.raises(ZeroDivisionError):
-        each(lambda i: 1 // (i - 60), jobs)
+def test_a_large_table_is_nowhere_in_fp64(monkeypatch):
+    """Tied embedding: rows are taken, then lifted; the output matrix is lifted in blocks."""
+    monkeypatch.setattr(large, "LARGE", 1000)
+    monkeypatch.setattr(large, "BLOCK", 256)
+    table, tokens = drawn(200, 8), np.array([3, 199, 0], np.int32)
+
+    def program(table, tokens):
+        return table[tokens] @ table.T, table[5:9], jax.lax.dynamic_slice_in_dim(table, tokens[0], 4)
+
+    with jax.enable_x64(True):
+        seen = set(formats(jax.make_jaxpr(shadow(program))(table, tokens).jaxpr))
+        logits, *parts = shadow(program)(table, tokens)
+    wide = np.asarray(table, np.float64)
+    np.testing.assert_allclose(np.asarray(logits), wide[tokens] @ wide.T, rtol=1e-13, atol=1e-13)
+    assert all(np.array_equal(np.asarray(x), y) for x, y in zip(parts, (wide[5:9], wide[3:7]), strict=True))
+    assert not any(name == "float64" and np.prod(shape) >= 1000 for name, shape in seen)
+    assert ("float64", (3, 8)) in seen
 
 
-def test_what_stepwise_sums_remember_is_bounded():
-    from precaudit.numpy_decoder import accumulation
-
-    dot = accumulation.accumulating("float32")
-    accumulation._KEPT.clear()
-    for m in [np.ones((2**16, 64)) for _ in range(3)]:  # 32 MiB each
-        dot(np.ones((1, 64)), m.T)
-    assert sum(x.nbytes for x, _ in accumulation._KEPT.values()) <= accumulation.KEEP
-    assert 0 < len(accumulation._KEPT) < 3
-    accumulation._KEPT.clear()
+def test_what_is_small_or_wide_is_lifted_whole(monkeypatch):
+    monkeypatch.setattr(large, "LARGE", 1000)
+    with jax.enable_x64(True):
+        seen = set(formats(jax.make_jaxpr(shadow(lambda x, w: x @ w.T))(drawn(3, 8), drawn(100, 8)).jaxpr))
+    assert ("float64", (8, 100)) in seen

@@ -93,7 +93,7 @@ def test_the_decoder_gives_the_same_bits(model, policy, changed):
     starts, ends = np.zeros(2, np.int32), np.asarray([6, 4], np.int32)
 
     def run(on_bits):
-        given = (options, on_bits)
+        given = (options, "cpu" if on_bits else "")
         prefill, decode = (programs._compiled(subject.decoder, taps, p, *given) for p in ("prefill", "decode"))
         cache = subject.decoder.init_cache(2, 8)
         tables = subject.tables(8)

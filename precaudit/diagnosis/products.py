@@ -104,14 +104,15 @@ def _activations(config: DecoderConfig) -> Iterator[Variant]:
     )  # fmt: skip
 
 
-def rotation_variants(config: DecoderConfig) -> Iterator[Variant]:
-    """Yield variants of RoPE in q and k."""
+def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield variants of RoPE in a layer's q and k."""
     for by in (1, -1):
         yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shifted(by))
     yield semantics("positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shifted(-1, 0))
     yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleaved())
     yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
-    if config.rope_scaling is not None:
+    local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
+    if config.rope_scaling is not None and not local:
         yield semantics(
             "RoPE not stretched", says="RoPE's scaling is left out", form=constant(rope_scaling=None)
         )  # fmt: skip

@@ -92,10 +92,11 @@ def remedies(
     options = list(candidates(subject.policy))
     if layer is not None and len(options) > 1:
         options.insert(len(options) - 1, (f"layer {layer}", options[-1][1]))
+    held = {subject.policy.activations: subject}  # one program of each format of weights: others share its arrays
     for i, (name, settings) in enumerate(options):
         tell(i, len(options), "trying other policies")
         try:
-            raised = _raised(subject, name, settings, layer)
+            raised = _raised(held, subject, name, settings, layer)
             after = _measure(raised, prompts, rows, truth)
         except UserError:
             continue
@@ -115,12 +116,19 @@ def remedies(
     return [r for _, r in sorted(found, key=lambda x: -x[0])]
 
 
-def _raised(subject: Subject, name: str, settings: dict[str, str], layer: int | None) -> Subject:
-    """Return the program with a part of its policy, or one layer, in float32."""
+def _raised(
+    held: dict[str, Subject], subject: Subject, name: str, settings: dict[str, str], layer: int | None
+) -> Subject:
+    """Return the program with a part of its policy, or one layer, in float32; ``held`` gains it where none is like it.
+
+    A second copy of weights in float32 would be four times a bfloat16 model.
+    """
     wide = apply_settings(subject.policy, settings)
     if name.startswith("layer") and layer is not None:
         return subject.under(subject.policy, (layer, wide))
-    return subject.under(wide)
+    found = held.get(wide.activations, subject).under(wide)
+    held.setdefault(wide.activations, found)
+    return found
 
 
 def _words(name: str) -> str:

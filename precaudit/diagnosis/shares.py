@@ -12,7 +12,7 @@ from precaudit.diagnosis.records import Share, Shares
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.points import POINTS, present
 from precaudit.records import number
-from precaudit.tracing.programs import Capture, bucket, prefill_program
+from precaudit.tracing.programs import Capture, bucket, jitted, prefill_program
 from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
@@ -43,11 +43,11 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
         program, args = _prefill(subject, tokens)
-        _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)
+        errors = _forced(program, subject)(values, *args)
         del values
         add = plant(program, "add", subject.lift)
-        exact = np.asarray(jax.jit(shadow(program, subject.lift))(*args))[0, 0]
-        made = np.asarray(jax.jit(add)(errors, *args)[0])[0, 0]
+        exact = np.asarray(jitted(shadow(program, subject.lift), subject.platform)(*args))[0, 0]
+        made = np.asarray(jitted(add, subject.platform)(errors, *args)[0])[0, 0]
         last = widen(candidate)[-1]
         own = last - made  # the error of the output matrix, the last operation
 
@@ -59,7 +59,7 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
             by_tap, by_logit = jax.grad(goal, argnums=(0, 1))(jax.tree.map(lambda x: t * x, d), t * e, *a)
             return {k: _per_step(k, by_tap[k] * d[k]) for k in d}, by_logit @ e
 
-        rule = jax.jit(at)
+        rule = jitted(at, subject.platform)
         found = [rule(t, errors, own, *args) for t in NODES]
         sums = {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}
         parts = [Share(layer=None, point="logits", share=number(float(np.mean([float(x) for _, x in found]))))]
@@ -98,12 +98,19 @@ def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
         subject.parameters, subject.tables(bucket(n)), padded, np.zeros(1, np.int32), np.asarray([[n - 1]], np.int32),
         None, None,
     )[2]  # fmt: skip
-    values = {p: np.asarray(x, np.float64)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
+    values = {p: np.asarray(x)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
               for p, x in taps.items()}  # fmt: skip
+    del taps
     with jax.enable_x64(True):
         program, args = _prefill(subject, tokens)
-        _, errors = jax.jit(plant(program, "force", subject.lift))(values, *args)
-    return {p: ratio(norm(np.asarray(e)), norm(values[p] - np.asarray(e))) for p, e in errors.items()}
+        errors = _forced(program, subject)(values, *args)
+    return {p: ratio(norm(np.asarray(e)), norm(widen(values[p]) - np.asarray(e))) for p, e in errors.items()}
+
+
+def _forced(program: Any, subject: Subject) -> Any:
+    """Return the compiled own errors of a program's taps; its outputs are left out, and so is the output matrix."""
+    planted = plant(program, "force", subject.lift)
+    return jitted(lambda values, *args: planted(values, *args)[1], subject.platform)
 
 
 def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:

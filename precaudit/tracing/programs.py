@@ -53,6 +53,11 @@ class OnBits:
         return self.program.lower(*held(args))
 
 
+def jitted(program: Callable[..., Any], platform: str, **how: Any) -> Callable[..., Any]:
+    """Return a program jitted as ``how`` says; on a CPU it moves narrow floats as bits."""
+    return OnBits(jax.jit(moved_as_bits(program), **how)) if platform == "cpu" else jax.jit(program, **how)
+
+
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens, starts, logit_rows, cache, take) → (logits, cache, taps)."""
     return _program(subject, capture, "prefill")
@@ -72,12 +77,12 @@ def row_hashes(x: jax.Array) -> jax.Array:
 
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
     options = tuple(compiler_options(subject.policy).items())
-    return _compiled(subject.decoder, capture, phase, options, subject.platform == "cpu")
+    return _compiled(subject.decoder, capture, phase, options, subject.platform)
 
 
 @lru_cache(maxsize=32)
 def _compiled(
-    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], on_bits: bool
+    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], platform: str
 ) -> Callable[..., Any]:
     function = getattr(decoder, phase)
 
@@ -100,4 +105,4 @@ def _compiled(
         return logits, cache, taps
 
     how: dict[str, Any] = {"donate_argnums": (5,), "compiler_options": dict(options) or None}
-    return OnBits(jax.jit(moved_as_bits(program), **how)) if on_bits else jax.jit(program, **how)
+    return jitted(program, platform, **how)

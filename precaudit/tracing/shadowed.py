@@ -14,7 +14,7 @@ from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.points import CACHES, POINTS
 from precaudit.records import PromptRecord, Requested
-from precaudit.tracing.programs import bucket
+from precaudit.tracing.programs import bucket, jitted
 from precaudit.tracing.session import Batch
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap, shadow
@@ -91,7 +91,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
     longer = [list(work.fed[p.id]) for p in work.prompts]
     tokens, starts = batch.arrays(sequences)
     ends = starts + np.asarray([len(s) for s in sequences], np.int32)
-    run, step_of = _programs(subject.decoder, tuple(subject.lift.items()), points, layers)
+    run, step_of = _programs(subject.decoder, tuple(subject.lift.items()), points, layers, subject.platform)
 
     def cache() -> Any:
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
@@ -121,10 +121,13 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
 
 
 @lru_cache(maxsize=8)
-def _programs(decoder: Any, lift: tuple[Any, ...], points: frozenset[str], layers: tuple[int, ...]) -> tuple[Any, Any]:
+def _programs(
+    decoder: Any, lift: tuple[Any, ...], points: frozenset[str], layers: tuple[int, ...], platform: str
+) -> tuple[Any, Any]:
     """Return the shadows of prefill and decode with taps, compiled once a shape."""
     phases = (decoder.prefill, decoder.decode)
-    made = [jax.jit(shadow(reap(phase, points, layers, missing="ignore"), dict(lift))) for phase in phases]
+    shadows = [shadow(reap(phase, points, layers, missing="ignore"), dict(lift)) for phase in phases]
+    made = [jitted(each, platform) for each in shadows]
     return made[0], made[1]
 
 

@@ -1,6 +1,8 @@
 """What differs between JAX 0.8.2 and the newest: the shape of jaxpr parameters and how an equation is bound again."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import jax
@@ -43,6 +45,22 @@ def source(equation: Any) -> str:
         return str(source_info_util.summarize(equation.source_info))
     except (AttributeError, TypeError):
         return ""
+
+
+def frames(equation: Any) -> tuple[tuple[str, int, int, str], ...]:
+    """Return (file, line, column, function) an equation was made in, innermost first; empty where JAX kept none."""
+    trace = getattr(getattr(equation, "source_info", None), "traceback", None)
+    if trace is None:
+        return ()
+    codes, at = trace.raw_frames()
+    return tuple((c.co_filename, *_position(c, i), c.co_name) for c, i in zip(codes, at, strict=True))
+
+
+@cache
+def _position(code: Any, instruction: int) -> tuple[int, int]:
+    """Return line and column of an instruction; two on a line are told by their columns (PEP 657)."""
+    line, _, column, _ = next(islice(code.co_positions(), max(instruction, 0) // 2, None), (0, 0, 0, 0))
+    return line or code.co_firstlineno, column or 0
 
 
 def called(params: Mapping[str, Any], name: str) -> tuple[Any, Sequence[Any]]:

@@ -31,16 +31,26 @@ def plant(
     Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
     NotImplementedError for a tap inside a while loop or another primitive that gives it no value of its own.
     """
+    return planting(function, lambda names: Planted(dict(lift or {}), mode, names), outputs=True)
 
-    def planted(values: Values, /, *args: Any, **kwargs: Any) -> tuple[Any, Values]:
+
+def planting(
+    function: Callable[..., Any], interpreter: Callable[[Collection[str]], "Planted"], outputs: bool = False
+) -> Callable[..., Any]:
+    """Return ``g(values, *args)`` that evaluates ``function``'s jaxpr by the interpreter of the taps that have values.
+
+    It gives what the interpreter tells of each tap; with ``outputs`` (outputs, that).
+    """
+
+    def planted(values: Values, /, *args: Any, **kwargs: Any) -> Any:
         jaxpr, structure = traced(function, args, kwargs)
         found = sites(jaxpr.jaxpr)
         names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
-        run = _Planted(dict(lift or {}), mode, frozenset(s.name for s in names.values()))
+        run = interpreter(frozenset(s.name for s in names.values()))
         mine = [_fitting(n, s, values.get(n)) for n, s in names.items()]
         out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
         told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
-        return jax.tree.unflatten(structure, [up(x) for x in out]), told
+        return (jax.tree.unflatten(structure, [up(x) for x in out]), told) if outputs else told
 
     return planted
 
@@ -67,7 +77,7 @@ def _fitting(name: str, site: Site, value: Any) -> Any:
     return value.astype(wide(site.dtype))
 
 
-class _Planted(Shadow):
+class Planted(Shadow):
     """Evaluates a shadow with planted taps; values and errors are lists in the order of ``sites``, None where none."""
 
     def __init__(self, lift: Mapping[str, Lift], mode: str, names: Collection[str]) -> None:
@@ -77,6 +87,7 @@ class _Planted(Shadow):
     def planted(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
+        """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
         rest, errors = list(values), []
 
         def step(equation: Any, inputs: list[Any]) -> list[Any]:
@@ -97,17 +108,24 @@ class _Planted(Shadow):
         if name in self.lift:
             raise NotImplementedError(f"a planted tap lies inside {name}, which has a given meaning")
         if name == "name":
-            return self.tap(up(jnp.asarray(inputs[0])), values[0])
+            return self.tap(up(jnp.asarray(inputs[0])), values[0], equation.outvars[0].aval.dtype)
         if name == "scan":
             return self.planted_scan(params, inputs, values)
         if name == "cond":
             return self.planted_cond(params, inputs, values)
         return self.planted(*called(params, lifting(name).body), inputs, values)
 
-    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
+    def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
+        """Return what the program goes on with, and what is told of a tap of format ``dtype``."""
         if self.mode == "add":
             return [x + value], [None]
+        if self.mode == "read":
+            return [value], [x]
         return [value], [value ^ x if x.dtype == bool else value - x]
+
+    def none(self, value: Any) -> Any:
+        """Return what is told of a tap whose branch was not taken."""
+        return None if value is None or self.mode == "add" else jnp.zeros_like(value)
 
     def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan; every step takes its slice of the values."""
@@ -130,7 +148,7 @@ class _Planted(Shadow):
         """Run a cond; the taps of a branch that is not taken have no error."""
         branches = [closed(b) for b in params["branches"]]
         _, places = merged([sites(b, self.names) for b, _ in branches])
-        zeros = [None if v is None or self.mode == "add" else jnp.zeros_like(v) for v in values]
+        zeros = [self.none(v) for v in values]
 
         def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:

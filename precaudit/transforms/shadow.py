@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from precaudit.transforms import large
 from precaudit.transforms.jax_versions import bind, called, source, walk
 from precaudit.transforms.loops import LOOPS
 from precaudit.transforms.primitives import PRODUCTS, lifting
@@ -20,6 +21,11 @@ from precaudit.transforms.wide import given, traced_as, up, wide
 
 # Parameters that name a format.
 DTYPES = ("preferred_element_type", "dtype", "new_dtype", "accum_dtype", "out_dtype", "input_dtype")
+
+# Where the operand is not lifted yet: what is cut out of it is lifted (rows of an embedding, not the table), and what
+# only moves it leaves it so.
+SLICES = {"gather", "slice", "dynamic_slice"}
+MOVES = {"transpose", "reshape", "squeeze"}
 
 Lift = Callable[..., Any]
 
@@ -75,6 +81,12 @@ def literal(variable: Any) -> Any:
     return np.asarray(variable.val, variable.aval.dtype)
 
 
+def _as_stored(equation: Any, inputs: Sequence[Any]) -> bool:
+    """Whether an equation's first operand is still in its own narrow format: what is cut out of it is lifted alone."""
+    x, aval = inputs[0], equation.invars[0].aval
+    return getattr(x, "dtype", None) == aval.dtype != wide(aval.dtype)
+
+
 class Shadow:
     """Evaluates jaxprs in FP64."""
 
@@ -100,13 +112,18 @@ class Shadow:
             return self.run(*called(params, how.body), inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, _lifted, params, inputs)
-        return self.operation(equation, [up(x) for x in inputs])
+        if name in MOVES | SLICES and _as_stored(equation, inputs):
+            moved = bind(equation, inputs)
+            return moved if name in MOVES else _checked(equation, [up(x) for x in moved])
+        return self.operation(equation, [x if large.stays(equation, i, x) else up(x) for i, x in enumerate(inputs)])
 
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation on lifted operands; what it raises and what it gives wrongly are CannotLift."""
         name = equation.primitive.name
         try:
-            if name in RULES:
+            if any(large.stays(equation, i, x) for i, x in enumerate(inputs)):
+                out = [large.product(equation, inputs)]
+            elif name in RULES:
                 out = RULES[name](self.run, equation.params, inputs)
             else:
                 out = bind(equation, inputs, _raised(equation))
