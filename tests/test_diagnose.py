@@ -27,7 +27,7 @@ from precaudit.diagnosis.forms import Inputs, plain, quantised
 from precaudit.diagnosis.invariance import invariance
 from precaudit.diagnosis.positions import shape
 from precaudit.diagnosis.records import Finding
-from precaudit.diagnosis.remedies import remedies
+from precaudit.diagnosis.remedies import _raised, remedies
 from precaudit.diagnosis.shares import PLANTED, shares
 from precaudit.diagnosis.views import _relative, partings, summary
 from precaudit.formats import FORMATS
@@ -462,3 +462,15 @@ def test_flash_attention_is_attention(block):
 
 def test_layers_are_told_in_runs():
     assert spans((1, 2, 3, 5, 7, 8)) == "1 to 3, 5, 7, 8"
+
+
+def test_remedies_share_weights_of_one_format():
+    """A second copy of weights in float32 would be four times a bfloat16 model."""
+    subject = load("tiny", "bf16", None, "cpu")
+    held = {"bfloat16": subject}
+    first = _raised(held, subject, "activations", {"activations": "float32"}, None)
+    second = _raised(held, subject, "all", {"activations": "float32", "residual": "float32"}, None)
+    third = _raised(held, subject, "residual", {"residual": "float32"}, None)
+    assert second.parameters["embed"] is first.parameters["embed"]
+    assert third.parameters["embed"] is subject.parameters["embed"]
+    assert first.parameters["embed"].dtype == np.float32

@@ -14,6 +14,7 @@ from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.arrays import as_format, rounder
 from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.alternatives import consistent
 from precaudit.comparison.closing import Yardstick, honest
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
@@ -72,6 +73,19 @@ def test_a_rounding_that_sums_move_across_a_tie_in_every_row_passes(tmp_path):
     assert found.exit_code == 0, failures(found)
 
 
+def test_an_input_read_unrounded_rounds_to_what_was_recorded():
+    """Whatever was read, what is taken for it is no farther from it than what was made."""
+    draw = np.random.default_rng(3)
+    true = draw.standard_normal(4000) * np.exp(draw.uniform(-9, 9, 4000))
+    read = as_format(true, "bfloat16").astype(np.float64)
+    made = true * (1 + 2.0**-8 * draw.standard_normal(4000) * (draw.uniform(size=4000) < 0.2))
+    found = consistent(made, read, "bfloat16")
+    assert (np.abs(found - true) <= np.abs(made - true)).all()
+    assert (np.abs(found - read) <= np.abs(read) * 2.0**-8 * (1 + 1e-12)).all()
+    assert (found != made).any()
+    assert (found[made == true] == true[made == true]).all()
+
+
 @pytest.mark.parametrize("on_bits", [True, False])
 def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
     """From some length on XLA:CPU multiplies the norm as it was before it was rounded: resid_in tells.
@@ -79,7 +93,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
     It does so in the program as it is written, not where narrow floats are moved as bits, which is what runs there.
     """
     compiled = programs._compiled
-    monkeypatch.setattr(programs, "_compiled", lambda *given: compiled(*given[:-1], on_bits))
+    monkeypatch.setattr(programs, "_compiled", lambda *given: compiled(*given[:-1], "cpu" if on_bits else ""))
     path = next(t for t in TRAITS if t.name == "massive activations").make(tmp_path / "model")
     tokens = tuple(int(t) for t in np.random.default_rng(4096).integers(1, 250, 4096))
     select = Selection.parse(layers="0", points="q,k,v,logits", phases="prefill")

@@ -24,7 +24,7 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
     if point in ATTENTION:
         yield from attention_variants(point, policy, config, layer)
     if point in ("q", "k"):
-        yield from rotation_variants(config)
+        yield from rotation_variants(config, layer)
     yield from norm_variants(point, config)
     if point in NORMS:
         yield from stored("norm", policy.activations)

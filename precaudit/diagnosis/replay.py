@@ -172,7 +172,12 @@ class Bench:
             deviations = [self.make(variant.form, r, variant.ahead) - reference for r in self.members]
         noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, old.noise.common)
         larger = max(ratio(norm(shown), norm(np.nan_to_num(old.reference))), 1.0)
-        bound = (old.allowed - half_ulp(old.reference, dtype)) * larger
+        inner = old.allowed - half_ulp(old.reference, dtype)
+        # what the announced formula makes exactly 0, as keys outside a window, has no bound of its own: its row's has
+        nothing = old.reference == 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(nothing, 0.0, inner / np.abs(old.reference)).max(axis=-1, keepdims=True)
+        bound = np.where(nothing, np.maximum(inner, relative * np.abs(clean)), inner) * larger
         return replace(old, reference=reference, noise=noise, allowed=bound + half_ulp(clean, dtype))
 
     def flipped(self, variant: Variant, y: Array) -> Array:
