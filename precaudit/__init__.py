@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis, diagnose
     from precaudit.judging.gate import Judgement, gate
+    from precaudit.programs.program import Program
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
     from precaudit.tracing.repeat import repeat
@@ -25,6 +26,7 @@ _LAZY = {
     "load": "precaudit.tracing.subject",
     "Subject": "precaudit.tracing.subject",
     "trace": "precaudit.tracing.trace",
+    "Program": "precaudit.programs.program",
     "repeat": "precaudit.tracing.repeat",
     "compare": "precaudit.comparison.compare",
     "Comparison": "precaudit.comparison.written",
@@ -42,6 +44,7 @@ __all__ = [
     "Comparison",
     "Diagnosis",
     "Judgement",
+    "Program",
     "Run",
     "Selection",
     "Subject",

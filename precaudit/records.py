@@ -11,6 +11,9 @@ from precaudit.errors import UserError
 from precaudit.writing import whole
 
 SCHEMA = 1
+PROGRAM_CALL = (
+    "call"  # the phase of records of other programs than the shipped decoder, whose points have names of theirs
+)
 # JSON has no NaN and no infinity: they are written as these strings.
 # A run may be someone else's: what it counts and indexes by is bounded before anything is made of that size.
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, Remedy, Shares
+from precaudit.programs.runs import Compared, ProgramRun
 from precaudit.records import (
     CompareRecord,
     ErrorRecord,
@@ -31,6 +32,8 @@ FILES = {
     "kept.json": Kept,
     "remedies.jsonl": Remedy,
     "shares.jsonl": Shares,
+    "program.json": ProgramRun,
+    "compared.json": Compared,
 }
 
 

@@ -41,7 +41,7 @@ OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json",
+    "kept.json", "program.json", "compared.json",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
@@ -235,6 +235,8 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us."""
     folder = Path(folder)
     path = folder / "run.json"
+    if (folder / "program.json").is_file():
+        raise UserError(f"{folder} is of a program of one's own, which compare and gate take so far")
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)
@@ -322,6 +324,8 @@ def _replaceable(folder: Path, force: bool) -> None:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
         if foreign:
             raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
+    elif "program.json" in names and not foreign and not force:
+        raise UserError(f"{folder} holds a program's run already: choose another -o, or --force to replace it")
     elif foreign or not force:
         hint = "" if foreign else ", or --force to replace what a run that was cut off left"
         raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")

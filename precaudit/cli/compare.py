@@ -15,6 +15,7 @@ from precaudit.cli._options import cache_option, console, narrowed, progress_bar
               help="Accumulation to emulate; float16/128 rounds once per 128 terms; none: no emulation.")  # fmt: skip
 @click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
@@ -29,6 +30,7 @@ def command(
     accum: str,
     formula: bool,
     model: str | None,
+    program: str | None,
     partial: bool,
     no_cache: bool,
     verbose: bool,
@@ -40,10 +42,19 @@ def command(
     not there yet.
     """
     from precaudit.comparison.compare import Options, compare
+    from precaudit.errors import UserError
+    from precaudit.programs.runs import is_program_run
     from precaudit.reports import markdown, terminal
     from precaudit.store import open_run
     from precaudit.writing import write_whole
 
+    if is_program_run(run):
+        given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
+        given |= {"--model": model, "--formula": formula or None, "--partial": partial or None, "AGAINST": against}
+        if other := [name for name, value in given.items() if value is not None]:
+            raise UserError(f"{run} is of a program and compared whole; leave out {', '.join(other)}")
+        _program(run, program, as_json)
+        return
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
@@ -60,3 +71,22 @@ def command(
         return
     terminal.show(found, console(), verbose)
     say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
+
+
+def _program(run: Path, program: str | None, as_json: bool) -> None:
+    """Compare a run of a program with its own segments."""
+    from precaudit.programs.comparing import compare
+    from precaudit.programs.runs import open_program_run
+    from precaudit.reports import program as report
+
+    opened = open_program_run(run)
+    with progress_bar() as advance:
+        errors = compare(opened, reference=program, tell=advance)
+    if as_json:
+        from precaudit.records import encode
+
+        for record in errors:
+            click.echo(encode(record), nl=False)
+        return
+    report.show(opened, errors, console())
+    say(f"Records: {run}/errors.jsonl. Next: precaudit gate {run}")

@@ -50,7 +50,8 @@ def command(
 ) -> int:
     """Run SUBJECT and record it.
 
-    SUBJECT is tiny, smollm2, a Hugging Face folder, or a .gguf file. With --repeat: record RUN once more and say
+    SUBJECT is tiny, smollm2, a Hugging Face folder, a .gguf file, or a precaudit.Program of your own as FILE.py:NAME or
+    module:NAME (its code is run; it takes -o and --force alone). With --repeat: record RUN once more and say
     whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     """
     if repeat is not None:
@@ -61,7 +62,11 @@ def command(
     from precaudit.selection import Selection
 
     if subject is None:
-        raise UserError("SUBJECT is missing: tiny, smollm2, a Hugging Face folder, or a .gguf file")
+        raise UserError("SUBJECT is missing: tiny, smollm2, a Hugging Face folder, a .gguf file, or FILE.py:NAME")
+    from precaudit.programs.loading import is_reference
+
+    if is_reference(subject):
+        return _program(context, subject, output, force)
     select = Selection.parse(layers, points, phases, positions, prompt)
     chosen = apply_settings(load_policy(policy), parse_settings(settings))
     if text is not None and prompts is not None:
@@ -84,21 +89,50 @@ def command(
     return 0
 
 
-def _again(context: click.Context, run: Path, output: Path | None, force: bool) -> int:
-    """Repeat a run and print whether it came out the same."""
+def _program(context: click.Context, reference: str, output: Path | None, force: bool) -> int:
+    """Record a program of the user's."""
+    from precaudit.errors import UserError
+    from precaudit.programs.loading import load, trust
+    from precaudit.programs.tracing import trace
+
+    if other := _others(context, {"subject", "output", "force"}):
+        raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
+    program = load(reference)
+    folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
+    with progress_bar() as advance:
+        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance)
+    trust(reference)
+    for n in run.record.neutrality:
+        if not n.bitwise:
+            say(f"warning: tapping changed the outputs of {n.case} by up to {n.max_diff}", err=True)
+    r = run.record
+    kind = "automatic points" if r.automatic else "points"
+    say(
+        f"{folder}: {len(r.points)} {kind}, {len(r.cases)} cases of {r.calls} calls, {r.bytes / 1e6:,.1f} MB. "
+        f"Next: precaudit compare {folder}"
+    )
+    return 0
+
+
+def _others(context: click.Context, taken: set[str]) -> list[str]:
+    """Return the options and arguments that were given beside those of a way to trace."""
     from click.core import ParameterSource
 
+    given = [n for n in context.params if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
+    other = [n for n in given if n not in taken and context.params[n] is not None]
+    return [
+        p.make_metavar(context) if p.param_type_name == "argument" else p.opts[0]
+        for p in context.command.params
+        if p.name in other
+    ]
+
+
+def _again(context: click.Context, run: Path, output: Path | None, force: bool) -> int:
+    """Repeat a run and print whether it came out the same."""
     from precaudit.errors import UserError
 
-    taken = {"repeat", "output", "force"}
-    given = [n for n in context.params if context.get_parameter_source(n) == ParameterSource.COMMANDLINE]
-    if other := [n for n in given if n not in taken and context.params[n] is not None]:
-        shown = [
-            p.make_metavar(context) if p.param_type_name == "argument" else p.opts[0]
-            for p in context.command.params
-            if p.name in other
-        ]
-        raise UserError(f"--repeat records what RUN says; leave out {', '.join(shown)}")
+    if other := _others(context, {"repeat", "output", "force"}):
+        raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
     from precaudit.tracing.repeat import repeat
     from precaudit.tracing.trace import Progress
 

@@ -13,12 +13,14 @@ import msgspec
 
 from precaudit.comparison.written import Comparison, recall
 from precaudit.errors import UserError
+from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
 from precaudit.limits import Limits, default_limits
+from precaudit.programs.runs import is_program_run, open_program_run
 from precaudit.records import ErrorRecord, value
 from precaudit.store import once
 
@@ -153,10 +155,22 @@ def gate(
     frozen = read_baseline(baseline) if baseline is not None else None
     stated = read_budgets(budgets) if budgets is not None else ()
     rules = Rules(limits or default_limits(), stated, frozen)
+    if not isinstance(source, Comparison) and is_program_run(source):
+        return _gate_program(Path(source), rules, budgets, baseline)
     if not isinstance(source, Comparison) and Path(source).is_file():
         return _gate_file(Path(source), rules, budgets)
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
+
+
+def _gate_program(folder: Path, rules: Rules, budgets: Path | None, baseline: Path | None) -> Judgement:
+    if budgets is not None or baseline is not None:
+        raise UserError(f"{folder} is of a program: budgets and baselines of such runs are not there yet")
+    opened = open_program_run(folder)
+    where = str(folder / "errors.jsonl")
+    verdicts = [v for e in programs.errors_of(opened) if (v := rules.apply(e, where)) is not None]
+    verdicts += programs.uncovered(opened, rules.seen)
+    return _judgement(opened.record.id, verdicts, rules, programs.notes(opened), ())
 
 
 def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:

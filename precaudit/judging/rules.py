@@ -4,7 +4,7 @@ from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks
 from precaudit.points import POINTS
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
@@ -61,7 +61,7 @@ def _formula(e: ErrorRecord) -> Verdict:
 
 def _lacking(e: ErrorRecord) -> str | None:
     """Return a scope every local record of its point has, and this one lacks."""
-    axes = POINTS[e.point].axes if e.point in POINTS else ""
+    axes = POINTS[e.point].axes if e.point in POINTS and e.phase != PROGRAM_CALL else ""
     expected = ("token", "head") if axes.endswith("K") or axes == "HTS" else ("token",)
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 

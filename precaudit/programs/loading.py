@@ -1,0 +1,104 @@
+"""``FILE.py:NAME`` and ``module:NAME``: a Program that the user names. Naming it is what lets its code run."""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from precaudit.caching import cache_folder
+from precaudit.errors import UserError, nearest
+from precaudit.programs.program import Program
+from precaudit.writing import write_whole
+
+REFERENCE = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
+
+
+def is_reference(text: str) -> bool:
+    """Whether a subject is named as a program is, and is no file."""
+    return REFERENCE.fullmatch(text) is not None and not Path(text).exists()
+
+
+def load(reference: str) -> Program:
+    """Import what a reference names and return its Program; raises UserError with the user's line where it fails."""
+    match = REFERENCE.fullmatch(reference)
+    if match is None:
+        raise UserError(f"{reference!r} names no program: give FILE.py:NAME or module:NAME")
+    where, name = match["where"], match["name"]
+    try:
+        module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{_line(error)}") from None
+    if not hasattr(module, name):
+        names = [n for n, v in vars(module).items() if isinstance(v, Program)]
+        raise UserError(f"{where} has no {name!r}" + (nearest(name, names) if names else ": it holds no Program"))
+    found = getattr(module, name)
+    if not isinstance(found, Program):
+        raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
+    return found
+
+
+def _file(path: Path) -> Any:
+    """Import a file as a module of its own, its folder on the path as when it is run."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    full = path.resolve()
+    if str(full.parent) not in sys.path:
+        sys.path.insert(0, str(full.parent))
+    name = f"precaudit_program_{full.stem}"  # a file may be called as a library is
+    spec = importlib.util.spec_from_file_location(name, full)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _line(error: Exception) -> str:
+    """Return the line of the user's that raised, where there is one."""
+    at = traceback.extract_tb(error.__traceback__)
+    last = next((f for f in reversed(at) if "importlib" not in f.filename and "precaudit" not in f.filename), None)
+    return "" if last is None else f" ({last.filename}:{last.lineno})"
+
+
+def source_of(reference: str) -> Path | None:
+    """Return the file a reference names; None for a module."""
+    where = reference.rpartition(":")[0]
+    return Path(where).resolve() if where.endswith(".py") else None
+
+
+def trust(reference: str) -> None:
+    """Note that the user named this program, so that its own runs may be compared without naming it again."""
+    path = _note(reference)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, reference + "\n")
+
+
+def trusted(reference: str) -> bool:
+    """Whether this user traced this very source before: a run of someone else's names code and runs none."""
+    path = _note(reference)
+    return path is not None and path.is_file()
+
+
+def _note(reference: str) -> Path | None:
+    """Return where it is noted that a program was named, by its source's bytes; None where they cannot be read."""
+    source = source_of(reference)
+    if source is None:
+        spec = importlib.util.find_spec(reference.rpartition(":")[0].partition(".")[0])
+        source = Path(spec.origin) if spec is not None and spec.origin else None
+    try:
+        data = source.read_bytes() if source is not None else None
+    except OSError:
+        return None
+    if data is None:
+        return None
+    digest = hashlib.sha256(os.fsencode(str(source)) + b"\0" + reference.rpartition(":")[2].encode() + b"\0" + data)
+    return cache_folder("programs") / digest.hexdigest()[:32]

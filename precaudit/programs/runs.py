@@ -1,0 +1,169 @@
+"""Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from precaudit.errors import UserError
+from precaudit.records import Count, Index, Number, Record
+from precaudit.store import file_hash
+from precaudit.writing import temporary, write_whole
+
+if TYPE_CHECKING:
+    from precaudit.arrays import Array
+
+MANIFEST = "program.json"
+SCHEMA = 2
+
+
+class ProgramPoint(Record, frozen=True, omit_defaults=False):
+    """A point of a program: where it was made, its own shape, and what it is stacked over (steps of scans)."""
+
+    name: str
+    shape: tuple[Index, ...]
+    stacked: tuple[Index, ...]
+    dtype: str
+    source: str
+    scope: str
+    primitive: str
+
+
+class Disturbance(Record, frozen=True, omit_defaults=False):
+    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not."""
+
+    case: str
+    bitwise: bool
+    max_diff: Number
+
+
+class ProgramRun(Record, frozen=True, omit_defaults=False):
+    """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
+
+    ``finished`` is null until the run is whole.
+    """
+
+    schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
+    id: str
+    program: str
+    code: str
+    weights: str
+    automatic: bool
+    cases: tuple[str, ...]
+    calls: Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
+    points: tuple[ProgramPoint, ...]
+    device: str
+    versions: dict[str, str]
+    command: str
+    started: str
+    neutrality: tuple[Disturbance, ...] = ()
+    bytes: Count = 0
+    hashes: dict[str, str] = msgspec.field(default_factory=dict)
+    finished: str | None = None
+
+
+class Compared(Record, frozen=True, omit_defaults=False):
+    """compared.json: which run the error records beside it are of, and their hash."""
+
+    run: str
+    errors: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run of a program opened for reading."""
+
+    folder: Path
+    record: ProgramRun
+
+    def verify(self) -> None:
+        """Read every file once; raises UserError for the first that is gone or was altered."""
+        for case in self.record.cases:
+            for call in range(self.record.calls):
+                for kind in ("taps", "inputs"):
+                    self._checked(file_name(self.record, case, call, kind))
+
+    def tensors(self, case: str, call: int, kind: str) -> "dict[str, Array]":
+        """Return the ``taps`` or ``inputs`` of a call; raises UserError where the file is gone or was altered."""
+        name = file_name(self.record, case, call, kind)
+        return dict(_loaded(str(self._checked(name)), self.record.hashes[name]))
+
+    def _checked(self, name: str) -> Path:
+        path = self.folder / name
+        if name not in self.record.hashes or not path.is_file():
+            raise UserError(f"{path} is missing; the run is damaged: trace again")
+        if file_hash(path) != self.record.hashes[name]:
+            raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
+        return path
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str, digest: str) -> "dict[str, Array]":
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise UserError(f"{path}: not safetensors: {error}") from None
+
+
+def places(points: tuple[ProgramPoint, ...]) -> Iterator[tuple[ProgramPoint, int | None]]:
+    """Yield every point with each step of the scans it is in, counted through; None where it is in none."""
+    for p in points:
+        for layer in range(prod(p.stacked)) if p.stacked else (None,):
+            yield p, layer
+
+
+def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
+    """Return a call's file below the run's folder; cases by their place, since their names are anyone's."""
+    return f"tensors/{run.cases.index(case)}.{call}.{kind}.safetensors"
+
+
+def is_program_run(folder: Path | str) -> bool:
+    """Whether a folder is a run of a program."""
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def open_program_run(folder: Path | str) -> Opened:
+    """Open a run of a program; raises UserError for what is none, was cut off, or is newer than us."""
+    path = Path(folder) / MANIFEST
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=ProgramRun)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not a program's run: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if record.finished is None:
+        raise UserError(f"{folder}: this run was cut off before it finished; trace again")
+    if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
+        raise UserError(f"{path}: two cases or points have one name; the run was altered")
+    return Opened(Path(folder), record)
+
+
+def write_manifest(folder: Path, record: ProgramRun) -> None:
+    """Write program.json."""
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def write_tensors(folder: Path, name: str, tensors: dict[str, Any]) -> tuple[str, int]:
+    """Write a file of tensors whole or not at all; return its hash and bytes."""
+    from safetensors.numpy import save_file
+
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(path)
+    try:
+        save_file(tensors, part)
+        part.replace(path)
+    except Exception as error:
+        if "No space left" in str(error):
+            raise OSError(28, "No space left on device", str(path)) from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return file_hash(path), path.stat().st_size

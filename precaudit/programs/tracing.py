@@ -1,0 +1,176 @@
+"""Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
+
+import hashlib
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.programs.program import Program
+from precaudit.programs.runs import (
+    SCHEMA,
+    Disturbance,
+    Opened,
+    ProgramPoint,
+    ProgramRun,
+    file_name,
+    open_program_run,
+    write_manifest,
+    write_tensors,
+)
+from precaudit.records import number
+from precaudit.store import check_space, prepare_folder, tensor_hash
+from precaudit.transforms import reap
+from precaudit.transforms.sites import numbered
+from precaudit.transforms.tag import Tagged, tagged
+
+Tell = Callable[[int, int, str], None]
+
+
+def prepared(program: Program) -> Tagged:
+    """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape."""
+    for x in jax.tree.leaves((program.params, dict(program.cases))):
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
+            raise UserError(
+                "Program: a typed PRNG key cannot be recorded; give jax.random.key_data(key), wrapped inside"
+            )
+    shapes = {name: _shapes(inputs) for name, inputs in program.cases.items()}
+    first, *rest = shapes.items()
+    for name, found in rest:
+        if found != first[1]:
+            raise UserError(
+                f"case {name!r} has other shapes or formats than {first[0]!r}: give it a Program of its own"
+            )
+    inputs = next(iter(program.cases.values()))
+    try:
+        made = tagged(program.call, program.params, *inputs)
+    except UserError:
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"the program cannot be traced: {type(error).__name__}: {said[0]}") from None
+    inside = next((s for s in made.sites if s.inside), None)
+    if inside is not None:
+        raise UserError(
+            f"tap {inside.name!r} lies inside {inside.inside}, where it has no value of its own; leave it out"
+        )
+    return made
+
+
+def points(program: Program) -> tuple[ProgramPoint, ...]:
+    """Return the points of a program, in its order."""
+    return _points(prepared(program))
+
+
+def _points(made: Tagged) -> tuple[ProgramPoint, ...]:
+    return tuple(
+        ProgramPoint(
+            name=name, shape=s.shape, stacked=s.stacked, dtype=np.dtype(s.dtype).name, source=made.tags[s.name].source,
+            scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
+        )
+        for name, s in zip(numbered(made.sites), made.sites, strict=True)
+    )  # fmt: skip
+
+
+def code_of(made: Tagged) -> str:
+    """Return the SHA-256 of a program's jaxpr, addresses of functions in it aside."""
+    return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "0x", str(made.jaxpr)).encode()).hexdigest()
+
+
+def weights_of(program: Program, made: Tagged) -> str:
+    """Return the hash of a program's parameters and of the arrays it closes over: format, shape and bytes of each."""
+    digest = hashlib.sha256()
+    for x in (*jax.tree.leaves(program.params), *made.jaxpr.consts):
+        array = np.asarray(x)
+        digest.update(f"{array.dtype} {array.shape} {tensor_hash(array)}\n".encode())
+    return digest.hexdigest()
+
+
+def trace(
+    program: Program, folder: Path | str, reference: str = "", force: bool = False,
+    command: str = "precaudit.trace(...)", tell: Tell = lambda done, total, what: None,
+) -> Opened:  # fmt: skip
+    """Run every case of a program with taps and record them; return the run opened.
+
+    Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
+    disk cannot take it.
+    """
+    made = prepared(program)
+    if not made.sites:
+        raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
+    folder, calls, found = Path(folder), program.steps + 1, _points(made)
+    size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
+    inputs_size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
+    check_space(folder, len(program.cases) * calls * (size + inputs_size) + (1 << 20))
+    prepare_folder(folder, force)
+    record = ProgramRun(
+        schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
+        weights=weights_of(program, made), automatic=made.automatic,
+        cases=tuple(program.cases), calls=calls, points=found, device=str(jax.devices()[0]), command=command,
+        versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
+    )  # fmt: skip
+    write_manifest(folder, record)
+    captured, bare = jax.jit(reap(made.call)), jax.jit(program.call)
+    hashes: dict[str, str] = {}
+    told, written = [], 0
+    for i, (case, first) in enumerate(program.cases.items()):
+        inputs = first
+        for call in range(calls):
+            out, taps = captured(program.params, *inputs)
+            if call == 0:
+                told.append(_disturbance(case, out, bare(program.params, *inputs)))
+            for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs))):
+                name = file_name(record, case, call, kind)
+                arrays = {k: np.asarray(x, order="C") for k, x in tensors.items()}
+                hashes[name], nbytes = write_tensors(folder, name, arrays)
+                written += nbytes
+            tell(i * calls + call + 1, calls * len(program.cases), f"{case}, call {call}")
+            if call + 1 < calls:
+                inputs = _next(program, inputs, out)
+    done = msgspec.structs.replace(
+        record,
+        neutrality=tuple(told),
+        hashes=hashes,
+        bytes=written,
+        finished=_now(),
+    )
+    write_manifest(folder, done)
+    return open_program_run(folder)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat("T", "seconds")
+
+
+def _shapes(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    return [(np.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(inputs)]
+
+
+def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
+    return {str(i): x for i, x in enumerate(jax.tree.leaves(inputs))}
+
+
+def _next(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
+    assert program.advance is not None
+    following = program.advance(inputs, out)
+    if not isinstance(following, tuple) or _shapes(following) != _shapes(inputs):
+        raise UserError("Program: advance gave inputs of other shapes or formats than those it was given")
+    return following
+
+
+def _disturbance(case: str, captured: Any, bare: Any) -> Disturbance:
+    """Compare a case's outputs with those of the program without taps."""
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (captured, bare)), strict=True)]
+    if all(a.tobytes() == b.tobytes() for a, b in pairs):
+        return Disturbance(case=case, bitwise=True, max_diff=0.0)
+    sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]
+    return Disturbance(case=case, bitwise=False, max_diff=number(max(sizes)))

@@ -1,0 +1,172 @@
+"""A program's own roundings emulated: its FP64 shadow with every result rounded to the format its equation declares.
+
+Between taps, whose recorded values are planted, this makes each segment of a program again from what it read: strictly,
+with the narrow roundings inside left out as a compiler may, or as other honest realisations of the same program.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from precaudit.transforms.jax_versions import bind
+from precaudit.transforms.plant import Planted, Values, planting
+from precaudit.transforms.shadow import Lift
+from precaudit.transforms.wide import up, wide
+
+ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
+INACCURATE = {
+    "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt",
+    "sin", "sqrt", "tan", "tanh",
+}  # fmt: skip
+SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
+
+
+@dataclass(frozen=True)
+class Realisation:
+    """One honest way to make a program's numbers.
+
+    ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
+    wider format (a compiler removes such pairs), or all. ``expanded``: logistic and cubes of narrow formats are made of
+    simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
+    by a factor of each equation, with inaccurate functions. ``sums``: exact, in float32, or so from the last term to
+    the first.
+    """
+
+    unrounded: Literal["none", "converted", "all"] = "none"
+    expanded: bool = True
+    seed: int = 0
+    sums: Literal["exact", "single", "reversed"] = "exact"
+
+
+def emulated(
+    function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None
+) -> Callable[..., dict[str, tuple[Any, Any]]]:
+    """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
+
+    ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are
+    FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
+    reader the latter. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
+    """
+    return planting(function, lambda names: _Emulated(dict(lift or {}), names, how))
+
+
+def exactly(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Values]:
+    """Return the same in FP64: what each segment makes of recorded inputs without any rounding."""
+    return planting(function, lambda names: Planted(dict(lift or {}), "read", names))
+
+
+def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
+    """Return FP64 ``x`` rounded once to a narrower format, ties to even, subnormals as the format has them.
+
+    ``factor``: round(x · factor) / factor, the same rounding on another grid.
+    """
+    info = jnp.finfo(dtype)
+    if info.bits < 16:  # formats without infinities: the conversion knows them
+        return (x * factor).astype(dtype).astype(np.float64) / factor
+    y = x * factor
+    near = lax.reduce_precision(y, info.nexp, info.nmant)
+    quantum = 1.5 * 2.0 ** (int(info.minexp) - info.nmant + 52)  # FP64's sum with it rounds at the smallest subnormal
+    small = jnp.where(jnp.abs(y) < float(info.smallest_normal), (y + quantum) - quantum, near)
+    return small / factor
+
+
+class _Emulated(Planted):
+    """Evaluates a planted shadow with rounded results."""
+
+    def __init__(self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation) -> None:
+        super().__init__(lift, "read", names)
+        self.how, self.count = how, 0
+        self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
+
+    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
+        if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
+            read, made = equation.invars[0], equation.outvars[0].aval.dtype
+            if not hasattr(read, "val") and read in self.before and _bits(made) > _bits(read.aval.dtype):
+                inputs = [self.before[read]]
+        return super().equation(equation, inputs)
+
+    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate one operation and round what it gives."""
+        self.count += 1
+        name, draw = equation.primitive.name, np.random.default_rng((self.how.seed, self.count))
+        factor = float(2.0 ** draw.uniform(0.0, 1.0)) if self.how.seed else 1.0
+        if name in SUMS and self.how.sums != "exact" and _single(equation):
+            out = self.summed(equation, inputs)
+        elif name in EXPANDED and self.how.expanded and 8 < _bits(equation.outvars[0].aval.dtype) < 32:
+            out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
+        else:
+            out = super().operation(equation, inputs)
+        if self.how.seed and name in INACCURATE:
+            key = jax.random.key(int(draw.integers(1 << 31)))
+            off = [jax.random.uniform(key, np.shape(x), np.float64, -1.0, 1.0) for x in out]
+            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
+        return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
+
+    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+        """Return a result as its format holds it; a narrow one unrounded where all are."""
+        dtype = getattr(variable.aval, "dtype", None)
+        if dtype is None or not _bits(dtype) or dtype == np.float64:
+            return x
+        if _bits(dtype) < 32:
+            if self.how.unrounded == "all":
+                return x
+            self.before[variable] = x
+        return rounded(x, dtype, factor)
+
+    def summed(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Return a sum in float32, its terms in the other order where that is asked for."""
+        params = dict(equation.params)
+        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs]
+        if equation.primitive.name == "dot_general":
+            params |= {"preferred_element_type": np.dtype(np.float32), "precision": lax.Precision.HIGHEST}
+            axes: Sequence[Sequence[int]] = params["dimension_numbers"][0]
+        else:
+            axes = [params["axes"]] if "axes" in params else [()]
+        if self.how.sums == "reversed":
+            narrow = [lax.rev(x, tuple(a)) if a else x for x, a in zip(narrow, axes, strict=False)]
+        return [x.astype(wide(x.dtype)) for x in bind(equation, narrow, params)]
+
+    def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
+        if equation.primitive.name != "name":
+            return super().enter(equation, inputs, values)
+        read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
+        x = up(jnp.asarray(inputs[0]))
+        before = x if hasattr(read, "val") else self.before.get(read, x)
+        made = rounded(x, dtype) if _bits(dtype) and dtype != np.float64 else x
+        return [values[0]], [(made, before)]
+
+    def none(self, value: Any) -> Any:
+        """Return what is told of a tap whose branch was not taken."""
+        zeros = super().none(value)
+        return None if zeros is None else (zeros, zeros)
+
+
+def _logistic(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
+    """1 / (1 + exp(−x))."""
+    return 1.0 / stored(1.0 + stored(jnp.exp(-x)))
+
+
+def _power(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
+    """Return x to an integer power; the cube of a rounded square."""
+    return stored(x * x) * x if params["y"] == 3 else lax.integer_pow(x, params["y"])
+
+
+EXPANDED = {"logistic": _logistic, "integer_pow": _power}
+
+
+def _bits(dtype: Any) -> int:
+    """Return the width of a float format; 0 of others."""
+    return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def _single(equation: Any) -> bool:
+    """Whether a sum is one of floats of 32 bits or less."""
+    return 0 < _bits(equation.outvars[0].aval.dtype) <= 32

@@ -1,0 +1,171 @@
+"""Automatic taps of programs, and their segments made again as their equations say: bit for bit what XLA:CPU makes."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from precaudit.arrays import rounder
+from precaudit.transforms import reap
+from precaudit.transforms.emulate import Realisation, emulated, exactly, rounded
+from precaudit.transforms.labels import assigned
+from precaudit.transforms.sites import numbered
+from precaudit.transforms.tag import tagged
+
+BF = jnp.bfloat16
+DRAW = np.random.default_rng(11)
+
+
+def drawn(*shape):
+    return jnp.asarray(DRAW.standard_normal(shape) / np.sqrt(shape[-2] if len(shape) > 1 else 1), BF)
+
+
+WEIGHTS = {"embed": drawn(40, 16), "layers": {n: drawn(3, *s) for n, s in (
+    ("query", (16, 16)), ("key", (16, 16)), ("value", (16, 16)), ("gate", (16, 32)), ("up", (16, 32)),
+    ("down", (32, 16)))}}  # fmt: skip
+TOKENS = jnp.asarray(DRAW.integers(0, 40, 9), jnp.int32)
+
+
+def norm(x):
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def block(x, w):
+    normed = norm(x)
+    queries = normed @ w["query"]
+    keys, values = normed @ w["key"], normed @ w["value"]
+    scores = jnp.einsum("td,sd->ts", queries, keys, preferred_element_type=jnp.float32) / 4
+    mask = jnp.tril(jnp.ones(scores.shape, bool))
+    probs = jax.nn.softmax(jnp.where(mask, scores, -1e9)).astype(x.dtype)
+    x = x + probs @ values
+    second = norm(x)
+    act = jax.nn.silu(second @ w["gate"]) * (second @ w["up"])
+    return x + act @ w["down"]
+
+
+def scanned(w, tokens):
+    x, _ = lax.scan(lambda x, layer: (block(x, layer), None), w["embed"][tokens], w["layers"])
+    final = norm(x)
+    return final @ w["embed"].T
+
+
+def unrolled(w, tokens):
+    x = w["embed"][tokens]
+    for i in range(3):
+        x = block(x, jax.tree.map(lambda a, i=i: a[i], w["layers"]))
+    final = norm(x)
+    return final @ w["embed"].T
+
+
+def rematerialised(w, tokens):
+    x, _ = lax.scan(lambda x, layer: (jax.checkpoint(block)(x, layer), None), w["embed"][tokens], w["layers"])
+    final = norm(x)
+    return final @ w["embed"].T
+
+
+def loss(w, tokens):
+    logits = scanned(w, tokens).astype(jnp.float32)
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), (tokens[:, None] + 1) % 40, 1))
+
+
+@pytest.mark.parametrize("program", [scanned, rematerialised])
+def test_points_are_named_by_the_users_variables(program):
+    made = tagged(program, WEIGHTS, TOKENS)
+    names = numbered(made.sites)
+    assert {"normed", "queries", "keys", "scores", "probs", "act", "second", "final"} <= set(names)
+    assert {s.stacked for s in made.sites if s.name not in ("final", "scanned", "rematerialised")} == {(3,)}
+    assert all(t.source.startswith("test_emulate.py:") for t in made.tags.values())
+    assert made.automatic
+
+
+def test_an_unrolled_loop_has_an_occurrence_for_every_layer():
+    names = numbered(tagged(unrolled, WEIGHTS, TOKENS).sites)
+    assert {"queries", "queries#1", "queries#2", "final"} <= set(names)
+    assert "queries#3" not in names
+
+
+def test_names_do_not_depend_on_lines_above(tmp_path):
+    """The same source further down has the same names."""
+    source = "import jax.numpy as jnp\n\ndef f(w, x):\n    hidden = jnp.tanh(x @ w)\n    return hidden @ w\n"
+
+    def named(text, path):
+        path.write_text(text)
+        space: dict = {}
+        exec(compile(text, str(path), "exec"), space)  # the text is this test's
+        return numbered(tagged(space["f"], jnp.eye(4), jnp.ones((2, 4))).sites)
+
+    first = named(source, tmp_path / "a.py")
+    assert named("# more\n\n\n" + source, tmp_path / "b.py") == first
+    assert first == ["hidden", "hidden~1", "f"]
+
+
+def test_a_programs_own_taps_are_its_points():
+    made = tagged(lambda w, x: checkpoint_name(x @ w, "mine") @ w, jnp.eye(4), jnp.ones((2, 4)))
+    assert not made.automatic
+    assert [s.name for s in made.sites] == ["mine"]
+
+
+@pytest.mark.parametrize("program", [scanned, unrolled, rematerialised, jax.grad(loss)])
+def test_tagging_changes_no_value(program):
+    made = tagged(program, WEIGHTS, TOKENS)
+    strict = {"xla_allow_excess_precision": False}  # what is fused is another matter
+    a = jax.jit(made.call, compiler_options=strict)(WEIGHTS, TOKENS)
+    b = jax.jit(program, compiler_options=strict)(WEIGHTS, TOKENS)
+    assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def segments(program, *hows):
+    made = tagged(program, WEIGHTS, TOKENS)
+    taps = {k: np.asarray(v) for k, v in jax.jit(reap(made.call))(WEIGHTS, TOKENS)[1].items()}
+    with jax.enable_x64(True):
+        found = [exactly(made.call)] + [emulated(made.call, how) for how in hows]
+        made = [jax.jit(f)(taps, WEIGHTS, TOKENS) for f in found]
+        return taps, [{k: np.asarray(v[0] if isinstance(v, tuple) else v) for k, v in m.items()} for m in made]
+
+
+def test_every_bfloat16_segment_is_made_again_bit_for_bit():
+    taps, (exact, strict, converted) = segments(scanned, Realisation(), Realisation("converted"))
+    narrow = {k: v.astype(np.float64) for k, v in taps.items() if v.dtype == ml_dtypes.bfloat16}
+    assert len(narrow) >= 12
+    left = {k: min(np.abs(v - e[k]).max() for e in (strict, converted)) for k, v in narrow.items()}
+    assert left == dict.fromkeys(narrow, 0.0)
+    errors = {k: np.abs(v - exact[k]).max() for k, v in narrow.items()}
+    assert all(e > 0 for e in errors.values())
+
+
+def test_a_fault_inside_a_segment_is_in_no_emulation(monkeypatch):
+    """A norm that is 2 % too large, run in place of the one that is emulated."""
+    good = tagged(scanned, WEIGHTS, TOKENS)
+    with monkeypatch.context() as m:
+        good_norm = norm
+        m.setitem(globals(), "norm", lambda x: good_norm(x) * jnp.asarray(1.02, x.dtype))
+        bad = tagged(lambda w, t: scanned(w, t), WEIGHTS, TOKENS)  # traced anew
+        taps = {k: np.asarray(v) for k, v in jax.jit(reap(bad.call))(WEIGHTS, TOKENS)[1].items()}
+    with jax.enable_x64(True):
+        made = jax.jit(emulated(good.call, Realisation("converted")))(taps, WEIGHTS, TOKENS)
+    off = np.linalg.norm(taps["second"].astype(np.float64) - np.asarray(made["second"][0]))
+    assert off > 2.0**-9 * np.linalg.norm(np.asarray(made["second"][0]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-1e30, 1e30), st.sampled_from(["float32", "bfloat16", "float16"]))
+def test_rounding_is_that_of_the_format(x, name):
+    with jax.enable_x64(True):
+        got = np.asarray(rounded(jnp.asarray([x], np.float64), np.dtype(name if name != "bfloat16" else BF)))
+    assert np.array_equal(got, rounder(name)(np.array([x])))
+
+
+def test_statements_are_found_by_line_and_column(tmp_path):
+    path = tmp_path / "m.py"
+    path.write_text(
+        "a = f(1); b, c = g(2)\nself.d = (\n    h(3)\n)\nreturn_value = {}\nreturn_value['e'] = k(4)\nm(5)\n"
+    )
+    places = [(1, 4), (1, 17), (3, 4), (6, 20), (7, 0)]
+    assert [assigned(str(path), *at) for at in places] == ["a", "b", "d", "e", ""]
+    assert assigned(str(tmp_path / "none.py"), 1, 0) == ""

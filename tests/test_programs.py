@@ -1,0 +1,310 @@
+"""Programs of others, unedited: recorded, compared with their own segments, gated; faults flagged where they are."""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from precaudit import Program, gate
+from precaudit.cli import run as command
+from precaudit.errors import UserError
+from precaudit.programs.comparing import compare
+from precaudit.programs.loading import is_reference, load
+from precaudit.programs.runs import file_name, open_program_run
+from precaudit.programs.tracing import points, trace
+from precaudit.store import file_hash
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
+
+
+@pytest.fixture(scope="module")
+def own():
+    return load(OWN)
+
+
+@pytest.fixture(scope="module")
+def recorded(own, tmp_path_factory):
+    """The decoder's run, three calls of each case, compared."""
+    program = replace(own, steps=2)
+    opened = trace(program, tmp_path_factory.mktemp("own") / "run")
+    return program, opened, compare(opened, program)
+
+
+def test_an_honest_program_passes_with_every_bfloat16_segment_bit_for_bit(recorded):
+    _, opened, errors = recorded
+    judged = gate(opened.folder)
+    assert judged.exit_code == 0
+    assert judged.counts == {"pass": len(errors)}
+    assert len(errors) == 2 * 3 * (16 * 3 + 2)
+    narrow = [e for e in errors if e.dtype == "bfloat16"]
+    assert len(narrow) > 250
+    assert {e.unexplained.rel_l2 for e in narrow} == {0.0}
+
+
+def test_what_reads_a_value_before_it_is_rounded_is_told(recorded):
+    """XLA hands the last norm's product on unrounded to the output matrix; the recorded norm is rounded."""
+    _, _, errors = recorded
+    logits = [e for e in errors if e.point == "logits"]
+    assert all(float(e.rel_l2) > 2.0**-11 for e in logits)
+    assert all("inputs" in e.elided["policy:equations"] for e in logits)
+
+
+def test_decode_feeds_each_call_what_advance_made(recorded):
+    program, opened, _ = recorded
+    for call in range(2):
+        taps, inputs = opened.tensors("a", call, "taps"), opened.tensors("a", call + 1, "inputs")
+        assert inputs["0"] == np.argmax(taps["logits"])
+        assert inputs["1"] == call + 1
+        assert np.array_equal(inputs["2"], taps["keys"])
+    assert np.array_equal(opened.tensors("a", 0, "inputs")["0"], program.cases["a"][0])
+
+
+def faulty(own, name, function, monkeypatch):
+    """Return the decoder with one of its functions exchanged, traced anew."""
+    module = sys.modules["precaudit_program_own_decoder"]
+    monkeypatch.setattr(module, name, function)
+    return replace(own, call=lambda *a: module.step(*a), steps=1, cases={"a": own.cases["a"]})
+
+
+def narrow_norm(x, weight):
+    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True, dtype=x.dtype) + jnp.asarray(1e-5, x.dtype))
+    return x * scale * weight
+
+
+def altered(opened, folder, point, change):
+    """Return a copy of a run with a tap of the first call changed, as a fault in making it would."""
+    shutil.copytree(opened.folder, folder)
+    name = file_name(opened.record, "a", 0, "taps")
+    tensors = load_file(folder / name)
+    tensors[point] = change(tensors[point].copy())
+    save_file(tensors, folder / name)
+    record = msgspec.structs.replace(opened.record, hashes={**opened.record.hashes, name: file_hash(folder / name)})
+    (folder / "program.json").write_bytes(msgspec.json.encode(record))
+    return open_program_run(folder)
+
+
+def head_zeroed(x):
+    x[:, 1] = 0
+    return x
+
+
+def row_stale(x):
+    x[1, 0] = 0
+    return x
+
+
+FAULTS = {
+    "scale 1.02": ("query", lambda x: (x.astype(np.float32) * 1.02).astype(x.dtype)),
+    "one head zero": ("attended", head_zeroed),
+    "a stale row of the cache": ("keys", row_stale),
+    "NaN": ("act", lambda x: x * np.array(np.nan, x.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_fails_at_its_segment(name, recorded, tmp_path):
+    program, opened, _ = recorded
+    point, change = FAULTS[name]
+    bad = altered(opened, tmp_path / "bad", point, change)
+    compare(bad, program)
+    judged = gate(bad.folder)
+    assert judged.exit_code == 1
+    assert point in {v.point for v in judged.verdicts if v.status in ("fail", "nonfinite")}
+
+
+def test_precision_lost_inside_a_segment_is_found_against_the_program_without(own, recorded, tmp_path, monkeypatch):
+    """Statistics of the norm in bfloat16: its run, judged by the program as it should be."""
+    program = replace(own, steps=1, cases={"a": own.cases["a"]})
+    bad = faulty(own, "norm", narrow_norm, monkeypatch)
+    opened = trace(bad, tmp_path / "bad")
+    monkeypatch.undo()
+    good = trace(program, tmp_path / "good")
+    record = msgspec.structs.replace(opened.record, code=good.record.code, points=good.record.points)
+    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
+    compare(open_program_run(opened.folder), program)
+    failed = {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
+    assert {"normed", "second", "final"} & failed
+
+
+def test_the_commands_end_to_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
+    where = f"{EXAMPLES / 'training_step.py'}:program"
+    assert command(["points", where]) == 0
+    assert "dot_general" in capsys.readouterr().out
+    assert command(["trace", where, "-o", str(tmp_path / "step")]) == 0
+    assert "18 automatic points" in capsys.readouterr().out
+    assert command(["trace", where, "-o", str(tmp_path / "step")]) == 2
+    assert "holds a program's run already" in capsys.readouterr().err
+    assert command(["compare", str(tmp_path / "step")]) == 0
+    assert "18 segments made again" in " ".join(capsys.readouterr().out.split())
+    assert command(["gate", str(tmp_path / "step")]) == 0
+    assert "verdicts: 18 pass" in capsys.readouterr().out
+
+
+def test_a_run_of_someone_elses_runs_no_code(recorded, tmp_path, monkeypatch):
+    _, opened, _ = recorded
+    monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "evil.py").write_text("raise SystemExit('this code ran')\n")
+    shutil.copytree(opened.folder, tmp_path / "run")
+    record = msgspec.structs.replace(opened.record, program=f"{tmp_path / 'evil.py'}:program")
+    (tmp_path / "run" / "program.json").write_bytes(msgspec.json.encode(record))
+    with pytest.raises(UserError, match="was not traced here as it stands"):
+        compare(open_program_run(tmp_path / "run"))
+
+
+def test_another_program_than_the_one_traced_is_refused(own, recorded):
+    _, opened, _ = recorded
+    other = replace(own, call=lambda p, *a: jax.tree.map(lambda x: x * 2, own.call(p, *a)), steps=2)
+    with pytest.raises(UserError, match="is not the one that was traced"):
+        compare(opened, other)
+
+
+def test_other_parameters_than_those_traced_are_refused(own, recorded):
+    _, opened, _ = recorded
+    params = {**own.params, "norm": own.params["norm"] * jnp.asarray(1.02, jnp.bfloat16)}
+    with pytest.raises(UserError, match="the parameters are not those that were traced"):
+        compare(opened, replace(own, params=params, steps=2))
+
+
+def compared(call, params, folder, *inputs):
+    program = Program(call, params, {"a": inputs})
+    return compare(trace(program, folder), program)
+
+
+def test_a_result_that_a_call_or_a_loop_makes_is_a_point(tmp_path):
+    """What no product follows is seen as well: softmax is a call, the sum is carried by a scan or a while."""
+    w, x = jnp.eye(4, dtype=jnp.bfloat16) * 3, jnp.linspace(-1, 2, 20, dtype=jnp.bfloat16).reshape(5, 4)
+
+    def call(w, x):
+        probs = jax.nn.softmax(x @ w)
+        total, _ = jax.lax.scan(lambda c, row: (c + row, None), x[0], x)
+        halved = jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] / 2), (0, x))[1]
+        return probs, total, halved
+
+    errors = compared(call, w, tmp_path / "run", x)
+    assert {"probs", "total", "halved"} <= {e.point.partition("~")[0] for e in errors}
+    assert all(e.unexplained is not None for e in errors)
+
+
+def test_an_operation_without_fp64_meaning_is_unknown_and_not_passed(tmp_path):
+    errors = compared(
+        lambda w, x: jax.lax.approx_max_k(x @ w, 2)[0] @ w[:2], jnp.eye(4), tmp_path / "run", jnp.ones((3, 4))
+    )
+    assert errors
+    assert all("approx_top_k" in e.unknown for e in errors)
+    assert gate(tmp_path / "run").exit_code == 3
+
+
+def test_a_branch_that_is_not_taken_is_unknown_and_not_passed(tmp_path):
+    def call(w, x):
+        return jax.lax.cond(x[0, 0] > 0, lambda v: v @ w, lambda v: (v @ w) @ w, x)
+
+    errors = compared(call, jnp.eye(4), tmp_path / "run", jnp.ones((3, 4)))
+    untaken = [e for e in errors if e.unknown == "its branch was not taken"]
+    assert untaken
+    assert len(untaken) < len(errors)
+    assert gate(tmp_path / "run").exit_code == 3
+
+
+def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
+    (tmp_path / "msgspec.py").write_text(
+        "import jax.numpy as jnp\nfrom precaudit import Program\n"
+        "program = Program(lambda w, x: x @ w, jnp.eye(2), {'a': (jnp.ones((2, 2)),)})\n"
+    )
+    assert points(load(f"{tmp_path / 'msgspec.py'}:program"))
+    assert sys.modules["msgspec"] is msgspec
+
+
+def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):
+    _, opened, _ = recorded
+    for word in ("report", "diagnose"):
+        assert command([word, str(opened.folder)]) == 2
+        assert "is of a program of one's own" in capsys.readouterr().err
+    assert command(["compare", str(opened.folder), "--layers", "1"]) == 2
+    assert "leave out --layers" in capsys.readouterr().err
+
+
+def test_altered_and_lost_files_are_said(recorded, tmp_path):
+    program, opened, _ = recorded
+    folder = tmp_path / "run"
+    shutil.copytree(opened.folder, folder)
+    path = folder / file_name(opened.record, "a", 1, "taps")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="was altered"):
+        compare(open_program_run(folder), program)
+    path.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        compare(open_program_run(folder), program)
+    lines = (folder / "errors.jsonl").read_text().splitlines(keepends=True)
+    (folder / "errors.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(UserError, match="is not what compare wrote"):
+        gate(folder)
+
+
+def test_a_missing_record_is_missing(recorded, tmp_path):
+    _, opened, errors = recorded
+    folder = tmp_path / "run"
+    shutil.copytree(opened.folder, folder)
+    lines = (folder / "errors.jsonl").read_text().splitlines(keepends=True)
+    (folder / "errors.jsonl").write_text("".join(lines[1:]))
+    marks = {"run": file_hash(folder / "program.json"), "errors": file_hash(folder / "errors.jsonl")}
+    (folder / "compared.json").write_bytes(msgspec.json.encode(marks))
+    judged = gate(folder)
+    assert judged.exit_code == 3
+    assert judged.counts == {"pass": len(errors) - 1, "missing": 1}
+
+
+def double(p, x):
+    return x @ p
+
+
+BAD = {
+    "cases is empty": lambda: Program(double, jnp.eye(2), {}),
+    "no function": lambda: Program(3, jnp.eye(2), {"a": (jnp.ones(2),)}),
+    "must be a name with a tuple": lambda: Program(double, jnp.eye(2), {"a": jnp.ones(2)}),
+    "steps need advance": lambda: Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, steps=1),
+    "outside 0 to": lambda: Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, steps=10**9),
+    "typed PRNG key": lambda: points(Program(double, jnp.eye(2), {"a": (jax.random.key(0),)})),
+    "other shapes": lambda: points(Program(double, jnp.eye(2), {"a": (jnp.ones(2),), "b": (jnp.ones((3, 2)),)})),
+    "cannot be traced": lambda: points(Program(double, jnp.eye(3), {"a": (jnp.ones(2),)})),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_is_no_program_is_said_in_a_line(message):
+    with pytest.raises(UserError, match=message) as caught:
+        BAD[message]()
+    assert "\n" not in str(caught.value)
+
+
+def test_advance_that_changes_shapes_is_said(tmp_path):
+    program = Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, 1, lambda inputs, out: (jnp.ones(3),))
+    with pytest.raises(UserError, match="advance gave inputs of other shapes"):
+        trace(program, tmp_path / "run")
+    with pytest.raises(UserError, match="cut off"):
+        open_program_run(tmp_path / "run")
+
+
+def test_names_that_name_no_program(tmp_path):
+    (tmp_path / "mine.py").write_text("from precaudit import Program\nother = 3\n")
+    (tmp_path / "broken.py").write_text("x = 1\nraise ValueError('no')\n")
+    for name, message in (
+        ("mine.py:program", "has no 'program': it holds no Program"),
+        ("mine.py:other", "is no precaudit.Program but int"),
+        ("none.py:program", "no such file"), ("broken.py:program", r"ValueError: no \(.*broken.py:2\)"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            load(f"{tmp_path}/{name}")
+    with pytest.raises(UserError, match="cannot be imported"):
+        load("no_such_module_of_anyone:program")
+    assert not is_reference("tiny")
+    assert not is_reference("model.gguf")
+    assert is_reference("package.module:program")
