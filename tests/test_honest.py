@@ -14,6 +14,7 @@ from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.arrays import as_format, rounder
 from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison import written as written_records
 from precaudit.comparison.alternatives import consistent
 from precaudit.comparison.closing import Yardstick, honest
 from precaudit.comparison.compare import Options as CompareOptions
@@ -218,6 +219,33 @@ def values():
 def test_a_float8_cache_passes(tmp_path):
     found = judged(tmp_path, load("tiny", "bf16", {"kv_cache": "float8_e4m3fn"}, "cpu"), steps=3)
     assert found.exit_code == 0, failures(found)
+
+
+def test_what_was_not_rounded_between_three_operations_passes(tmp_path):
+    """Products of float32 operands leave nothing rounded between them: mlp_out reads on from an unrounded residual."""
+    subject = load("tiny", "bf16", {"matmul": "F32_F32_F32"}, "cpu")
+    select = Selection.parse(
+        points="resid_in,attn_proj,resid_mid,mlp_norm,mlp_act,mlp_out", layers="0", phases="prefill"
+    )
+    run = trace(subject, tmp_path / "run", [Prompt(id="c0", prompt=TEXT)], select, Options(0))
+    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    elided = {e.point: next(iter(e.elided.values())) for e in found.errors if e.kind == "local" and e.elided}
+    assert elided["mlp_out"] == ("mlp_act", "mlp_norm", "resid_mid")
+    assert gate(found).exit_code == 0
+
+
+def test_decode_from_a_narrow_cache_errs_more_and_ties_are_as_near(tmp_path):
+    sigma = {}
+    for name, settings in (("narrow", {"kv_cache": "float8_e5m2"}), ("wide", None)):
+        subject = load("tiny", "bf16", settings, "cpu")
+        run = trace(
+            subject, tmp_path / name, [Prompt(id="c0", prompt=TEXT)], Selection.parse(points="logits"), Options(2)
+        )
+        compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+        found = written_records.written(run)
+        assert found is not None
+        sigma[name] = float(found.sigma)
+    assert sigma["narrow"] > 2 * sigma["wide"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from precaudit.policies import Policy
 from precaudit.records import device_kind
 
 RESIDUALS = ("resid_mid", "resid_out")
+DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
 UNIT = FORMATS["float32"].unit_roundoff
 
 # The place at which a point itself is rounded
@@ -35,13 +36,13 @@ STORED = {
 class Alternative(NamedTuple):
     """What is done otherwise, what that makes [T, H, K], and the part of its error that is not known.
 
-    ``unrounded``: it reads an input as it was before it was rounded.
+    ``borders``: through how many operations, one after another, it reads inputs as they were before they were rounded.
     """
 
     name: tuple[str, ...]
     made: Array
     doubt: float = 0.0
-    unrounded: bool = False
+    borders: int = 0
 
     def rows(self, some: slice) -> "Alternative":
         """Return what it makes of some rows."""
@@ -68,8 +69,8 @@ class Alternatives(Iterable[Alternative]):
             i += 1
 
     def unrounded(self) -> list[Alternative]:
-        """Return those that read an input as it was before it was rounded."""
-        return list(takewhile(lambda other: other.unrounded, self))
+        """Return those that read an input as it was before it was rounded, and what made it as recorded."""
+        return list(takewhile(lambda other: other.borders == 1, self))
 
 
 def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> Iterator[Alternative]:
@@ -84,7 +85,10 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     roundings = [base.eliding(places) for places in sets]
     for name, inputs in unrounded_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
-            yield Alternative((*name, *places), canonical(y, o.axes), unrounded=True)
+            yield Alternative((*name, *places), canonical(y, o.axes), borders=1)
+    for borders, name, inputs in chained_inputs(recorded, model, o, policy):
+        for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
+            yield Alternative((*name, *places), canonical(y, o.axes), borders=borders)
     if point in ("resid_mid", "resid_out") and o.stored.dtype == np.float32:
         *first, added = o.inputs
         wide = added.astype(np.float64)
@@ -114,9 +118,46 @@ def unrounded_inputs(
     if policy.excess_precision == "off":
         return
     place = o.place
-    names = inputs_of(place.point, model.config.sparse)[: len(o.inputs)]
+    decode = place.phase == "decode"
     device = device_kind(recorded.run.record.device)
-    for j, name in enumerate(names):
+    base = of_policy(policy, decode)
+    for j, producer in producers(recorded, model, o):
+        point, dtype = producer.place.point, producer.stored.dtype.name
+        for places in elisions(point, model.config, policy):
+            unrounded = base.eliding((*places, STORED[point]))
+            made = on_single_rows(unrounded, point, dtype, policy.scores, device, decode)
+            for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
+                kept = _kept(o, j, producer, y)
+                if kept is not None:
+                    yield (point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+
+
+def chained_inputs(
+    recorded: Recorded, model: Model, o: Operation, policy: Policy
+) -> Iterator[tuple[int, tuple[str, ...], Sequence[Array]]]:
+    """Yield (borders, points, inputs) where what made an input read its own unrounded too, and so on in the layer.
+
+    Products that take float32 operands (a preset of their own, weights stored wider) leave a compiler no rounding
+    between them: seen on a CPU with F32_F32_F32, where mlp_out is made of an unrounded residual.
+    """
+    if policy.excess_precision == "off":
+        return
+    base, known = of_policy(policy, o.place.phase == "decode"), 1
+    for borders in range(2, DEEPEST + 1):
+        points, inputs = unwound(recorded, model, o, base, borders)
+        if len(points) == known:
+            return
+        known = len(points)
+        yield borders, points, inputs
+
+
+def producers(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[int, Operation]]:
+    """Yield (which input, the operation that made it) of inputs that were rounded to be stored.
+
+    Keys and values that come from a cache were stored, and so was what a layer hands the next.
+    """
+    place = o.place
+    for j, name in enumerate(inputs_of(place.point, model.config.sparse)[: len(o.inputs)]):
         if place.phase == "decode" and j and place.point in ("scores", "attn_out"):
             return
         source = _source(place, name, model.config.layers)
@@ -124,21 +165,35 @@ def unrounded_inputs(
         if source is None or rows is None or rows.values.dtype == np.float32:
             continue
         producer = prepare(recorded, model, source, rows)
-        if producer is None or not np.isin(o.positions, producer.positions).all():
+        if producer is not None and np.isin(o.positions, producer.positions).all():
+            yield j, producer
+
+
+def unwound(
+    recorded: Recorded, model: Model, o: Operation, base: Rounding, borders: int
+) -> tuple[tuple[str, ...], list[Array]]:
+    """Return the points that were read unrounded, and the operation's inputs so, through ``borders`` operations."""
+    points: tuple[str, ...] = ()
+    inputs = list(o.inputs)
+    for j, producer in producers(recorded, model, o) if borders else ():
+        if producer.place.layer != o.place.layer:
             continue
-        wanted = o.positions if j == 0 or "S" not in o.axes else producer.positions
-        keep: Any = np.searchsorted(producer.positions, wanted)
-        keep = (slice(None), keep) if producer.axes == "HTS" else keep
-        base = of_policy(policy, place.phase == "decode")
-        dtype, decode = rows.values.dtype.name, place.phase == "decode"
-        for places in elisions(source.point, model.config, policy):
-            unrounded = base.eliding((*places, STORED[source.point]))
-            made = on_single_rows(unrounded, source.point, dtype, policy.scores, device, decode)
-            for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
-                kept = y if producer.axes == "HTS" else y[keep]
-                if kept.shape == o.inputs[j].shape:
-                    kept = consistent(kept, o.inputs[j], dtype)
-                    yield (source.point, *places, *how), [*o.inputs[:j], kept, *o.inputs[j + 1 :]]
+        more, its = unwound(recorded, model, producer, base, borders - 1)
+        made = producer.evaluate([base.eliding((STORED[producer.place.point],))], its)[0]
+        kept = _kept(o, j, producer, made)
+        if kept is not None:
+            inputs[j] = kept
+            points += (producer.place.point, *more)
+    return points, inputs
+
+
+def _kept(o: Operation, j: int, producer: Operation, made: Array) -> Array | None:
+    """Return the rows of what a producer makes that are an operation's input ``j``, as near as what was recorded."""
+    wanted = o.positions if j == 0 or "S" not in o.axes else producer.positions
+    kept = made if producer.axes == "HTS" else made[np.searchsorted(producer.positions, wanted)]
+    if kept.shape != o.inputs[j].shape:
+        return None
+    return consistent(kept, o.inputs[j], producer.stored.dtype.name)
 
 
 def consistent(made: Array, read: Array, dtype: str) -> Array:

@@ -92,8 +92,15 @@ class Truth:
 
     @property
     def sigma(self) -> float:
-        """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie)."""
-        rows = [self.noise[self.alike[p], None, "logits"] for p in self.prompts]
+        """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie).
+
+        Where decode rounds otherwise than prefill, that of the two which errs more.
+        """
+        sizes = [self._rms(kind) for kind in (self.noise, self.decoded) if kind]
+        return max(sizes, default=float("nan"))
+
+    def _rms(self, kind: dict[tuple[str, int | None, str], Array]) -> float:
+        rows = [kind[self.alike[p], None, "logits"] for p in self.prompts]
         n = sum(len(e) for e in rows) * self.vocab
         return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 

@@ -106,7 +106,7 @@ class Made:
     def otherwise(self, other: Alternative) -> "Made":
         """Return the same with another honest emulation as the policy's."""
         yard, rounded = self.yardstick, self.emulated[self.label]
-        yard = yard.reading_unrounded(other.made, rounded) if other.unrounded else yard
+        yard = yard.reading_unrounded(other.made, rounded) if other.borders else yard
         named = {**self.emulated, self.label: other.made}
         return replace(self, yardstick=yard.doubting(other.made, other.doubt), emulated=named, elided=other.name)
 
