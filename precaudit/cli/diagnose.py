@@ -85,8 +85,8 @@ def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
 
 def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
+    from precaudit.comparison.formula import recorded_program
     from precaudit.comparison.recorded import Recorded
-    from precaudit.diagnosis.formula import program_of
     from precaudit.errors import UserError
     from precaudit.records import ErrorRecord, device_kind, read_lines
     from precaudit.reports.diagnosis import invariances
@@ -94,7 +94,7 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     recorded = Recorded.of(found.compared.run)
     device = device_kind(recorded.run.record.device)
     try:
-        subject, lacks = program_of(recorded, device, model), "the program is not the shipped decoder"
+        subject, lacks = recorded_program(recorded, where=model)(device), "the program is not the shipped decoder"
     except UserError:
         subject, lacks = None, f"needs {device}"
     if subject is None:

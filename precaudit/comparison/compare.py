@@ -16,7 +16,7 @@ from precaudit.arrays import Array
 from precaudit.caching import cache_folder
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
 from precaudit.comparison.cache_state import state_errors
-from precaudit.comparison.formula import formula_errors
+from precaudit.comparison.formula import formula_errors, recorded_program
 from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
 from precaudit.comparison.handover import POINT, handover_errors
 from precaudit.comparison.local import Emulations, local_errors
@@ -189,7 +189,8 @@ def _added(
         made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
     else:
         model = Model(recorded.config, checkpoint.tensors.read)
-        made = list(formula_errors(recorded, model, look.prompts, subject, options.model, look.phases))
+        program = recorded_program(recorded, subject, options.model)
+        made = list(formula_errors(recorded, model, look.prompts, program, look.phases))
     n = len(look.prompts)
     note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
     base = next(x for x in held.looks if covers(x, without))

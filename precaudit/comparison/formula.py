@@ -3,7 +3,8 @@
 JAX is imported where a shadow is computed, and nowhere else in comparison.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from precaudit.comparison.recorded import Recorded
@@ -13,6 +14,7 @@ from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import ErrorRecord, Number, number
 
+ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
 OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"
 
 
@@ -20,17 +22,15 @@ def formula_errors(
     recorded: Recorded,
     model: Model,
     prompts: Sequence[str],
-    subject: Any = None,
-    where: str | None = None,
+    program_on: ProgramOn,
     phases: Collection[str] | None = None,
 ) -> Iterator[ErrorRecord]:
     """Yield a record for every place of ``prompts`` (coverage.formula_keys); ``rel_l2``: ‖shadow − FP64‖ / ‖FP64‖.
 
-    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded, with the weights that
-    lie at ``where``. A program that is not at hand, or holds what has no FP64 meaning, is unknown.
+    A program that is not at hand, or holds what has no FP64 meaning, is unknown.
     """
     asked = [p for p in recorded.requested.phases if phases is None or p in phases]
-    program = subject or _program(recorded, where)
+    program = program_on("cpu")
     for batch in dict.fromkeys(recorded.batch_of(p) for p in prompts):
         found, unknown = ({}, OTHER) if program is None else _shadowed(recorded, model, batch, program, asked)
         for prompt in (p for p in batch if p in prompts):
@@ -44,12 +44,24 @@ def formula_errors(
                     yield here.record("formula", "shadow", "fp64", **found[here])
 
 
-def _program(recorded: Recorded, where: str | None) -> Any:
-    try:
-        from precaudit.tracing.subject import program_of
-    except ImportError as error:
-        raise UserError(f"the formula needs JAX ({error}); compare without --formula") from None
-    return program_of(recorded.run, model=where)
+def recorded_program(recorded: Recorded, subject: Any = None, where: str | None = None) -> ProgramOn:
+    """Return what brings the recorded program to a device, its weights read once there.
+
+    ``subject``: the program, whatever the device; None: the shipped decoder, if that was recorded, with the weights
+    at ``where`` (None: where they were). Calls raise UserError without JAX, the device or those weights.
+    """
+
+    @cache
+    def program_on(device: str) -> Any:
+        if subject is not None:
+            return subject
+        try:
+            from precaudit.tracing.subject import program_of
+        except ImportError as error:
+            raise UserError(f"the formula needs JAX ({error}); compare without --formula") from None
+        return program_of(recorded.run, device, where)
+
+    return program_on
 
 
 def _shadowed(

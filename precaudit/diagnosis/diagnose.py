@@ -12,6 +12,7 @@ from precaudit.arrays import Array
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.formula import recorded_program
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.handover import POINT as HANDED
 from precaudit.comparison.operations import Operation, parts, prepare
@@ -26,7 +27,7 @@ from precaudit.diagnosis.closure import Closure, closure
 from precaudit.diagnosis.evidence import broken_limit, unrecognised, worst_inside
 from precaudit.diagnosis.exchanged import whose
 from precaudit.diagnosis.flips import flips, sentence
-from precaudit.diagnosis.formula import establish, program_of
+from precaudit.diagnosis.formula import establish
 from precaudit.diagnosis.positions import by_position, spans
 from precaudit.diagnosis.program import Program
 from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
@@ -93,9 +94,10 @@ def diagnose(
     compared = compare(opened, None, select, options, tell)
     recorded = Recorded.of(compared.run)
     layers = recorded.run.record.model.config["layers"]
-    if lift:
-        subject = subject or program_of(recorded, model=options.model)
-        subject = None if subject is None else replace(subject, lift=lift)
+    program_on = recorded_program(recorded, subject, options.model)
+    if lift and (lifted := program_on("cpu")) is not None:
+        subject = replace(lifted, lift=lift)
+        program_on = recorded_program(recorded, subject)
     records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     standing = suspect(verdicts, layers)
@@ -124,13 +126,13 @@ def diagnose(
             if findings
             else min(recorded.run.prompts, key=lambda p: len(recorded.run.prompts[p].tokens))
         )
-        formula = establish(recorded, subject, model, prompt, options.model)
+        formula = establish(recorded, model, prompt, program_on, kept=subject is None)
     findings = _with_formula(_merged(findings), formula)
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings), record_more(recorded)))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
     whole = select is None
-    program = Program(recorded, model, subject, whole, objective, options.model)
+    program = Program(recorded, model, program_on, whole, objective)
     shared = program.shares(tell)
     remedies = program.remedies(tell, shared)
     return Diagnosis(

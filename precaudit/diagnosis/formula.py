@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from precaudit.comparison.formula import formula_errors
+from precaudit.comparison.formula import ProgramOn, formula_errors
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.written import written
 from precaudit.diagnosis.kept import held, keep
@@ -21,27 +21,27 @@ NAME = "formula.json"
 replace = msgspec.structs.replace
 
 
-def establish(recorded: Recorded, subject: Any, model: Model, prompt: str, where: str | None = None) -> FormulaRecord:
+def establish(recorded: Recorded, model: Model, prompt: str, program_on: ProgramOn, kept: bool = True) -> FormulaRecord:
     """Return where shadow and reference first part: from compare's formula records, formula.json, or computed now.
 
-    ``subject``: the program that was recorded; None: the shipped decoder, if that was recorded, with the weights that
-    lie at ``where`` (None: where they were). Computed are the prompts of the batch ``prompt`` ran in.
+    ``program_on``: as ``recorded_program`` gives; ``kept``: formula.json is read and written, as the program is the
+    shipped decoder. Computed are the prompts of the batch ``prompt`` ran in.
     """
     run = recorded.run
     given = FormulaRecord(run=file_hash(run.folder / "run.json"), prompt=prompt, differs=(), largest=0.0)
     compared = [e for e in _compared(run) if e.phase in PHASES and e.unknown is None]
     if compared:
         return _summary(given, compared)
-    if subject is None and (before := held(run, NAME, FormulaRecord)):
+    if kept and (before := held(run, NAME, FormulaRecord)):
         return before[0]
     asked = [p for p in PHASES if p in recorded.requested.phases]
     if not asked:
         return replace(given, unknown="neither prefill nor decode was recorded: nothing was compared")
-    found = list(formula_errors(recorded, model, recorded.batch_of(prompt), subject, where, asked))
+    found = list(formula_errors(recorded, model, recorded.batch_of(prompt), program_on, asked))
     if unknown := next((e.unknown for e in found if e.unknown is not None), None):
         return replace(given, unknown=unknown)
     made = _summary(given, [e for e in found if e.missing is None])
-    return keep(run, NAME, [made])[0] if subject is None else made
+    return keep(run, NAME, [made])[0] if kept else made
 
 
 def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
@@ -66,13 +66,6 @@ def _compared(run: Run) -> list[ErrorRecord]:
     if held is None or not any(look.formula for look in held.looks):
         return []
     return [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if e.kind == "formula"]
-
-
-def program_of(recorded: Recorded, device: str = "cpu", model: str | None = None) -> Any:
-    """Return the program a run was made with, as ``precaudit.tracing.subject.program_of`` does."""
-    from precaudit.tracing.subject import program_of
-
-    return program_of(recorded.run, device, model)
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.comparison.formula import ProgramOn
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.recorded import Recorded
-from precaudit.diagnosis.formula import program_of
 from precaudit.diagnosis.kept import held, keep
 from precaudit.diagnosis.records import Remedy, Shares
 from precaudit.errors import UserError
@@ -24,18 +24,16 @@ SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other polic
 
 @dataclass(frozen=True)
 class Program:
-    """A recorded run and its program (``subject`` None: the shipped decoder if it was that one).
+    """A recorded run and its program, on a device.
 
-    ``whole``: compute what is not kept yet. ``objective``: what shares are of, as ``shares`` takes it;
-    ``where``: where the weights lie now.
+    ``whole``: compute what is not kept yet. ``objective``: what shares are of, as ``shares`` takes it.
     """
 
     recorded: Recorded
     model: Model
-    subject: Any
+    program_on: ProgramOn
     whole: bool
     objective: str = "margin"
-    where: str | None = None
 
     @property
     def identity(self) -> str:
@@ -91,9 +89,7 @@ class Program:
         return [x for x in every if len(x[1]) <= LONGEST] or every[:1]
 
     def _program(self, device: str = "cpu") -> Any:
-        if not self.whole:
-            return None
-        return program_of(self.recorded, device, self.where) if self.subject is None else self.subject
+        return self.program_on(device) if self.whole else None
 
 
 def heaviest(shared: Sequence[Shares]) -> int | None:

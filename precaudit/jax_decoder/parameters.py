@@ -13,6 +13,7 @@ from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
 
 Parameters = dict[str, Any]
+ALIGNED = 64  # bytes, for which XLA asks on a CPU
 
 
 def parameters(config: DecoderConfig, read: Callable[[str], Array], activations: Any, device: Any) -> Parameters:
@@ -22,19 +23,15 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     """
 
     def load(names: Any) -> jax.Array:
-        array = gathered(names)
-        wide = wider(array.dtype, activations)
-        return jax.device_put(np.asarray(array).astype(wide, copy=False), device)
-
-    def gathered(names: Any) -> Array:
-        """Return a tensor, or tensors stacked as their names are; what a stack holds is let go of in the file."""
-        if isinstance(names, str):
-            return read(names)
-        parts = [gathered(name) for name in names]
-        out = np.stack(parts)
-        for part in parts:
+        flat = [names] if isinstance(names, str) else np.ravel(names).tolist()
+        first = read(flat[0])
+        out = aligned((len(flat), *first.shape), wider(first.dtype, activations))
+        for i, name in enumerate(flat):
+            part = read(name)
+            out[i] = part
             release(part)
-        return out
+        shape = np.shape(names) + first.shape
+        return jax.device_put(out.reshape(shape), device).block_until_ready()
 
     expected = expected_tensors(config)
     layers = {}
@@ -56,6 +53,14 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     if not config.tied:
         params["lm_head"] = load(HEAD)
     return params
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an array, its values not set, that begins where a CPU device takes it as it is, without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNED, np.uint8)
+    start = -raw.ctypes.data % ALIGNED
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def rope_tables(config: DecoderConfig, positions: int, policy: Policy) -> tuple[list[Array], list[Array]]:
