@@ -23,7 +23,7 @@ from precaudit.programs.tracing import code_of, prepared, weights_of
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number, write_lines
 from precaudit.store import file_hash
 from precaudit.transforms import CannotLift
-from precaudit.transforms.emulate import Realisation, emulated, exactly
+from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
 from precaudit.writing import write_whole
 
 Tell = Callable[[int, int, str], None]
@@ -35,6 +35,8 @@ HONEST = {
     ("functions in one step",): Realisation("converted", expanded=False),
     ("results inside",): Realisation("all"),
 }
+OWN_SUMS = "sums in their own format"
+NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),
@@ -81,7 +83,8 @@ def compare(
     inputs = jax.tree.structure(next(iter(found.cases.values())))
     with jax.enable_x64(True):
         exact = jax.jit(exactly(made.call), compiler_options=QUICK)
-        honest = {name: jax.jit(emulated(made.call, how), compiler_options=QUICK) for name, how in HONEST.items()}
+        ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
+        honest = {name: jax.jit(emulated(made.call, how), compiler_options=QUICK) for name, how in ways.items()}
         drawn = [jax.jit(emulated(made.call, how), compiler_options=QUICK) for how in DRAWS]
     errors: list[ErrorRecord] = []
     total = len(opened.record.cases) * opened.record.calls

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.transforms.jax_versions import bind
+from precaudit.transforms.jax_versions import bind, bodies
 from precaudit.transforms.plant import Planted, Values, planting
 from precaudit.transforms.shadow import Lift
 from precaudit.transforms.wide import up, wide
@@ -34,14 +33,15 @@ class Realisation:
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
     wider format (a compiler removes such pairs), or all. ``expanded``: logistic and cubes of narrow formats are made of
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
-    by a factor of each equation, with inaccurate functions. ``sums``: exact, in float32, or so from the last term to
-    the first.
+    by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
+    own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
+    float32; or so from the last term to the first.
     """
 
     unrounded: Literal["none", "converted", "all"] = "none"
     expanded: bool = True
     seed: int = 0
-    sums: Literal["exact", "single", "reversed"] = "exact"
+    sums: Literal["exact", "own", "single", "reversed"] = "exact"
 
 
 def emulated(
@@ -97,16 +97,18 @@ class _Emulated(Planted):
         self.count += 1
         name, draw = equation.primitive.name, np.random.default_rng((self.how.seed, self.count))
         factor = float(2.0 ** draw.uniform(0.0, 1.0)) if self.how.seed else 1.0
-        if name in SUMS and self.how.sums != "exact" and _single(equation):
+        if self.how.sums == "own" and _narrow_sum(equation):
+            own = partial(rounded, dtype=equation.outvars[0].aval.dtype)
+            out = [_term_by_term(inputs[0], equation.params["axes"], own)]
+        elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
             out = self.summed(equation, inputs)
         elif name in EXPANDED and self.how.expanded and 8 < _bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         else:
             out = super().operation(equation, inputs)
         if self.how.seed and name in INACCURATE:
-            key = jax.random.key(int(draw.integers(1 << 31)))
-            off = [jax.random.uniform(key, np.shape(x), np.float64, -1.0, 1.0) for x in out]
-            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
+            mark = int(draw.integers(1 << 62))
+            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * _scattered(x, mark)) for x in out]
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
@@ -149,6 +151,24 @@ class _Emulated(Planted):
         return None if zeros is None else (zeros, zeros)
 
 
+def _scattered(x: Any, mark: int) -> Any:
+    """Return numbers in [−1, 1) that look random and are the same for the same value, as a function's errors are.
+
+    Multiply, shift, exclusive or: the finaliser of splitmix64 (Steele, Lea & Flood 2014, fig. 7).
+    """
+    bits = lax.bitcast_convert_type(x, np.uint64) ^ np.uint64(mark)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+
+
+def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+    """Return the sum over axes, rounded after every term, in the order in which they lie."""
+    kept = [i for i in range(x.ndim) if i not in axes]
+    terms = jnp.transpose(x, (*sorted(axes), *kept)).reshape(-1, *(x.shape[i] for i in kept))
+    return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
+
+
 def _logistic(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
     """1 / (1 + exp(−x))."""
     return 1.0 / stored(1.0 + stored(jnp.exp(-x)))
@@ -165,6 +185,18 @@ EXPANDED = {"logistic": _logistic, "integer_pow": _power}
 def _bits(dtype: Any) -> int:
     """Return the width of a float format; 0 of others."""
     return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def sums_narrow(jaxpr: Any) -> bool:
+    """Whether a jaxpr, or a body in it, sums in a narrow format what it does not convert before."""
+    return any(
+        _narrow_sum(e) or any(sums_narrow(body) for value in e.params.values() for body in bodies(value))
+        for e in jaxpr.eqns
+    )
+
+
+def _narrow_sum(equation: Any) -> bool:
+    return equation.primitive.name == "reduce_sum" and 8 < _bits(equation.outvars[0].aval.dtype) < 32
 
 
 def _single(equation: Any) -> bool:
