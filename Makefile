@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check audit exam exam-diagnose families fuzz calibrate oracle bench tiny schemas clean
+.PHONY: help demo test test-all check audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -15,6 +15,7 @@ help:
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
 	@echo 'make families  every family end to end on random models'
+	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make fuzz      read 110,000 broken files: models, runs, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
@@ -68,6 +69,13 @@ exam-diagnose: .venv/test
 
 families: .venv/test
 	$(BIN)/python -m benchmarks.families --all
+
+.venv/programs: .venv/test
+	$(PIP) -e '.[programs]'
+	touch $@
+
+programs: .venv/programs
+	$(BIN)/python -m benchmarks.programs
 
 .venv/fuzz: .venv/test
 	$(PIP) -e '.[fuzz]'

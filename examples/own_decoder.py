@@ -94,4 +94,5 @@ program = Program(
     cases={"a": (jnp.int32(17), jnp.int32(0), empty), "b": (jnp.int32(201), jnp.int32(0), empty)},
     steps=7,
     advance=advance,
+    outputs=("logits", "cache"),
 )

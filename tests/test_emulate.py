@@ -169,3 +169,22 @@ def test_statements_are_found_by_line_and_column(tmp_path):
     places = [(1, 4), (1, 17), (3, 4), (6, 20), (7, 0)]
     assert [assigned(str(path), *at) for at in places] == ["a", "b", "d", "e", ""]
     assert assigned(str(tmp_path / "none.py"), 1, 0) == ""
+
+
+SUMMED = [
+    ((512, 8), (0,)), ((8, 64, 8), (0, 1)), ((3, 45, 8), (0, 1)), ((6, 70), (1,)), ((2000, 3), (0,)), ((4, 5), (0,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axes"), SUMMED, ids=str)
+def test_sums_of_a_narrow_format_are_those_of_the_machine(shape, axes):
+    """A ``reduce_sum`` in bfloat16, as gradients of broadcasts are: every partial sum rounded, bit for bit."""
+    x = jnp.asarray(np.random.default_rng(1).standard_normal(shape) + 1, jnp.bfloat16)
+
+    def call(x):
+        return checkpoint_name(lax.reduce(x, jnp.zeros((), x.dtype), lax.add, axes), "total")
+
+    with jax.enable_x64(True):
+        how = Realisation(sums="own")
+        made = emulated(call, how)({"total": np.zeros(np.asarray(call(x)).shape)}, x)["total"][0]
+    assert np.array_equal(np.asarray(made), np.asarray(jax.jit(call)(x), np.float64))

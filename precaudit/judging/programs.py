@@ -29,10 +29,13 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
     """Yield a missing verdict for every point, step, case and call without an error record."""
     for case in opened.record.cases:
         for call in range(opened.record.calls):
-            for p, layer in places(opened.record.points):
-                if ("local", case, PROGRAM_CALL, call, layer, p.name) not in seen:
+            every = list(places(opened.record.points))
+            wanted = [(kind, *place) for kind in ("local", "forward") for place in every]
+            wanted += [("forward", p, None) for p in opened.record.outputs]
+            for kind, p, layer in wanted:
+                if (kind, case, PROGRAM_CALL, call, layer, p.name) not in seen:
                     yield Verdict(
-                        status="missing", kind="local", prompt=case, phase=PROGRAM_CALL, step=call, layer=layer,
+                        status="missing", kind=kind, prompt=case, phase=PROGRAM_CALL, step=call, layer=layer,
                         point=p.name, text="no error record of it",
                     )  # fmt: skip
 

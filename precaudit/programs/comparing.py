@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import msgspec
@@ -16,9 +16,10 @@ from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import canonical, explained, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.programs.forward import QUICK, Chains, NotChained, Truth, forward_numbers
 from precaudit.programs.loading import load, trusted
-from precaudit.programs.program import Program
-from precaudit.programs.runs import Compared, Opened, ProgramPoint, open_program_run, places
+from precaudit.programs.program import LOGITS, Program
+from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Compared, Opened, ProgramPoint, open_program_run, places
 from precaudit.programs.tracing import code_of, prepared, weights_of
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number, write_lines
 from precaudit.store import file_hash
@@ -35,17 +36,13 @@ HONEST = {
     ("functions in one step",): Realisation("converted", expanded=False),
     ("results inside",): Realisation("all"),
 }
-OWN_SUMS = "sums in their own format"
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),
     Realisation("converted", seed=3, sums="single"),
 )
-# FP64 values do not depend on how well they are compiled, and most of the time would be the compiler's.
-QUICK = {"xla_backend_optimization_level": 0}
-
-
+CHAINED = "calls in FP64 and as drawn realisations"
 ALWAYS = np.ones(1, bool)
 
 
@@ -87,6 +84,7 @@ def compare(
         honest = {name: jax.jit(emulated(made.call, how), compiler_options=QUICK) for name, how in ways.items()}
         drawn = [jax.jit(emulated(made.call, how), compiler_options=QUICK) for how in DRAWS]
     errors: list[ErrorRecord] = []
+    chains = Chains(found, made)
     total = len(opened.record.cases) * opened.record.calls
     for i, case in enumerate(opened.record.cases):
         for call in range(opened.record.calls):
@@ -108,6 +106,7 @@ def compare(
                 continue
             errors += _records(opened, case, call, taps, segments)
             tell(i * opened.record.calls + call + 1, total, "segments in FP64 and emulated")
+        errors += _forward(opened, chains, case, tell)
     path = opened.folder / "errors.jsonl"
     write_lines(path, errors)
     marks = Compared(run=file_hash(opened.folder / "program.json"), errors=file_hash(path))
@@ -155,9 +154,61 @@ def _honest(
     return found
 
 
-def _place(opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, **numbers: Any) -> ErrorRecord:
+def _forward(opened: Opened, chains: Chains, case: str, tell: Tell) -> Iterator[ErrorRecord]:
+    """Yield one forward record for every point and step of its scans, and for every named output, of a case's calls."""
+    every = [*places(opened.record.points), *((p, None) for p in opened.record.outputs)]
+    calls = range(opened.record.calls)
+    done = 0
+    try:
+        with jax.enable_x64(True):
+            for call, truth in enumerate(chains.calls(opened.tensors(case, call, "inputs") for call in calls)):
+                stored = opened.tensors(case, call, "taps")
+                if opened.record.outputs:
+                    stored |= opened.tensors(case, call, "outputs")
+                for p, layer in every:
+                    yield _forward_record(opened, case, call, p, layer, stored, truth)
+                done = call + 1
+                tell(done, len(calls), f"{case}: {CHAINED}")
+    except (CannotLift, NotImplementedError, NotChained) as error:
+        for call in calls[done:]:
+            for p, layer in every:
+                yield _place(opened, case, call, p, layer, "forward", unknown=str(error))
+
+
+def _forward_record(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, stored: dict[str, Array], truth: Truth
+) -> ErrorRecord:
+    whole = stored.get(p.name)
+    if lacks := _lacks(p, layer, whole, stored):
+        return _place(opened, case, call, p, layer, "forward", **lacks)
+    assert whole is not None
+    one = _step(p, layer)
+    drawn = [one(values[p.name]) for values in truth.drawn]
+    numbers = forward_numbers(one(whole), one(truth.exact[p.name]), drawn, p.name == LOGITS)
+    return _place(opened, case, call, p, layer, "forward", **numbers)
+
+
+def _lacks(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]) -> dict[str, Any]:
+    """Return why a point has no numbers; empty where it has."""
+    if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
+        return {"missing": "recorded with another shape or format, or not at all"}
+    taken = taps.get(f"{p.name}@taken", ALWAYS).reshape(-1)
+    if not taken[(layer or 0) if len(taken) > 1 else 0]:
+        return {"unknown": "its branch was not taken"}
+    return {}
+
+
+def _step(p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
+    """Return what cuts a step of its scans out of a point's values, as rows [rows, N]."""
+    return lambda x: x.reshape(-1, *p.shape)[layer or 0].reshape(-1, p.shape[-1] if p.shape else 1)
+
+
+def _place(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None,
+    kind: Literal["local", "forward"] = "local", **numbers: Any,
+) -> ErrorRecord:  # fmt: skip
     return ErrorRecord(
-        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind="local", candidate=opened.record.id,
+        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind=kind, candidate=opened.record.id,
         reference="fp64", **numbers,
     )  # fmt: skip
 
@@ -166,20 +217,14 @@ def _records(opened: Opened, case: str, call: int, taps: dict[str, Array], made:
     """Yield one local record for every point and step of its scans."""
     for p, layer in places(opened.record.points):
         whole = taps.get(p.name)
-        if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
-            yield _place(opened, case, call, p, layer, missing="recorded with another shape or format, or not at all")
+        if lacks := _lacks(p, layer, whole, taps):
+            yield _place(opened, case, call, p, layer, **lacks)
             continue
-        if not taps.get(f"{p.name}@taken", ALWAYS).reshape(-1)[(layer or 0) if f"{p.name}@taken" in taps else 0]:
-            yield _place(opened, case, call, p, layer, unknown="its branch was not taken")
-            continue
+        assert whole is not None
         if p.name not in made.exact:
             yield _place(opened, case, call, p, layer, unknown="no segment ends in it")
             continue
-
-        def step(x: Array, p: ProgramPoint = p, layer: int | None = layer) -> Array:
-            one = x.reshape(-1, *p.shape)[layer or 0]
-            return one.reshape(-1, p.shape[-1] if p.shape else 1)
-
+        step = _step(p, layer)
         honest = {name: step(values[p.name]) for name, values in made.honest.items()}
         drawn = [step(values[p.name]) for values in made.drawn]
         yield _place(opened, case, call, p, layer, **_numbers(step(whole), step(made.exact[p.name]), honest, drawn))
@@ -213,7 +258,7 @@ def _numbers(stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], 
     error = norm(np.where(np.isfinite(candidate - reference), candidate - reference, 0.0))
     share = explained(clean, norm(clean - shown), emulations[best])
     found |= {
-        "explained": {"policy:equations": number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "explained": {EQUATIONS: number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
         "ratio": number(ratio(error, norm(emulations[best] - shown))),
     }  # fmt: skip
-    return found | ({"elided": {"policy:equations": best}} if best else {})
+    return found | ({"elided": {EQUATIONS: best}} if best else {})

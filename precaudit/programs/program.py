@@ -1,12 +1,13 @@
 """What a user hands over: a function of parameters and inputs, cases of inputs, and how one call's follow another's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from precaudit.errors import UserError
 
 MOST_STEPS = 1 << 16
+LOGITS = "outputs.logits"
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,9 @@ class Program:
 
     ``call(params, *inputs)``: any function ``jax.jit`` takes; arrays in, arrays out. ``params``: a tree of arrays that
     is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. ``steps``: calls after the first, each on
-    what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache).
+    what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache). ``outputs``: names of what
+    ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
+    error, and the one named ``logits``, [..., vocabulary], by its distributions too.
 
     Raises UserError for what is none.
     """
@@ -25,6 +28,7 @@ class Program:
     cases: Mapping[str, tuple[Any, ...]]
     steps: int = 0
     advance: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
+    outputs: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything runs."""
@@ -39,3 +43,27 @@ class Program:
             raise UserError(f"Program: steps = {self.steps} is outside 0 to {MOST_STEPS}")
         if self.steps and self.advance is None:
             raise UserError("Program: steps need advance(inputs, outputs), which makes the next call's inputs")
+        if not all(isinstance(name, str) and name for name in self._names) or len(set(self._names)) < len(self._names):
+            raise UserError(f"Program: outputs = {self.outputs!r} must be a name or several that differ")
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return () if self.outputs is None else (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs)
+
+    def named(self, out: Any) -> dict[str, Any]:
+        """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""
+        if not self._names:
+            return {}
+        parts = (out,) if isinstance(self.outputs, str) else tuple(out) if isinstance(out, tuple | list) else (out,)
+        if len(parts) != len(self._names):
+            raise UserError(f"Program: outputs names {len(self._names)} results, call returns {len(parts)}")
+        found = {f"outputs.{n}": x for n, x in zip(self._names, parts, strict=True) if hasattr(x, "dtype")}
+        if LOGITS not in found and LOGITS.rpartition(".")[2] in self._names:
+            raise UserError("Program: the output named logits is no array")
+        return {n: x for n, x in found.items() if _floats(x)}
+
+
+def _floats(x: Any) -> bool:
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "program.json"
 SCHEMA = 2
+EQUATIONS = "policy:equations"  # the emulation of a segment as its equations round
+OWN_SUMS = "sums in their own format"
 
 
 class ProgramPoint(Record, frozen=True, omit_defaults=False):
@@ -44,7 +46,7 @@ class Disturbance(Record, frozen=True, omit_defaults=False):
 class ProgramRun(Record, frozen=True, omit_defaults=False):
     """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
 
-    ``finished`` is null until the run is whole.
+    ``outputs``: those that the program names. ``finished`` is null until the run is whole.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -60,6 +62,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     versions: dict[str, str]
     command: str
     started: str
+    outputs: tuple[ProgramPoint, ...] = ()
     neutrality: tuple[Disturbance, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)

@@ -57,6 +57,7 @@ def prepared(program: Program) -> Tagged:
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the program cannot be traced: {type(error).__name__}: {said[0]}") from None
+    _outputs(program)
     inside = next((s for s in made.sites if s.inside), None)
     if inside is not None:
         raise UserError(
@@ -114,7 +115,8 @@ def trace(
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
         weights=weights_of(program, made), automatic=made.automatic,
-        cases=tuple(program.cases), calls=calls, points=found, device=str(jax.devices()[0]), command=command,
+        cases=tuple(program.cases), calls=calls, points=found, outputs=_outputs(program),
+        device=str(jax.devices()[0]), command=command,
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
@@ -127,7 +129,8 @@ def trace(
             out, taps = captured(program.params, *inputs)
             if call == 0:
                 told.append(_disturbance(case, out, bare(program.params, *inputs)))
-            for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs))):
+            named = program.named(out)
+            for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
                 arrays = {k: np.asarray(x, order="C") for k, x in tensors.items()}
                 hashes[name], nbytes = write_tensors(folder, name, arrays)
@@ -144,6 +147,20 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _outputs(program: Program) -> tuple[ProgramPoint, ...]:
+    """Return the outputs that a program names, as points; raises UserError where it names others than it has."""
+    if program.outputs is None:
+        return ()
+    inputs = next(iter(program.cases.values()))
+    named = jax.eval_shape(lambda *given: program.named(program.call(*given)), program.params, *inputs)
+    return tuple(
+        ProgramPoint(
+            name=n, shape=x.shape, stacked=(), dtype=np.dtype(x.dtype).name, source="", scope="", primitive="output"
+        )
+        for n, x in named.items()
+    )
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """A program's points and their errors as tables that fit a terminal."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
-from precaudit.programs.runs import Opened, ProgramPoint
+from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.records import ErrorRecord, value
 from precaudit.reports.escaping import terminal
 
@@ -27,33 +27,71 @@ def listing(points: Sequence[ProgramPoint], console: Any) -> None:
 
 
 def show(opened: Opened, errors: Sequence[ErrorRecord], console: Any) -> None:
-    """Print, for every point, the largest error over cases, calls and steps, and what rounding leaves of it."""
+    """Print, for every point, the largest errors over cases, calls and steps, and what rounding leaves of them."""
     by_point: dict[str, list[ErrorRecord]] = defaultdict(list)
     for e in errors:
         by_point[e.point].append(e)
-    table = Table("point", "format", "records", "error", "in u", "left", "bit-equal", "verdicts", "at",
+    table = Table("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at",
                   box=None, pad_edge=False)  # fmt: skip
-    for p in opened.record.points:
-        found = by_point[p.name]
-        judged = [v.status for e in found if (v := judge(e, default_limits())) is not None]
-        told = ", ".join(f"{judged.count(s)} {s}" for s in sorted(set(judged), key=judged.index))
-        known = [e for e in found if e.unexplained is not None]
-        if not known:
-            table.add_row(*map(terminal, (p.name, p.dtype, str(len(found)), "", "", "", "", told, p.source)))
-            continue
-        u = FORMATS[p.dtype].unit_roundoff
-        error = max(value(e.rel_l2) for e in known)
-        left = max(value(e.unexplained.u) for e in known if e.unexplained is not None)
-        equal = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in known)
-        row = (p.name, p.dtype, str(len(found)), f"{error:.1e}", f"{error / u:.2f}", f"{left:.2g} u",
-               f"{equal} of {len(known)}", told, p.source)  # fmt: skip
-        table.add_row(*map(terminal, row))
+    for p in (*opened.record.points, *opened.record.outputs):
+        table.add_row(*map(terminal, _row(p, by_point[p.name])))
     console.print(table)
-    closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in errors)
+    local = [e for e in errors if e.kind == "local"]
+    closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
     console.print(
-        f"{len(errors)} segments made again from recorded inputs, as the program's equations round: "
-        f"{closed} come out bit for bit."
+        f"{len(local)} segments made again from recorded inputs, as the program's equations round: "
+        f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
+        "ratio: over what its rounding makes of it."
     )
+    for line in (*_narrow_sums(local), *_tokens(errors)):
+        console.print(terminal(line))
     for n in opened.record.neutrality:
         if not n.bitwise:
             console.print(terminal(f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."))
+
+
+def _row(p: ProgramPoint, found: Sequence[ErrorRecord]) -> tuple[str, ...]:
+    """Return a point's row of the table."""
+    judged = [v.status for e in found if (v := judge(e, default_limits())) is not None]
+    told = ", ".join(f"{judged.count(s)} {s}" for s in sorted(set(judged), key=judged.index))
+    u = FORMATS[p.dtype].unit_roundoff
+    local, left, equal, forward, size = "", "", "", "", ""
+    in_u = ""
+    if known := [e for e in found if e.kind == "local" and e.unexplained is not None]:
+        error = max(value(e.rel_l2) for e in known)
+        local, in_u = f"{error:.1e}", f"{error / u:.2f}"
+        left = f"{max(value(e.unexplained.u) for e in known if e.unexplained is not None):.2g} u"
+        equal = (
+            f"{sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in known)} of {len(known)}"
+        )
+    if whole := [e for e in found if e.kind == "forward" and e.ratio is not None]:
+        forward = f"{max(value(e.rel_l2) for e in whole):.1e}"
+        size = f"{max(value(e.ratio) for e in whole if e.ratio is not None):.2f}"
+    return p.name, p.dtype, local, in_u, left, equal, forward, size, told, p.source
+
+
+def _narrow_sums(local: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Say which points are added up in a narrow format, what that costs, and what to change."""
+    worst: dict[str, ErrorRecord] = {}
+    for e in local:
+        if OWN_SUMS in (e.elided or {}).get(EQUATIONS, ()) and (
+            e.point not in worst or value(e.rel_l2) > value(worst[e.point].rel_l2)
+        ):
+            worst[e.point] = e
+    for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
+        u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
+        yield (
+            f"{e.point} is added up term by term in {e.dtype}: {value(e.rel_l2):.1e} off, {value(e.rel_l2) / u:.1f} u; "
+            "sum in float32 (x.astype(jnp.float32) before it is broadcast, or before the sum) and round once."
+        )
+    if len(worst) > 3:
+        yield f"So are {len(worst) - 3} points more."
+
+
+def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Say how often the output named logits has FP64's top-1, and how far its distributions are."""
+    found = [e.distribution for e in errors if e.kind == "forward" and e.distribution is not None]
+    if found:
+        rows, same = sum(len(d.top1) for d in found), sum(x == 1.0 for d in found for x in d.top1)
+        largest = max((value(k) for d in found for k in d.kl), default=0.0)
+        yield f"Logits: top-1 is FP64's in {same} of {rows} rows; largest KL {largest:.1e}."

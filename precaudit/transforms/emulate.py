@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import bind, bodies
 from precaudit.transforms.plant import Planted, Values, planting
-from precaudit.transforms.shadow import Lift
+from precaudit.transforms.shadow import Lift, Shadow
 from precaudit.transforms.wide import up, wide
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
@@ -23,6 +24,7 @@ INACCURATE = {
     "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt",
     "sin", "sqrt", "tan", "tanh",
 }  # fmt: skip
+WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
 
 
@@ -61,6 +63,21 @@ def exactly(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None
     return planting(function, lambda names: Planted(dict(lift or {}), "read", names))
 
 
+def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None = None) -> Callable[..., list[Any]]:
+    """Return ``g(seed, *leaves) → outputs`` of a closed jaxpr: all of a program in FP64, or as its equations round.
+
+    ``how``: None for FP64, where ``seed`` is not read; else each ``seed`` is another realisation of one compiled
+    function. Leaves and outputs are FP64 where they are floats, whatever their declared formats, so that a call's
+    outputs may be the next one's inputs. Under ``jax.enable_x64(True)``.
+    """
+
+    def run(seed: Any, *leaves: Any) -> list[Any]:
+        found = Shadow(dict(lift or {})) if how is None else _Emulated(dict(lift or {}), (), how, seed)
+        return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
+
+    return run
+
+
 def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
     """Return FP64 ``x`` rounded once to a narrower format, ties to even, subnormals as the format has them.
 
@@ -79,9 +96,11 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
 class _Emulated(Planted):
     """Evaluates a planted shadow with rounded results."""
 
-    def __init__(self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation) -> None:
+    def __init__(self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any = None) -> None:
         super().__init__(lift, "read", names)
         self.how, self.count = how, 0
+        self.seed = how.seed if seed is None else seed
+        self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -95,20 +114,21 @@ class _Emulated(Planted):
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives."""
         self.count += 1
-        name, draw = equation.primitive.name, np.random.default_rng((self.how.seed, self.count))
-        factor = float(2.0 ** draw.uniform(0.0, 1.0)) if self.how.seed else 1.0
+        name = equation.primitive.name
+        mark = _mixed(self.seed, self.count) if self.drawn else 0
+        factor = 2.0 ** (0.5 + 0.5 * _unit(mark)) if self.drawn else 1.0
         if self.how.sums == "own" and _narrow_sum(equation):
             own = partial(rounded, dtype=equation.outvars[0].aval.dtype)
-            out = [_term_by_term(inputs[0], equation.params["axes"], own)]
+            out = [_own_sum(inputs[0], equation.params["axes"], own)]
         elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
             out = self.summed(equation, inputs)
         elif name in EXPANDED and self.how.expanded and 8 < _bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         else:
             out = super().operation(equation, inputs)
-        if self.how.seed and name in INACCURATE:
-            mark = int(draw.integers(1 << 62))
-            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * _scattered(x, mark)) for x in out]
+        if self.drawn and name in INACCURATE:
+            off = [_unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)) for x in out]
+            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
@@ -151,21 +171,43 @@ class _Emulated(Planted):
         return None if zeros is None else (zeros, zeros)
 
 
-def _scattered(x: Any, mark: int) -> Any:
-    """Return numbers in [−1, 1) that look random and are the same for the same value, as a function's errors are.
+def _mixed(x: Any, mark: Any) -> Any:
+    """Return 64 bits that look random and are the same for the same two, as a function's errors are for its value.
 
     Multiply, shift, exclusive or: the finaliser of splitmix64 (Steele, Lea & Flood 2014, fig. 7).
     """
-    bits = lax.bitcast_convert_type(x, np.uint64) ^ np.uint64(mark)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    like = jnp if isinstance(x, jax.Array) or isinstance(mark, jax.Array) else np
+    with np.errstate(over="ignore"):
+        bits = like.asarray(x, np.uint64) + like.asarray(mark, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+        return bits ^ (bits >> np.uint64(31))
+
+
+def _unit(bits: Any) -> Any:
+    """Return numbers in [−1, 1) made of 64 bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+
+
+def _own_sum(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+    """Return the sum over axes rounded after every term, as XLA:CPU adds: by windows of 32 while an axis is longer.
+
+    Windows are padded on both sides as ``lax.reduce_window`` does for SAME (XLA's tree reduction; bit for bit).
+    """
+    axes = sorted(axes)
+    while any(x.shape[a] > WINDOW for a in axes):
+        size = [min(WINDOW, n) if i in axes else 1 for i, n in enumerate(x.shape)]
+        lacks = [-n % w for n, w in zip(x.shape, size, strict=True)]
+        x = jnp.pad(x, [(n // 2, n - n // 2) for n in lacks])
+        split = x.reshape([k for n, w in zip(x.shape, size, strict=True) for k in (n // w, w)])
+        x = _term_by_term(split, range(1, split.ndim, 2), stored)
+    return _term_by_term(x, axes, stored)
 
 
 def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
     """Return the sum over axes, rounded after every term, in the order in which they lie."""
     kept = [i for i in range(x.ndim) if i not in axes]
-    terms = jnp.transpose(x, (*sorted(axes), *kept)).reshape(-1, *(x.shape[i] for i in kept))
+    terms = jnp.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[i] for i in kept))
     return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
 
 
