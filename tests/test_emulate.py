@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
 from precaudit.transforms import reap
-from precaudit.transforms.emulate import Realisation, emulated, exactly, rounded
+from precaudit.transforms.emulate import Realisation, emulated, exactly, rounded, sums_narrow, whole
 from precaudit.transforms.labels import assigned
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import tagged
@@ -182,9 +182,27 @@ def test_sums_of_a_narrow_format_are_those_of_the_machine(shape, axes):
     x = jnp.asarray(np.random.default_rng(1).standard_normal(shape) + 1, jnp.bfloat16)
 
     def call(x):
-        return checkpoint_name(lax.reduce(x, jnp.zeros((), x.dtype), lax.add, axes), "total")
+        return checkpoint_name(lax.reduce(x, np.zeros((), x.dtype), lax.add, axes), "total")
 
+    assert sums_narrow(jax.make_jaxpr(call)(x).jaxpr)
     with jax.enable_x64(True):
         how = Realisation(sums="own")
         made = emulated(call, how)({"total": np.zeros(np.asarray(call(x)).shape)}, x)["total"][0]
     assert np.array_equal(np.asarray(made), np.asarray(jax.jit(call)(x), np.float64))
+
+
+def test_every_seed_is_another_rounding_of_the_same_size():
+    """Eight realisations of one function: none is another's, each off by what one rounding of a grid may be."""
+    x = jnp.asarray(np.random.default_rng(2).standard_normal(4096), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda x: (x * 1.5).astype(jnp.bfloat16))(x)
+    exact = 1.5 * np.asarray(x, np.float64)
+    with jax.enable_x64(True):
+        run = jax.jit(whole(jaxpr, Realisation()))
+        made = [np.asarray(run(np.uint64(seed), x)[0]) for seed in range(1, 9)]
+        wide = np.asarray(jax.jit(whole(jaxpr, None))(np.uint64(0), x)[0])
+    assert np.array_equal(wide, exact)
+    assert len({y.tobytes() for y in made}) == 8
+    for y in made:
+        off = np.abs(y - exact) / np.abs(exact)
+        assert off.max() <= 1.01 * 2.0**-8
+        assert 0.15 < np.sqrt(np.mean(off**2)) * 2.0**8 < 0.6

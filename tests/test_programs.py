@@ -20,9 +20,11 @@ from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.comparing import compare
+from precaudit.programs.forward import Chains
 from precaudit.programs.loading import is_reference, load
 from precaudit.programs.runs import OWN_SUMS, file_name, open_program_run
-from precaudit.programs.tracing import points, trace
+from precaudit.programs.tracing import points, prepared, trace
+from precaudit.records import write_lines
 from precaudit.reports.program import show
 from precaudit.store import file_hash
 
@@ -252,6 +254,31 @@ def test_a_state_that_is_handed_on_wrongly_fails_forward_alone(tmp_path):
     assert statuses(errors, "forward") == {(0, "pass"), (1, "fail")}
 
 
+def test_forward_noise_is_of_eight_different_realisations():
+    params, cases = drawn_start()
+    program = Program(running, params, cases, 0, None, ("state", "count"))
+    given = {str(i): np.asarray(x) for i, x in enumerate(cases["a"])}
+    with jax.enable_x64(True):
+        (truth,) = Chains(program, prepared(program)).calls(iter([given]))
+    assert len({y["outputs.state"].tobytes() for y in (truth.exact, *truth.drawn)}) == 9
+
+
+def test_integers_are_those_that_were_recorded(tmp_path):
+    """A token that FP64 would choose otherwise is fed as the run chose it: errors are of one sequence."""
+
+    def other(inputs, outputs):
+        return outputs[0], outputs[1] + (7 if outputs[0].dtype == np.float64 else 0)
+
+    def call(params, total, token):
+        total = params["w"] @ total + params["w"][token % 6]
+        return total, jnp.argmax(total).astype(jnp.int32)
+
+    params, cases = drawn_start()
+    program = Program(call, params, cases, 2, other, ("state", "token"))
+    errors = compare(trace(program, tmp_path / "run"), program)
+    assert statuses(errors, "forward") == {(0, "pass"), (1, "pass"), (2, "pass")}
+
+
 def test_an_advance_that_takes_no_fp64_leaves_forward_errors_unknown(tmp_path):
     def strict(inputs, outputs):
         if outputs[0].dtype != jnp.bfloat16:
@@ -372,17 +399,19 @@ def test_altered_and_lost_files_are_said(recorded, tmp_path):
         gate(folder)
 
 
-def test_a_missing_record_is_missing(recorded, tmp_path):
+@pytest.mark.parametrize(("kind", "point"), [("local", "normed"), ("forward", "normed"), ("forward", "outputs.logits")])
+def test_a_missing_record_is_missing(recorded, tmp_path, kind, point):
     _, opened, errors = recorded
     folder = tmp_path / "run"
     shutil.copytree(opened.folder, folder)
-    lines = (folder / "errors.jsonl").read_text().splitlines(keepends=True)
-    (folder / "errors.jsonl").write_text("".join(lines[1:]))
+    lost = next(e for e in errors if (e.kind, e.point) == (kind, point))
+    write_lines(folder / "errors.jsonl", [e for e in errors if e is not lost])
     marks = {"run": file_hash(folder / "program.json"), "errors": file_hash(folder / "errors.jsonl")}
     (folder / "compared.json").write_bytes(msgspec.json.encode(marks))
     judged = gate(folder)
     assert judged.exit_code == 3
     assert judged.counts == {"pass": len(errors) - 1, "missing": 1}
+    assert [(v.kind, v.point) for v in judged.verdicts if v.status == "missing"] == [(kind, point)]
 
 
 def double(p, x):
