@@ -293,6 +293,30 @@ def test_an_advance_that_takes_no_fp64_leaves_forward_errors_unknown(tmp_path):
     assert gate(tmp_path / "run").exit_code == 3
 
 
+@pytest.mark.parametrize("other", [lambda o: (*o, o[0]), lambda o: (o[0][:2], o[1])], ids=["one more", "shorter"])
+def test_an_advance_that_gives_other_inputs_in_fp64_leaves_them_unknown(tmp_path, other):
+    def advance(inputs, outputs):
+        return outputs if outputs[0].dtype == jnp.bfloat16 else other(outputs)
+
+    params, cases = drawn_start()
+    program = Program(running, params, cases, 1, advance)
+    errors = compare(trace(program, tmp_path / "run"), program)
+    lost = [e for e in errors if e.unknown is not None]
+    assert {(e.kind, e.step) for e in lost} == {("forward", 1)}
+    assert all(e.unknown.startswith("advance, on FP64 outputs: gave shapes") for e in lost)
+
+
+def test_logits_that_are_nan_match_nothing(tmp_path, capsys):
+    w = jnp.eye(4, dtype=jnp.bfloat16).at[1, 2].set(jnp.nan)
+    program = Program(lambda w, x: x @ w, w, {"a": (jnp.ones((3, 4), jnp.bfloat16),)}, outputs="logits")
+    opened = trace(program, tmp_path / "run")
+    show(opened, compare(opened, program), Console(width=150))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "top-1 is FP64's in 0 of 3 rows; 3 have none: logits are NaN or infinite." in told
+    assert command(["gate", str(opened.folder)]) == 1
+    assert capsys.readouterr().out.rstrip().endswith(f"Next: precaudit compare {opened.folder}")
+
+
 def test_logits_are_compared_as_distributions(recorded):
     _, _, errors = recorded
     first = next(e for e in errors if e.point == "outputs.logits")

@@ -72,9 +72,12 @@ class Chains:
         assert self.program.advance is not None
         try:
             own = jax.tree.leaves(self.program.advance(*held))
+            shapes = [np.shape(x) for x in own]
         except Exception as error:  # the user's code, made for the program's own formats
             first = (str(error).strip().splitlines() or [""])[0]
             raise NotChained(f"advance, on FP64 outputs: {type(error).__name__}: {first}") from error
+        if shapes != [np.shape(x) for x in given]:
+            raise NotChained(f"advance, on FP64 outputs: gave shapes {shapes}, not those of the inputs")
         floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in given]
         return [mine if is_float else x for mine, x, is_float in zip(own, given, floats, strict=True)]
 

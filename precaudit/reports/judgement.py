@@ -7,7 +7,7 @@ from math import isfinite
 
 from precaudit.judging.gate import Judgement, place_text
 from precaudit.judging.verdicts import LAST, Verdict
-from precaudit.records import value
+from precaudit.records import PROGRAM_CALL, value
 
 SHOWN = 20  # groups; the rest are counted
 
@@ -127,6 +127,8 @@ def next_command(verdicts: Sequence[Verdict], run: str) -> str:
         return (
             "Next: trace as the baseline says, or freeze a new one: precaudit baseline RUN -o FILE --accept --why TEXT"
         )
+    if v.phase == PROGRAM_CALL:
+        return f"Next: precaudit compare {run}"
     if v.kind == "formula" and v.status != "unknown":
         return f"Next: precaudit diagnose {run}"
     if v.status == "unknown" or v.depth[0] == LAST:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from rich.table import Table
@@ -93,5 +93,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     found = [e.distribution for e in errors if e.kind == "forward" and e.distribution is not None]
     if found:
         rows, same = sum(len(d.top1) for d in found), sum(x == 1.0 for d in found for x in d.top1)
-        largest = max((value(k) for d in found for k in d.kl), default=0.0)
-        yield f"Logits: top-1 is FP64's in {same} of {rows} rows; largest KL {largest:.1e}."
+        known = [x for d in found for k in d.kl if isfinite(x := value(k))]
+        said = f"; largest KL {max(known):.1e}" if known else ""
+        lost = f"; {rows - len(known)} have none: logits are NaN or infinite" if len(known) < rows else ""
+        yield f"Logits: top-1 is FP64's in {same} of {rows} rows{said}{lost}."
