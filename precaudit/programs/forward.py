@@ -90,8 +90,7 @@ def forward_numbers(stored: Array, exact: Array, drawn: list[Array], logits: boo
     rows = np.arange(len(stored))
     found = sizes(stored, canonical(exact, "TD"), "TD", rows)
     with np.errstate(invalid="ignore"):
-        error = np.where(np.isfinite(stored.astype(np.float64) - exact), stored.astype(np.float64) - exact, 0.0)
-        errors = [np.nan_to_num(x - exact, nan=0.0, posinf=0.0, neginf=0.0) for x in drawn]
+        error, *errors = (np.nan_to_num(widen(x) - exact, nan=0.0, posinf=0.0, neginf=0.0) for x in (stored, *drawn))
     energy = np.mean([np.sum(e**2, axis=1) for e in errors], axis=0)
     power = np.sum(np.where(np.isfinite(exact), exact, 0.0) ** 2, axis=1)
     noise = float(np.sqrt(energy.sum()))
