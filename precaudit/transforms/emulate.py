@@ -66,9 +66,9 @@ def exactly(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None
 def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None = None) -> Callable[..., list[Any]]:
     """Return ``g(seed, *leaves) → outputs`` of a closed jaxpr: all of a program in FP64, or as its equations round.
 
-    ``how``: None for FP64, where ``seed`` is not read; else each ``seed``, instead of its own, is another realisation of
-    one compiled function. Leaves and outputs are FP64 where they are floats, whatever their declared formats, so that a call's
-    outputs may be the next one's inputs. Under ``jax.enable_x64(True)``.
+    ``how``: None for FP64, where ``seed`` is not read; else each ``seed``, instead of its own, is another realisation
+    of one compiled function. Leaves and outputs are FP64 where they are floats, whatever their declared formats, so
+    that a call's outputs may be the next one's inputs. Under ``jax.enable_x64(True)``.
     """
 
     def run(seed: Any, *leaves: Any) -> list[Any]:
