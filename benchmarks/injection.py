@@ -18,13 +18,13 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder import Parts
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.metrics.sizes import arranged, canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.points import POINTS, present
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord

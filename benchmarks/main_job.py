@@ -27,12 +27,12 @@ from precaudit.caching import cache_folder
 from precaudit.checkpoints import open_checkpoint
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS, present
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
-from precaudit.points import POINTS, present
 from precaudit.prompts import Prompt, encode_prompt
 from precaudit.records import PromptRecord, Requested
 from precaudit.store import RunWriter

@@ -14,8 +14,17 @@ from pathlib import Path
 
 LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # The source that reads a model and computes references; that computes records; that computes findings.
-READS = ("checkpoints", "configs", "formats.py", "arrays.py", "rounding_kernels.py", "policies", "numpy_decoder")
-COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "points.py", "records.py", "row_hashes.py")
+READS = (
+    "checkpoints",
+    "configs",
+    "formats.py",
+    "arrays.py",
+    "rounding_kernels.py",
+    "policies",
+    "graphs",
+    "numpy_decoder",
+)
+COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "records.py", "row_hashes.py")
 DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "tracing", "transforms")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
-from precaudit.points import CACHES, POINTS
+from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
 from precaudit.policies import Policy
 from precaudit.records import Requested
 from precaudit.selection import parse_positions
@@ -58,7 +58,8 @@ def formula_keys(requested: Requested, config: DecoderConfig, phases: Collection
     All layers, of the points recorded, attn_out, resid_out and logits: what comes before shows in them. Scores and
     probs show in attn_out, and grow with the square of the length.
     """
-    wanted = {*requested.points, *requested.support, "attn_out", "resid_out", "logits"} - {"scores", "probs"}
+    recorded = {*requested.points, *requested.support}
+    wanted = {p.name for p in POINTS.values() if (p.name in recorded or p.milestone) and not p.keyed}
     for phase in phases:
         for step in steps_of(requested) if phase == "decode" else range(1):
             for point in (p for p in POINTS if p in wanted and (phase == "decode" or not POINTS[p].state)):
@@ -97,7 +98,7 @@ def calls(requested: Requested) -> list[tuple[str, int]]:
 
 def needs_rows(requested: Requested) -> bool:
     """Whether every k and v row is needed, as attention's inputs or to check the caches."""
-    return bool({*requested.points, *requested.support} & {"scores", "attn_out", *CACHES.values()})
+    return any(POINTS[p].reads_keys or POINTS[p].state for p in (*requested.points, *requested.support))
 
 
 def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tuple[tuple[int, ...], int]:
@@ -118,10 +119,11 @@ def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tu
     if point in CACHES and needs_rows(requested):
         return tuple(range(end)), end
     logit_rows = tuple(range(end)) if requested.every_logit else ((n - 1,) if phase == "prefill" else tuple(new))
-    if point == "logits" or (point == "final_norm" and point not in requested.points):
+    row = POINTS[point]
+    if row.kind == "head" or (not row.per_layer and point not in requested.points):
         return logit_rows, end
     chosen = {p for p in parse_positions(requested.positions, end) if p in new}
-    if point == "final_norm" and "logits" in requested.points:
+    if not row.per_layer and LOGITS in requested.points:
         chosen |= set(logit_rows)
     return tuple(sorted(chosen)), end
 
@@ -151,12 +153,8 @@ def entry_format(policy: Policy, entry: Entry) -> str:
 
 def point_format(policy: Policy, point: str) -> str:
     """Return the format a policy stores a point in."""
-    own = {
-        "k_cache": policy.kv_cache, "v_cache": policy.kv_cache, "scores": policy.scores, "probs": policy.probs,
-        "attn_out": policy.attn_out, "resid_in": policy.residual, "resid_mid": policy.residual,
-        "resid_out": policy.residual, "logits": policy.logits,
-    }  # fmt: skip
-    return own.get(point, policy.activations)
+    name: str = getattr(policy, POINTS[point].format)
+    return name
 
 
 def predicted_bytes(requested: Requested, config: DecoderConfig, policy: Policy, lengths: list[int]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precaudit.errors import UserError, nearest
-from precaudit.points import DEFAULT_POINTS, POINTS, parse_points, support
+from precaudit.graphs.decoder import DEFAULT_POINTS, LOGITS, POINTS, support
 
 PHASES = ("prefill", "decode", "rescore")
 
@@ -129,3 +129,22 @@ def choose_prompts(wanted: tuple[str, ...] | None, known: Sequence[str]) -> tupl
         if name not in known:
             raise UserError(f"unknown prompt {name!r}{nearest(name, known)}")
     return tuple(k for k in known if k in wanted)
+
+
+def parse_points(text: str) -> tuple[tuple[str, ...], bool]:
+    """Return the points named in ``"q,k,logits:all"`` in table order, and whether logits are wanted everywhere.
+
+    ``all`` names every point. Raises UserError for an unknown one.
+    """
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise UserError("no point is named; for example --points q,k,v,attn_out,logits")
+    everywhere = f"{LOGITS}:all"
+    every_logit = everywhere in names
+    chosen = {LOGITS if n == everywhere else n for n in names}
+    if "all" in chosen:
+        chosen = (chosen - {"all"}) | set(POINTS)
+    for name in chosen:
+        if name not in POINTS:
+            raise UserError(f"unknown point {name!r}{nearest(name, [*POINTS, 'all', everywhere])}")
+    return tuple(n for n in POINTS if n in chosen), every_logit

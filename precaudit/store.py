@@ -18,7 +18,6 @@ import xxhash
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
-from precaudit.points import parse_points
 from precaudit.policies import KEYS, Policy, apply_settings, completed
 from precaudit.records import (
     SCHEMA,
@@ -32,6 +31,7 @@ from precaudit.records import (
     number,
     write_lines,
 )
+from precaudit.selection import parse_points
 from precaudit.writing import PART, sync, temporary, write_whole
 
 if TYPE_CHECKING:  # the gate reads runs, and no tensor of them

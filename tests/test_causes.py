@@ -18,10 +18,10 @@ from precaudit.diagnosis.candidates import variants
 from precaudit.diagnosis.forms import made
 from precaudit.diagnosis.replay import read_by, replay
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder.parts import attention_scores, masked_softmax
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.points import POINTS, present
 from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

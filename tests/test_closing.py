@@ -270,7 +270,7 @@ def test_advice_is_for_what_was_not_requested(tmp_path):
         positions=None, every_logit=False, decode_steps=1, batch=1, pad="right", tokens_from=None,
     )  # fmt: skip
     assert missing(requested, 5, False) == "record more with --points all, --layers :"
-    from precaudit.points import POINTS
+    from precaudit.graphs.decoder import POINTS
 
     every = msgspec.structs.replace(requested, points=tuple(POINTS))
     assert missing(every, 5, False) == "record more with --layers :"

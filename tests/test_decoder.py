@@ -7,10 +7,10 @@ import pytest
 from precaudit.arrays import widen
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
+from precaudit.graphs.decoder import POINTS, present
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.numpy_decoder import threads
-from precaudit.points import POINTS, present
 from precaudit.policies import apply_settings
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

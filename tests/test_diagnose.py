@@ -31,11 +31,11 @@ from precaudit.diagnosis.remedies import _raised, remedies
 from precaudit.diagnosis.shares import PLANTED, shares
 from precaudit.diagnosis.views import _relative, partings, summary
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import present
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.points import present
 from precaudit.records import ErrorRecord, read_lines
 from precaudit.reports.diagnosis import growth, jumps, spans, text
 from precaudit.selection import Selection

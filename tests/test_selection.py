@@ -4,10 +4,10 @@ import pytest
 
 from precaudit.coverage import entries
 from precaudit.errors import UserError
-from precaudit.points import parse_points, support
+from precaudit.graphs.decoder import support
 from precaudit.policies import Policy, apply_settings, load_policy, parse_settings, shipped
 from precaudit.records import Requested
-from precaudit.selection import Selection, parse_layers, parse_positions
+from precaudit.selection import Selection, parse_layers, parse_points, parse_positions
 from precaudit.tracing.programs import bucket
 
 

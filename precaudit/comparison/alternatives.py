@@ -12,25 +12,17 @@ from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.metrics.sizes import canonical
-from precaudit.numpy_decoder.honest import SUMS, honest_forms, on_single_rows
+from precaudit.numpy_decoder.honest import honest_forms, on_single_rows
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import Rounding, elisions, of_policy
-from precaudit.points import inputs_of
 from precaudit.policies import Policy
 from precaudit.records import device_kind
 
-RESIDUALS = ("resid_mid", "resid_out")
 DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
 UNIT = FORMATS["float32"].unit_roundoff
-
-# The place at which a point itself is rounded
-STORED = {
-    "attn_norm": "norm", "q": "rows", "k": "rows", "v": "rows", "scores": "scores", "probs": "probs",
-    "attn_out": "attn_out", "attn_proj": "proj", "resid_mid": "residual", "mlp_norm": "norm", "mlp_act": "mlp_act",
-    "mlp_out": "proj", "resid_out": "residual", "final_norm": "norm", "router": "rows", "experts": "rows",
-}  # fmt: skip
 
 
 class Alternative(NamedTuple):
@@ -79,7 +71,7 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     A float32 sum whose second summand ends in a product may be one fused multiply-add: the summand is off by half a
     unit in the last place at most, which cancellation makes large.
     """
-    point = o.place.point
+    point, row = o.place.point, o.row
     base = of_policy(policy, o.place.phase == "decode")
     sets = elisions(point, model.config, policy)
     roundings = [base.eliding(places) for places in sets]
@@ -89,20 +81,20 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     for borders, name, inputs in chained_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), borders=borders)
-    if point in ("resid_mid", "resid_out") and o.stored.dtype == np.float32:
+    if row.kind == "sum" and o.stored.dtype == np.float32:
         *first, added = o.inputs
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
     if device_kind(recorded.run.record.device) == "gpu":  # what XLA makes twice there
-        if point in RESIDUALS and (both := rounded_again(recorded, model, o, base)) is not None:
+        if row.kind == "sum" and (both := rounded_again(recorded, model, o, base)) is not None:
             as_read, other = (canonical(y, o.axes) for x in both for y in o.evaluate([base], [*o.inputs[:-1], x]))
             seen = canonical(o.stored, o.axes)
             nearer = np.where(np.abs(seen - other) < np.abs(seen - as_read), other, as_read)
             yield Alternative((f"{inputs_of(point, model.config.sparse)[-1]} rounded again",), nearer)
         for again, inputs in inputs_summed_again(recorded, model, o):
             yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
-    for form in honest_forms(point, o.stored.dtype.name):
+    for form in honest_forms(row, o.stored.dtype.name):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
 
@@ -124,8 +116,8 @@ def unrounded_inputs(
     for j, producer in producers(recorded, model, o):
         point, dtype = producer.place.point, producer.stored.dtype.name
         for places in elisions(point, model.config, policy):
-            unrounded = base.eliding((*places, STORED[point]))
-            made = on_single_rows(unrounded, point, dtype, policy.scores, device, decode)
+            unrounded = base.eliding((*places, producer.row.place))
+            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, device, decode)
             for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
                 kept = _kept(o, j, producer, y)
                 if kept is not None:
@@ -158,7 +150,7 @@ def producers(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[
     """
     place = o.place
     for j, name in enumerate(inputs_of(place.point, model.config.sparse)[: len(o.inputs)]):
-        if place.phase == "decode" and j and place.point in ("scores", "attn_out"):
+        if place.phase == "decode" and j and o.row.reads_keys:
             return
         source = _source(place, name, model.config.layers)
         rows = None if source is None else _rows(recorded, source, o)
@@ -179,7 +171,7 @@ def unwound(
         if producer.place.layer != o.place.layer:
             continue
         more, its = unwound(recorded, model, producer, base, borders - 1)
-        made = producer.evaluate([base.eliding((STORED[producer.place.point],))], its)[0]
+        made = producer.evaluate([base.eliding((producer.row.place,))], its)[0]
         kept = _kept(o, j, producer, made)
         if kept is not None:
             inputs[j] = kept
@@ -190,7 +182,7 @@ def unwound(
 def _kept(o: Operation, j: int, producer: Operation, made: Array) -> Array | None:
     """Return the rows of what a producer makes that are an operation's input ``j``, as near as what was recorded."""
     wanted = o.positions if j == 0 or "S" not in o.axes else producer.positions
-    kept = made if producer.axes == "HTS" else made[np.searchsorted(producer.positions, wanted)]
+    kept = made if producer.row.keyed else made[np.searchsorted(producer.positions, wanted)]
     if kept.shape != o.inputs[j].shape:
         return None
     return consistent(kept, o.inputs[j], producer.stored.dtype.name)
@@ -236,7 +228,7 @@ def rounded_again(recorded: Recorded, model: Model, o: Operation, base: Rounding
         return None
     if not np.array_equal(producer.positions, o.positions):
         return None
-    made = producer.evaluate([base.eliding((STORED[source.point],))])[0]
+    made = producer.evaluate([base.eliding((producer.row.place,))])[0]
     dtype = rows.values.dtype.name
     other = rounder(dtype)(read + 2 * np.sign(made - read) * half_ulp(made, dtype))
     near = np.abs((read + other) / 2 - made) <= TIES * UNIT * np.asarray(producer.magnitude(UNIT))
@@ -250,15 +242,15 @@ def _summed_again(recorded: Recorded, model: Model, o: Operation, name: str, rea
     if source is None or rows is None or rows.values.dtype != np.float32:
         return None
     producer = prepare(recorded, model, source, rows)
-    if producer is None or (source.point not in SUMS and source.point not in RESIDUALS):
+    if producer is None or not (producer.row.sums or producer.row.kind == "sum"):
         return None
     sizes = UNIT * np.asarray(producer.magnitude(UNIT))
-    if source.point in RESIDUALS:
+    if producer.row.kind == "sum":
         added = inputs_of(source.point, model.config.sparse)[-1]
         more = _summed_again(recorded, model, producer, added, producer.inputs[-1])
         sizes = sizes if more is None else sizes + more
     wanted = o.positions if len(read) == len(o.positions) else producer.positions
-    if producer.axes == "HTS" or not np.isin(wanted, producer.positions).all():
+    if producer.row.keyed or not np.isin(wanted, producer.positions).all():
         return None
     kept = sizes[np.searchsorted(producer.positions, wanted)]
     return kept.reshape(read.shape) if kept.size == read.size else None
@@ -272,11 +264,10 @@ def _rows(recorded: Recorded, source: Place, o: Operation) -> Rows | None:
 
 def _source(place: Place, name: str, layers: int) -> Place | None:
     """Return the place that made an input; None where no operation of the layers did."""
-    layer = place.layer
-    if place.point == "final_norm":
-        layer = layers - 1
-    if name == "resid_in":
+    layer = layers - 1 if place.layer is None else place.layer
+    before = POINTS[name].handed
+    if before is not None:
         if not layer:
             return None
-        layer, name = layer - 1, "resid_out"
-    return Place(place.prompt, place.phase, 0, None if name == "final_norm" else layer, name)
+        layer, name = layer - 1, before
+    return Place(place.prompt, place.phase, 0, layer if POINTS[name].per_layer else None, name)

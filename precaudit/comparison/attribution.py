@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from precaudit.comparison.closing import badness
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, value
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named

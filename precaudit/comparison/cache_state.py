@@ -9,7 +9,7 @@ from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place, measured
 from precaudit.coverage import HASH_FORMAT
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord
 from precaudit.row_hashes import row_hashes
 

@@ -31,11 +31,11 @@ from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.numpy_decoder.accumulation import parse_accumulation
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
-from precaudit.points import POINTS
 from precaudit.policies import recorded_policy
 from precaudit.records import (
     ErrorRecord,
@@ -241,7 +241,7 @@ def _per_layer(
 
 def _summed(errors: list[ErrorRecord]) -> Callable[[Array, Array], Array] | None:
     """Return the sums of another honest form by which local records close, the one of most; None without any."""
-    dots = {f.name: f.dot for point in ("q", "logits") for f in honest_forms(point, "float32") if f.dot is not None}
+    dots = {f.name: f.dot for f in honest_forms(POINTS[LOGITS], "float32") if f.dot is not None}
     used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in dots)
     return dots[used.most_common(1)[0][0]] if used else None
 

@@ -13,13 +13,13 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References
 from precaudit.comparison.rows import Place, measured, unseen
 from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_for
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
-from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Look, number
 
@@ -79,7 +79,7 @@ class Truth:
 
     def logits(self, prompt: str, position: int) -> Array | None:
         """Return the FP64 logits [V] at a position."""
-        values, at = self.values(prompt, None, "logits"), np.flatnonzero(self.rows[prompt] == position)
+        values, at = self.values(prompt, None, LOGITS), np.flatnonzero(self.rows[prompt] == position)
         return None if values is None or not len(at) else values[int(at[0])]
 
     def energy(self, place: Place) -> tuple[Array, Array | None]:
@@ -88,7 +88,7 @@ class Truth:
         key = (prompt, place.layer, place.point)
         decoded = place.phase == "decode" and bool(self.decoded)
         kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
-        return kinds[0][key], kinds[1].get(prompt) if place.point == "logits" else None
+        return kinds[0][key], kinds[1].get(prompt) if place.point == LOGITS else None
 
     @property
     def sigma(self) -> float:
@@ -100,7 +100,7 @@ class Truth:
         return max(sizes, default=float("nan"))
 
     def _rms(self, kind: dict[tuple[str, int | None, str], Array]) -> float:
-        rows = [kind[self.alike[p], None, "logits"] for p in self.prompts]
+        rows = [kind[self.alike[p], None, LOGITS] for p in self.prompts]
         n = sum(len(e) for e in rows) * self.vocab
         return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 
@@ -128,7 +128,7 @@ def establish(
     places = {p: References.of(root, weights, model.config, tokens[p]) for p in first.values()}
     truth = Truth(prompts, places, rows, model.config.vocab, alike=alike)
     wanted = [p for p in look.points if not POINTS[p].state]
-    wanted += [] if "logits" in wanted else ["logits"]
+    wanted += [] if LOGITS in wanted else [LOGITS]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
     absent = [p for p in truth.distinct if any(truth.values(p, at, name) is None for at, name in names)]
 
@@ -198,12 +198,12 @@ class Pool:
         reference = self.truth.values(prompt, layer, point)
         assert reference is not None
         error = canonical(values - reference, POINTS[point].axes)
-        if POINTS[point].axes == "HTS":
+        if POINTS[point].keyed:
             hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
             error = np.where(hidden[:, None], 0.0, error)
         key = (prompt, layer, point)
         self.noise[key] = self.noise.get(key, 0.0) + np.einsum("thk,thk->th", error, error) / RUNS
-        if point == "logits":
+        if point == LOGITS:
             self.errors.setdefault(prompt, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
 
     def sampled(self, rows: int) -> Array:
@@ -215,9 +215,9 @@ class Pool:
     def finish(self) -> None:
         """Pool the noise of KL over draws and rows: an error of another row, brought to a row's rms, is one more."""
         for prompt, kept in self.errors.items():
-            logits = self.truth.values(prompt, None, "logits")
+            logits = self.truth.values(prompt, None, LOGITS)
             assert logits is not None
-            size = np.sqrt(self.noise[prompt, None, "logits"][:, 0])
+            size = np.sqrt(self.noise[prompt, None, LOGITS][:, 0])
             if not len(size):  # a run that was cut off before its first step
                 self.kl[prompt] = size
                 continue
@@ -238,12 +238,12 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
             continue
         here = replace(place, step=step)
         rows = _rows(recorded, here)
-        known = truth.rows[place.prompt] if place.point == "logits" else np.arange(_length(reference, place.point))
+        known = truth.rows[place.prompt] if place.point == LOGITS else np.arange(_length(reference, place.point))
         if not np.isin(rows, known).all():
             yield here.record("forward", run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
             continue
-        index = np.searchsorted(truth.rows[place.prompt], rows) if place.point == "logits" else rows
-        if POINTS[place.point].axes == "HTS":
+        index = np.searchsorted(truth.rows[place.prompt], rows) if place.point == LOGITS else rows
+        if POINTS[place.point].keyed:
             values = np.asarray(reference[:, rows, : stored.shape[2]])
         else:
             values = np.asarray(reference[index])
@@ -269,7 +269,7 @@ def _scopes(scopes: dict[str, Any], d: Difference, energy: Array, rows: Any, poi
     rho = ratio(float(energy.sum()), float(power.sum())) if power.any() else 0.0
     slices = {}
     for name, axis in (("token", 1), ("head", 0)):
-        if name == "head" and not POINTS[point].axes.endswith("K") and POINTS[point].axes != "HTS":
+        if name == "head" and not POINTS[point].heads:
             continue
         top, noise = error.sum(axis=axis), energy.sum(axis=axis) + rho * power.sum(axis=axis)
         with np.errstate(divide="ignore", invalid="ignore"):

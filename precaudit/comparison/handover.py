@@ -9,10 +9,11 @@ from precaudit.arrays import Array, as_format, single, widen
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
 from precaudit.configs import EMBEDDING
+from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import ErrorRecord
 
-POINT, BEFORE = "resid_in", "resid_out"
+POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
 
 
 def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Place) -> Iterator[ErrorRecord]:

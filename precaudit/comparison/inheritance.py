@@ -7,10 +7,9 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.operations import Operation, keys_of
 from precaudit.comparison.recorded import Recorded
+from precaudit.graphs.decoder import POINTS, parts_of
 from precaudit.numpy_decoder.model import all_probs
 from precaudit.numpy_decoder.rounding import Rounding
-
-BETWEEN = ("probs", "scores")
 
 
 def from_between(recorded: Recorded, o: Operation, step: int, rounding: Rounding) -> Iterator[tuple[str, Array]]:
@@ -20,17 +19,17 @@ def from_between(recorded: Recorded, o: Operation, step: int, rounding: Rounding
     it only inherits.
     """
     place = o.place
-    if place.point != "attn_out":
+    if o.row.kind != "mix":
         return
-    values = keys_of(recorded, place, "v")
-    for name in BETWEEN:
+    values = keys_of(recorded, place, o.row.inputs[-1])
+    for name in parts_of(place.point):
         stored = recorded.tensor(place.prompt, place.phase, step, place.layer, name)
         rows = recorded.rows_of(place.prompt, place.phase, step, place.layer, name)
         if stored is None or rows is None or values is None:
             continue
         made, keys = widen(stored), stored.shape[2]
         source = values[-1] if len(values) > 1 and keys == len(values[-1]) else values[0]
-        if name == "scores":
+        if POINTS[name].kind == "score":
             made = all_probs(made, rows, o.window, rounding)
         wide, group = widen(source)[:keys], made.shape[0] // source.shape[1]
         out = np.stack([rounding.dot(p, wide[:, h // group]) for h, p in enumerate(made)], axis=1)

@@ -16,6 +16,7 @@ from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place, measured
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.honest import on_single_rows
@@ -27,21 +28,10 @@ from precaudit.numpy_decoder.rounding import (
     elisions,
     of_policy,
 )
-from precaudit.points import POINTS
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, device_kind, number
 
-NO_SUM = (
-    "experts",
-    "resid_mid",
-    "resid_out",
-    "probs",
-    "attn_norm",
-    "mlp_norm",
-    "final_norm",
-)  # no dot product to accumulate
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
-WITHOUT_WEIGHTS = ("experts", "scores", "probs", "attn_out", "resid_mid", "resid_out")
 
 
 @dataclass(frozen=True)
@@ -60,16 +50,16 @@ class Emulations:
         base = of_policy(self.policy, decode)
         found = {"fp64": FP64}
         dtype = o.stored.dtype.name
-        for how, r in on_single_rows(base, point, dtype, self.policy.scores, device, decode).items():
+        for how, r in on_single_rows(base, o.row, dtype, self.policy.scores, device, decode).items():
             for places in elisions(point, model.config, self.policy):
                 found["|".join(("policy", *places, *how))] = r.eliding(places)
-        if point not in NO_SUM:
+        if o.row.sums:
             found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found
 
     def joined(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
         """Return {accumulation: {elision: rounding}}: the policy's roundings with another format in the sums."""
-        if point in NO_SUM:
+        if not POINTS[point].sums:
             return {}
         return {
             name: {elision: replace(r, dot=accumulating(name)) for elision, r in policies.items()}
@@ -128,7 +118,7 @@ def local_errors(
         return  # resid_in is what the layer before handed over: no operation made it
     for part in parts(recorded, place):
         point, decode = place.point, place.phase == "decode"
-        if not weights and point not in WITHOUT_WEIGHTS:
+        if not weights and POINTS[point].tensors:
             yield from _unknown(part, place, run, "weights")
             continue
         if missing := not_emulated(emulations.policy, point, decode, device_kind(recorded.run.record.device)):
@@ -148,19 +138,16 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
 
     ``policy``: as its device makes it (``policies.on_device``).
     """
-    inside = {
-        "norm": ("attn_norm", "mlp_norm", "final_norm"), "rope": ("q", "k"), "softmax": ("probs", "attn_out"),
-    }  # fmt: skip
-    for key, points in inside.items():
-        if point in points and getattr(policy, key) != "float32":
-            return f"{key} = {getattr(policy, key)}"
-    if point == "mlp_act" and policy.mlp not in ("float32", policy.activations):
+    row = POINTS[point]
+    if row.arithmetic is not None and (key := getattr(policy, row.arithmetic)) != "float32":
+        return f"{row.arithmetic} = {key}"
+    if "mlp" in row.inner and policy.mlp not in ("float32", policy.activations):
         return f"mlp = {policy.mlp}"
-    factors = (policy.probs, policy.activations) if point == "attn_out" else (policy.activations,)
-    if decode and policy.decode_attention == "float32" and point in ("scores", "attn_out"):
+    factors = tuple(getattr(policy, key) for key in row.operands)
+    if decode and policy.decode_attention == "float32" and row.reads_keys:
         factors = ("float32",)
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
-    if point not in NO_SUM and "float32" in factors and not exact:
+    if row.sums and "float32" in factors and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
     return None
 
@@ -258,7 +245,7 @@ def _closest(made: Made, others: Iterable[Alternative], one: slice) -> Made:
 def _step(o: Operation, stored: Array, made: Made) -> Iterator[ErrorRecord]:
     place, yard = o.place, made.yardstick
     exact = yard.reference
-    back = exact.transpose(1, 0, 2) if o.axes == "HTS" else exact.reshape(stored.shape)
+    back = exact.transpose(1, 0, 2) if o.row.keyed else exact.reshape(stored.shape)
     d, numbers = measured(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]
     shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}

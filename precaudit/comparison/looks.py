@@ -8,8 +8,8 @@ import msgspec
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.written import code, identity, known, written
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS, present
 from precaudit.numpy_decoder.accumulation import parse_accumulation
-from precaudit.points import POINTS, present
 from precaudit.records import (
     SCHEMA,
     CompareRecord,

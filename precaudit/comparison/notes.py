@@ -9,9 +9,9 @@ import numpy as np
 from precaudit.comparison.forward import Truth
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.comparison.recorded import Recorded
+from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS
-from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, Look, value
 from precaudit.store import unpack_positions
 
@@ -22,12 +22,14 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
     Near: FP64's router logits of an expert that came in and one that fell out differ by at most NEAR σ, σ the rms error
     of the layer's router logits under the emulated policy.
     """
+    route = next(p for p in POINTS.values() if p.kind == "route")
+    chosen_at, router = route.name, route.inputs[0]
     rows = flips = near = 0
     for prompt, phase, layer in product(look.prompts, look.phases, look.layers):
-        exact, logits = (truth.values(prompt, layer, p) for p in ("experts", "router"))
-        energy = truth.noise.get((truth.alike[prompt], layer, "router"))
+        exact, logits = (truth.values(prompt, layer, p) for p in (chosen_at, router))
+        energy = truth.noise.get((truth.alike[prompt], layer, router))
         for step in recorded.steps(phase):
-            key = (prompt, phase, step, layer, "experts")
+            key = (prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:
                 continue
             sigma = float(np.sqrt(energy.sum() / (len(energy) * logits.shape[1])))
@@ -98,7 +100,9 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
-    if truth is not None and "experts" in {*recorded.requested.points, *recorded.requested.support}:
+    if truth is not None and any(
+        POINTS[p].kind == "route" for p in (*recorded.requested.points, *recorded.requested.support)
+    ):
         yield from routing(recorded, look, truth)
     yield from prices(errors)
     yield from single_rows(errors)

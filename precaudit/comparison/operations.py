@@ -9,12 +9,13 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded, Rows
 from precaudit.comparison.rows import Place
+from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
 from precaudit.numpy_decoder.operators import Rule, attend, softmax
 from precaudit.numpy_decoder.rounding import Rounding, sharing_products
-from precaudit.points import CACHES, POINTS, inputs_of
 
 Magnitude = Callable[[float], Array]
 
@@ -46,9 +47,14 @@ class Operation:
     last: tuple[Array, ...] = ()
 
     @property
+    def row(self) -> Point:
+        """What is known of the operation."""
+        return POINTS[self.place.point]
+
+    @property
     def axes(self) -> str:
         """The point's axes."""
-        return POINTS[self.place.point].axes
+        return self.row.axes
 
     @property
     def stored(self) -> Array:
@@ -90,16 +96,15 @@ Evaluation = tuple[Array, tuple[Array, ...], Evaluate, Magnitude]
 
 def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> Evaluation | None:
     """Return Operation's positions, inputs, evaluate and magnitude; None where inputs were not recorded."""
-    if place.point in ("scores", "probs", "attn_out"):
+    row = POINTS[place.point]
+    if row.attends:
         return _attention(recorded, Rule.of(model.config, place.layer), place, part)
     layer = place.layer
-    if place.point == "final_norm":
-        inputs = [recorded.rows(place.prompt, place.phase, model.config.layers - 1, "resid_out")]
-    else:
-        inputs = [
-            recorded.rows(place.prompt, place.phase, layer, name)
-            for name in inputs_of(place.point, model.config.sparse)
-        ]
+    last = model.config.layers - 1 if layer is None else layer
+    inputs = [
+        recorded.rows(place.prompt, place.phase, last if POINTS[name].per_layer else None, name)
+        for name in inputs_of(place.point, model.config.sparse)
+    ]
     if any(i is None for i in inputs):
         return None
     present = [i for i in inputs if i is not None]
@@ -112,7 +117,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
         summed = with_sums(roundings, form)
-        if place.point == "logits":
+        if row.kind == "head":
             return model.logits(inputs[0], summed)
         shared = sharing_products(summed)
         return [model.apply(place.point, model.context(layer, positions, r), inputs) for r in shared]
@@ -130,11 +135,12 @@ def with_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding
 def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Evaluation | None:
     prompt, phase, layer = place.prompt, place.phase, place.layer
     assert layer is not None
-    if place.point == "probs":
+    row = POINTS[place.point]
+    if row.kind == "softmax":
         return _softmax(recorded, rule.window, place, part)
-    q = recorded.rows(prompt, phase, layer, "q")
-    keys = keys_of(recorded, place, "k")
-    values = keys_of(recorded, place, "v") if place.point == "attn_out" else keys
+    q = recorded.rows(prompt, phase, layer, row.inputs[0])
+    keys = keys_of(recorded, place, row.inputs[1])
+    values = keys_of(recorded, place, row.inputs[2]) if row.kind == "mix" else keys
     if q is None or keys is None or values is None:
         return None
     positions = np.intersect1d(part.positions, q.positions)
@@ -143,7 +149,7 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
     queries = widen(q.at(positions))
     k, v = [widen(x) for x in keys], [widen(x) for x in values]
 
-    if place.point == "scores":
+    if row.kind == "score":
         width = part.values.shape[2]
         source = (k[-1] if len(k) > 1 and width == len(k[-1]) else k[0])[:width]
 
@@ -177,16 +183,18 @@ def keys_of(recorded: Recorded, place: Place, point: str) -> list[Array] | None:
 
 def _last_read(recorded: Recorded, place: Place, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
     """Return the keys and values of a decode's last step where they are not those of the steps before."""
-    if place.phase != "decode" or place.point != "attn_out":
+    row = POINTS[place.point]
+    if place.phase != "decode" or row.kind != "mix":
         return ()
-    found = [keys_of(recorded, place, name) for name in ("k", "v")]
+    found = [keys_of(recorded, place, name) for name in row.inputs[1:]]
     last = tuple(widen(x[-1]) for x in found if x is not None)
     return () if all(map(np.array_equal, last, inputs[1:])) else last
 
 
 def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -> Evaluation | None:
     record = part.steps[0][0] if place.phase == "decode" else 0
-    s = recorded.tensor(place.prompt, place.phase, record, place.layer, "scores")
+    (scored_by,) = POINTS[place.point].inputs
+    s = recorded.tensor(place.prompt, place.phase, record, place.layer, scored_by)
     if s is None or s.shape != part.values.shape:
         return None
     wide = widen(s)

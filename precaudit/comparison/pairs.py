@@ -8,7 +8,7 @@ from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place, measured
 from precaudit.errors import UserError
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord
 from precaudit.store import unpack_positions
 

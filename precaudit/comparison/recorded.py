@@ -10,7 +10,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import HASH_FORMAT, entries, misfit
-from precaudit.points import CACHES, POINTS
+from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.records import PointRecord, Requested
 from precaudit.store import Run, positions_of, unpack_positions
 

@@ -21,6 +21,7 @@ import xxhash
 from precaudit.arrays import Array
 from precaudit.caching import READS, computed_by
 from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import LOGITS
 from precaudit.writing import whole
 
 DIGEST = 16  # bytes of an XXH3-128
@@ -50,7 +51,7 @@ class References:
     def name(self, layer: int | None, point: str, rows: Array) -> str:
         """Return a point's file name; logits depend on which rows were wanted."""
         name = point if layer is None else f"{layer}.{point}"
-        if point == "logits":
+        if point == LOGITS:
             name += "." + hashlib.sha256(rows.astype(np.int64).tobytes()).hexdigest()[:12]
         return f"{name}.npy"
 

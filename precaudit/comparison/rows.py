@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.sizes import Difference, canonical, sizes
-from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, number, value
 
 
@@ -57,7 +57,7 @@ def masked(point: str, positions: Sequence[int] | Array, keys: int, window: int 
 
     Only scores: a probability after the mask is read, and has to be 0.
     """
-    if point != "scores":
+    if POINTS[point].kind != "score":
         return None
     hidden = unseen(np.asarray(positions), keys, window)[:, None, :]
     return hidden if hidden.any() else None

@@ -9,7 +9,7 @@ import msgspec
 import precaudit
 from precaudit.caching import COMPARES, computed_by
 from precaudit.errors import UserError
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import SCHEMA, CompareRecord, ErrorRecord, PrefillDecodeRecord, read_lines
 from precaudit.store import Run, file_hash, open_run
 

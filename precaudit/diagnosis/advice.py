@@ -1,14 +1,14 @@
 """What to record next, by what the run already has."""
 
 from precaudit.comparison.recorded import Recorded
-from precaudit.points import present
+from precaudit.graphs.decoder import present
 from precaudit.records import Requested
 
 
 def record_more(recorded: Recorded) -> str:
     """Return the options under which trace records what this run lacks."""
     config = recorded.run.record.model.config
-    return missing(recorded.requested, config["layers"], bool(config.get("experts", 0)))
+    return missing(recorded.requested, config["layers"], recorded.config.sparse)
 
 
 def missing(requested: Requested, layers: int, sparse: bool) -> str:

@@ -13,26 +13,27 @@ from precaudit.diagnosis.flash import narrow_softmax, unshifted
 from precaudit.diagnosis.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
 from precaudit.diagnosis.variants import NARROW, Variant, at, roundings_of, stored, sums
 from precaudit.formats import FORMATS
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import Policy
 
 semantics = partial(Variant, kind="semantics")
 
 
-def attention_variants(point: str, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield variants of scores, probs or attn_out."""
-    if point != "probs":
+    if row.reads_keys:
         yield from _score_formats(policy)
         yield from _scales(config)
         yield from _caps(config)
-    if point != "scores":
+    if row.weighs:
         yield from _softmaxes(policy)
         yield from masks(config.window_of(layer))
-    if point == "attn_out":
-        yield from stored("attn_out", policy.attn_out)
+    if row.kind == "mix":
+        yield from stored(row.place, policy.attn_out)
         yield from _cached(policy)
-    if point != "probs":
-        yield from sums(point)
+    if row.reads_keys:
+        yield from sums(row)
 
 
 def _score_formats(policy: Policy) -> Iterator[Variant]:

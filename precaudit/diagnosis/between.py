@@ -5,18 +5,20 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.operations import Operation
 from precaudit.comparison.recorded import Recorded
+from precaudit.graphs.decoder import parts_of
 
 
 def recorded_probs(recorded: Recorded, o: Operation) -> Array | None:
     """Return the recorded probabilities [H, T, S] of attn_out's rows, 0 where a step saw fewer keys; None of others."""
     place = o.place
-    if place.point != "attn_out":
+    if o.row.kind != "mix":
         return None
+    weighed = parts_of(place.point)[0]
     keys = max(len(o.inputs[1]), *(len(x) for x in o.last), 0) if o.last else len(o.inputs[1])
     found: dict[int, Array] = {}
     for step, _ in o.part.steps:
-        stored = recorded.tensor(place.prompt, place.phase, step, place.layer, "probs")
-        rows = recorded.rows_of(place.prompt, place.phase, step, place.layer, "probs")
+        stored = recorded.tensor(place.prompt, place.phase, step, place.layer, weighed)
+        rows = recorded.rows_of(place.prompt, place.phase, step, place.layer, weighed)
         if stored is None or rows is None:
             return None
         wide = widen(stored)[:, :, :keys]

@@ -4,10 +4,8 @@ from collections.abc import Iterator
 
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.attention import attention_variants
-from precaudit.diagnosis.forms import ATTENTION, NORMS
-from precaudit.diagnosis.normalisation import norm_variants, norms_inside
+from precaudit.diagnosis.normalisation import norm_variants
 from precaudit.diagnosis.products import (
-    PROJECTED,
     logit_variants,
     other_layers,
     projection_variants,
@@ -15,25 +13,27 @@ from precaudit.diagnosis.products import (
     rotation_variants,
 )
 from precaudit.diagnosis.variants import Variant, stored
+from precaudit.graphs.decoder import POINTS
 from precaudit.policies import Policy
 
 
 def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield what may have been done instead of a point's operation under a policy; of equals the first is named."""
     yield Variant("as announced", "rounding", "the announced policy")
-    if point in ATTENTION:
-        yield from attention_variants(point, policy, config, layer)
-    if point in ("q", "k"):
+    row = POINTS[point]
+    if row.attends:
+        yield from attention_variants(row, policy, config, layer)
+    if row.rotates:
         yield from rotation_variants(config, layer)
-    yield from norm_variants(point, config)
-    if point in NORMS:
-        yield from stored("norm", policy.activations)
-        if norms_inside(point, config):
+    yield from norm_variants(row, config)
+    if row.kind == "norm":
+        yield from stored(row.place, policy.activations)
+        if row.norm(config) is not None:
             yield from other_layers(config, layer)
-    if point in PROJECTED:
-        yield from projection_variants(point, policy, config)
+    if row.projects:
+        yield from projection_variants(row, policy, config)
         yield from other_layers(config, layer)
-    if point in ("resid_mid", "resid_out"):
+    if row.kind == "sum":
         yield from residual_variants()
-    if point == "logits":
-        yield from logit_variants(policy, config)
+    if row.kind == "head":
+        yield from logit_variants(row, policy, config)

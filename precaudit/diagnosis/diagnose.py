@@ -36,19 +36,18 @@ from precaudit.diagnosis.streams import stream_state
 from precaudit.diagnosis.variants import Variant
 from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import ORDER, Verdict, suspect
 from precaudit.limits import default_limits
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
-from precaudit.points import POINTS
 from precaudit.policies import recorded_policy
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
 
 LAST = 1 << 30
-ATTENTION = ("scores", "probs", "attn_out")
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _fix(kind: str, point: str) -> str:
     inside = "jnp.float32 inside the operation, one cast of its result to the announced format"
     if kind != "format":
         return ""
-    return inside if point in ("probs", "attn_norm", "mlp_norm", "final_norm", "resid_mid", "resid_out") else product
+    return product if POINTS[point].sums else inside
 
 
 def _follows(f: Finding, earlier: Sequence[Finding]) -> bool:
@@ -331,7 +330,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """
     found: dict[tuple[str, str], Finding] = {}
     for f in findings:
-        key = ("attention" if f.point in ATTENTION and f.kind != "unknown" else f.point, f.cause)
+        key = ("attention" if POINTS[f.point].attends and f.kind != "unknown" else f.point, f.cause)
         if key not in found:
             found[key] = f
             continue
@@ -374,7 +373,7 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
 
 
 def _same_place(f: Finding, d: Differs) -> bool:
-    same = f.point == d.point or {f.point, d.point} <= set(ATTENTION)
+    same = f.point == d.point or (POINTS[f.point].attends and POINTS[d.point].attends)
     return same and f.layer == d.layer and d.phase in f.phases
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.attention import scaled_by, seeing
-from precaudit.diagnosis.forms import ATTENTION, Form, Inputs, configured, constant
-from precaudit.diagnosis.normalisation import norms_inside
+from precaudit.diagnosis.forms import Form, Inputs, configured, constant
 from precaudit.diagnosis.rotation import base_of, shifted, with_base
 from precaudit.diagnosis.variants import Variant
 
@@ -110,7 +109,7 @@ def logarithmic(low: float, high: float, n: int) -> tuple[float, ...]:
 def fits(o: Inputs) -> Iterator[Fit]:
     """Yield the numbers a point's operation may have got wrong."""
     c, layer = o.config, o.layer
-    if o.point in ("scores", "attn_out"):
+    if o.row.reads_keys:
         k = c.head_dim
         known = (("1/√K", 1.0), ("1/K", k**-0.5), ("1/√D", (k / c.width) ** 0.5), ("1/√(K+1)", (k / (k + 1)) ** 0.5))
         source = 1.0 / (c.score_scale * k**0.5)
@@ -120,15 +119,15 @@ def fits(o: Inputs) -> Iterator[Fit]:
             known=tuple((n, v * source) for n, v in known), source="it should be",
         )  # fmt: skip
         yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
-    if o.point in ATTENTION[1:]:
+    if o.row.weighs:
         yield from _windows(o)
-    if norms_inside(o.point, c):
+    if o.row.norm(c) is not None:
         yield Fit("epsilon", lambda x: constant(norm_eps=x), logarithmic(1e-12, 1, 49), c.norm_eps)
-    if o.point in ("q", "k"):
+    if o.row.rotates:
         yield from _rotations(c, layer, int(o.positions[-1]))
-    if o.point in ("attn_proj", "mlp_out") and c.residual_scale != 1.0:
+    if o.row.place == "proj" and c.residual_scale != 1.0:
         yield Fit("residual factor", lambda x: constant(residual_scale=x), logarithmic(1e-3, 1e3, 61), c.residual_scale)
-    if o.point == "logits":
+    if o.row.kind == "head":
         grid = logarithmic(1e-3, 1e3, 61)
         yield Fit(
             "logit scale", lambda x: constant(logit_scale=x), grid, c.logit_scale,

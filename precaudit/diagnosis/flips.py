@@ -11,6 +11,7 @@ from precaudit.comparison.prefill_decode import NEAR, logits_of
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References
 from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import top_ids
 
 TOP = (1, 5)
@@ -53,7 +54,7 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
     decoded = dict.fromkeys(recorded.run.prompts, 0)
     for prompt in recorded.run.prompts:
         rows = recorded.logit_rows(prompt)
-        truth = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, "logits", rows)
+        truth = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, LOGITS, rows)
         for s in recorded.run.steps if truth is not None else ():
             candidate = logits_of(recorded, s) if s.prompt == prompt else None
             if candidate is not None and truth is not None:

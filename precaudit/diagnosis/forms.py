@@ -14,20 +14,12 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.comparison.rows import unseen
 from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule, attend
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.points import POINTS
-
-NORMS = ("attn_norm", "mlp_norm", "final_norm")
-ATTENTION = ("scores", "probs", "attn_out")
-# the place that rounds what a point stores
-STORES = {
-    **dict.fromkeys(NORMS, "norm"), **dict.fromkeys(("q", "k", "v", "router", "experts"), "rows"),
-    **dict.fromkeys(("attn_proj", "mlp_out"), "proj"), **dict.fromkeys(("resid_mid", "resid_out"), "residual"),
-    **{name: name for name in ("scores", "probs", "attn_out", "mlp_act", "logits")},
-}  # fmt: skip
 
 Weight = Callable[[str], Array | None]
 
@@ -55,6 +47,11 @@ class Inputs:
     probs: Array | None = None
 
     @property
+    def row(self) -> Point:
+        """What is known of the operation."""
+        return POINTS[self.point]
+
+    @property
     def config(self) -> DecoderConfig:
         """The model's configuration."""
         return self.model.config
@@ -66,9 +63,8 @@ class Inputs:
 
     def rows(self, some: slice) -> "Inputs":
         """Return the same for some rows; keys and values stay whole."""
-        keyed = self.point in ("scores", "attn_out")
-        first = self.values[0][:, some] if self.point == "probs" else self.values[0][some]
-        others = self.values[1:] if keyed else tuple(x[some] for x in self.values[1:])
+        first = self.values[0][:, some] if self.row.kind == "softmax" else self.values[0][some]
+        others = self.values[1:] if self.row.reads_keys else tuple(x[some] for x in self.values[1:])
         whole = some.stop is None or some.stop >= len(self.positions)
         return replace(
             self, positions=self.positions[some], values=(first, *others), last=self.last if whole else (),
@@ -82,17 +78,17 @@ Form = Callable[[Inputs, Rounding], Array]
 def plain(o: Inputs, r: Rounding) -> Array:
     """Return the operation as it should be."""
     rule = Rule.of(o.config, o.layer)
-    if o.point == "scores":
+    if o.row.kind == "score":
         return all_scores(o.values[0], o.values[1], rule, r)
-    if o.point == "probs":
+    if o.row.kind == "softmax":
         return all_probs(o.values[0], o.positions, rule.window, r)
-    if o.point == "attn_out":
+    if o.row.kind == "mix":
         q, k, v = o.values
         if o.probs is None:
             return attention(q, k, v, o.positions, rule, r)
         pairs = zip(o.probs, grouped(o, q.shape[1]), strict=True)
         return np.stack([r.attn_out(r.dot(p[:, : len(v)], v[:, g])) for p, g in pairs], axis=1)
-    if o.point == "logits":
+    if o.row.kind == "head":
         return o.model.logits(o.values[0], [r])[0]
     return o.model.apply(o.point, o.context(r), o.values)
 
@@ -145,7 +141,7 @@ def rescored(change: Callable[[Inputs, Array], Array]) -> Form:
     """Return probabilities or attention's output with the scores [H, T, S] changed before softmax."""
 
     def form(o: Inputs, r: Rounding) -> Array:
-        if o.point == "probs":
+        if o.row.kind == "softmax":
             return plain(replace(o, values=(change(o, o.values[0]),)), r)
         q, k, v = o.values
         rule = Rule.of(o.config, o.layer)
@@ -165,12 +161,12 @@ def weighing(softmax: Softmax) -> Form:
 
     def form(o: Inputs, r: Rounding) -> Array:
         s = o.values[0]
-        if o.point != "probs":
+        if o.row.kind != "softmax":
             s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
         hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
         with np.errstate(all="ignore"):
             p = r.probs(softmax(np.where(hidden, -np.inf, s), r))
-        if o.point == "probs":
+        if o.row.kind == "softmax":
             return p
         groups = enumerate(grouped(o, len(p)))
         return np.stack([r.attn_out(r.dot(p[h], o.values[2][:, g])) for h, g in groups], axis=1)
@@ -182,7 +178,7 @@ def finished(change: Callable[[Inputs, Array], Array], twice: bool = False, then
     """Return the operation with its result changed before it is stored; ``twice``: it was rounded once before."""
 
     def form(o: Inputs, r: Rounding) -> Array:
-        store = STORES[o.point]
+        store = o.row.place
         out = then(o, r if twice else r.eliding((store,)))
         rounded: Array = getattr(r, store)(change(o, out))
         return rounded
@@ -207,8 +203,8 @@ def normalising(scale: Callable[[Array, float, int], Array]) -> Form:
 
 def norm_width(o: Inputs) -> int:
     """Return how many elements a norm inside a point's operation takes the mean of."""
-    if o.point in ("q", "k"):
-        heads = {"q": o.config.heads, "k": o.config.kv_heads}[o.point]
+    if o.row.rotates:
+        heads = o.config.heads if "H" in o.row.axes else o.config.kv_heads
         return o.config.head_dim * (heads if o.config.qk_norm == "row" else 1)
     return o.config.width
 
@@ -238,4 +234,4 @@ def quantised(bits: int) -> Callable[[Array], Array]:
 
 def axes_of(o: Inputs) -> str:
     """Return the axes of an operation's result."""
-    return POINTS[o.point].axes
+    return o.row.axes

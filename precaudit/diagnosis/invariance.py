@@ -11,8 +11,8 @@ from precaudit.comparison.forward import Tell
 from precaudit.comparison.pairs import pair_errors
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
+from precaudit.graphs.decoder import POINTS
 from precaudit.limits import default_limits
-from precaudit.points import POINTS
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord, value
 from precaudit.selection import Selection

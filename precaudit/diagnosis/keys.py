@@ -15,7 +15,7 @@ from precaudit.numpy_decoder.rounding import FP64, Rounding
 
 def missing_keys(o: Inputs, candidate: Array, emulated: Array) -> Iterator[Variant]:
     """Yield attention without the one key that explains most of candidate − emulated [T, H, K]."""
-    if o.point == "probs":
+    if o.row.kind == "softmax":
         gone = np.flatnonzero((np.abs(candidate).max(axis=(0, 1)) == 0) & (np.abs(emulated).max(axis=(0, 1)) > 0))
         ways: dict[str, Callable[[int], Form]] = {"left out": unseen_key}
         found = {"left out": int(gone[0])} if len(gone) else {}

@@ -9,7 +9,6 @@ import numpy as np
 from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.forms import (
-    NORMS,
     Form,
     Inputs,
     Weight,
@@ -21,38 +20,29 @@ from precaudit.diagnosis.forms import (
     normalising,
 )
 from precaudit.diagnosis.variants import NARROW, Variant, roundings_of
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.rounding import Rounding
 
 semantics = partial(Variant, kind="semantics")
 
 
-def norms_inside(point: str, config: DecoderConfig) -> tuple[str, ...]:
-    """Return the names of the norms inside a point's operation."""
-    names = config.norm_names
-    found = {
-        "attn_norm": names.attn, "mlp_norm": names.mlp, "final_norm": "model.norm", "attn_proj": names.attn_post,
-        "mlp_out": names.mlp_post, "q": "self_attn.q_norm", "k": "self_attn.k_norm",
-    }.get(point)  # fmt: skip
-    return () if found is None or (point in ("q", "k") and not config.qk_norm) else (found,)
-
-
-def norm_variants(point: str, config: DecoderConfig) -> Iterator[Variant]:
-    """Yield variants of the norm inside a point's operation."""
-    names = norms_inside(point, config)
-    if not names:
+def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield variants of the norm inside an operation."""
+    name = row.norm(config)
+    if name is None:
         return
     eps = config.norm_eps
     yield from _epsilons(eps)
-    yield from _means(point)
-    yield semantics("weight left out", says="the norm has no weight", form=without_weight(names))
+    yield from _means(row)
+    yield semantics("weight left out", says="the norm has no weight", form=without_weight(name))
     if config.norm_offset:
         yield semantics("1 not added", says="1 is not added to the norm's weight", form=constant(norm_offset=0.0))
     yield semantics(
         "weight plus one", says="1 is added to the weight",
         form=configured(lambda c, layer: {"norm_offset": c.norm_offset + 1.0}),
     )  # fmt: skip
-    for name in NARROW:
-        yield Variant(f"norm in {name}", "format", f"the norm is computed in {name}", _narrow(name, point))
+    for narrow in NARROW:
+        yield Variant(f"norm in {narrow}", "format", f"the norm is computed in {narrow}", _narrow(narrow, row))
 
 
 def _epsilons(eps: float) -> Iterator[Variant]:
@@ -64,7 +54,7 @@ def _epsilons(eps: float) -> Iterator[Variant]:
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
 
 
-def _means(point: str) -> Iterator[Variant]:
+def _means(row: Point) -> Iterator[Variant]:
     for by in (-1, 1):
         yield semantics(
             f"mean over D {by:+d}", says=f"the sum of squares is divided by D {by:+d}",
@@ -74,7 +64,7 @@ def _means(point: str) -> Iterator[Variant]:
         "sum for mean", says="the sum of squares is not divided by D",
         form=normalising(lambda m, e, width: 1 / np.sqrt(m * width + e)),
     )  # fmt: skip
-    if point not in NORMS:
+    if row.kind != "norm":
         return
     made: dict[str, tuple[str, Callable[[Array, float], Array]]] = {
         "mean for mean square": ("the mean is taken for the mean square", lambda x, e: 1 / np.sqrt(x.mean(axis=1) + e)),
@@ -95,13 +85,13 @@ def _centred(o: Inputs, r: Rounding) -> tuple[Array, ...]:
     return tuple(x - x.mean(axis=-1, keepdims=True) for x in o.values)
 
 
-def without_weight(names: tuple[str, ...]) -> Form:
-    """Return the operation with the weight of these norms left out, its offset too."""
+def without_weight(norm: str) -> Form:
+    """Return the operation with the weight of a norm left out, its offset too."""
 
     def tensors(o: Inputs, weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             x = weight(name)
-            left_out = x is not None and name.removesuffix(".weight") in names
+            left_out = x is not None and name.removesuffix(".weight") == norm
             return np.full_like(x, 1.0 - o.config.norm_offset) if left_out else x
 
         return found
@@ -109,7 +99,7 @@ def without_weight(names: tuple[str, ...]) -> Form:
     return holding(tensors)
 
 
-def _narrow(name: str, point: str) -> Form:
+def _narrow(name: str, row: Point) -> Form:
     """Return a norm whose input, mean of squares and root are rounded."""
     narrow = rounder(name)
 
@@ -117,6 +107,6 @@ def _narrow(name: str, point: str) -> Form:
         return narrow(1 / narrow(np.sqrt(narrow(m) + e)))
 
     inside = normalising(scale)
-    if point not in NORMS:
+    if row.kind != "norm":
         return inside
     return lambda o, r: inside(replace(o, values=tuple(narrow(x) for x in o.values)), r)

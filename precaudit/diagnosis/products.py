@@ -6,7 +6,7 @@ from functools import partial
 
 from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.diagnosis.forms import STORES, Form, Inputs, Weight, constant, fed, holding
+from precaudit.diagnosis.forms import Form, Inputs, Weight, constant, fed, holding
 from precaudit.diagnosis.rotation import (
     interleaved,
     no_rope,
@@ -16,8 +16,9 @@ from precaudit.diagnosis.rotation import (
     with_frequencies,
 )
 from precaudit.diagnosis.variants import NARROW, STORED, Variant, first, roundings_of, stored, sums
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.operators import ACTIVATIONS
-from precaudit.numpy_decoder.rounding import BIASES, FP64
+from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import Policy
 
 semantics = partial(Variant, kind="semantics")
@@ -25,7 +26,6 @@ CALLED = {
     "silu": "silu", "gelu_tanh": "gelu with tanh", "gelu": "exact gelu", "quick_gelu": "quick gelu, x·σ(1.702 x)",
     "relu": "relu", "hard_silu": "hard silu", "identity": "no activation",
 }  # fmt: skip
-PROJECTED = ("q", "k", "v", "attn_proj", "mlp_act", "mlp_out", "router")
 
 
 def renamed(names: dict[str, str]) -> Form:
@@ -67,27 +67,21 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
             yield semantics(f"weights of layer {other}", says=f"layer {other}'s weights are used", form=of_layer(other))
 
 
-def has_bias(point: str, config: DecoderConfig) -> bool:
-    """Whether a point's operation adds a bias."""
-    name = "mlp_bias" if point == "mlp_act" else BIASES.get(point)
-    return name is not None and getattr(config, name) and not (config.sparse and point == "mlp_out")
-
-
-def projection_variants(point: str, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
+def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of a product with a matrix."""
-    yield from stored(STORES[point], policy.activations)
-    if has_bias(point, config):
+    yield from stored(row.place, policy.activations)
+    if row.biased(config):
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
-    if point == "mlp_act" or (point == "mlp_out" and config.sparse):
+    if row.activates(config):
         yield from _activations(config)
-    if point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0:
+    if row.place == "proj" and config.residual_scale != 1.0:
         yield semantics(
             "residual factor left out", says="the factor on what is added is left out",
             form=constant(residual_scale=1.0),
         )  # fmt: skip
         yield from roundings_of("residual factor", config.residual_scale, lambda x: constant(residual_scale=x))
-    yield from sums(point)
+    yield from sums(row)
 
 
 def _activations(config: DecoderConfig) -> Iterator[Variant]:
@@ -144,13 +138,13 @@ def weighted(*factors: float) -> Form:
     return fed(lambda o, r: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
 
 
-def logit_variants(policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
+def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of the output matrix, its factor and cap."""
-    yield from stored("logits", policy.logits)
+    yield from stored(row.place, policy.logits)
     if config.logit_scale != 1.0:
         yield semantics("logit factor left out", says="the logits' factor is left out", form=constant(logit_scale=1.0))
         yield from roundings_of("logit factor", config.logit_scale, lambda x: constant(logit_scale=x))
     if config.logit_cap is not None:
         yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
         yield from roundings_of("cap", config.logit_cap, lambda x: constant(logit_cap=x))
-    yield from sums("logits")
+    yield from sums(row)

@@ -15,6 +15,7 @@ from precaudit.diagnosis.records import Remedy
 from precaudit.diagnosis.shares import own_errors
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
@@ -44,11 +45,7 @@ CODE = {
 }
 
 
-# The point whose own error a part decides.
-POINT = {
-    "scores": "attn_out", "probs": "attn_out", "softmax": "attn_out", "attn_out": "attn_out", "residual": "resid_out",
-    "activations": "mlp_out", "mlp": "mlp_act", "norm": "attn_norm", "rope": "q", "logits": "final_norm",
-}  # fmt: skip
+SHOWN = {key: p.name for p in POINTS.values() for key in p.shows}
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def remedies(
     """
     truth: dict[int, Array] = {}
     rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
-    wanted = Wanted({"logits"}, None, rows)
+    wanted = Wanted({LOGITS}, None, rows)
     forward(model, list(prompts), [FP64], wanted, lambda i, at, p, x: truth.update({i: np.array(x)}))
     before = _measure(subject, prompts, rows, truth)
     found: list[tuple[float, Remedy]] = []
@@ -102,7 +99,7 @@ def remedies(
             continue
         gain = 1.0 - after.kl / before.kl if before.kl > 0 else 0.0
         prefill, step = _price(subject, raised, prompts[-1], rows[-1])
-        point = POINT.get(name, "mlp_out")
+        point = SHOWN.get(name, SHOWN["activations"])
         known = point in before.local and point in after.local
         remedy = Remedy(
             run=run, part=name, settings=settings, command=_words(name), code=_code(name),

@@ -116,7 +116,7 @@ class Bench:
 
     def blind(self, ahead: int) -> Array:
         """Return the rows [T] of which a key so far ahead was not recorded."""
-        keys = self.inputs.values[0].shape[2] if self.inputs.point == "probs" else len(self.inputs.values[-1])
+        keys = self.inputs.values[0].shape[2] if self.inputs.row.kind == "softmax" else len(self.inputs.values[-1])
         return (
             np.asarray(self.inputs.positions + ahead >= keys)
             if ahead > 0
@@ -321,7 +321,7 @@ def _fitted(part: Bench, fit: Fit) -> float | None:
 
 def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
     """Yield attention without a key."""
-    if whole.inputs.point in ("probs", "attn_out"):
+    if whole.inputs.row.weighs:
         yield from missing_keys(whole.inputs, whole.yardstick.candidate, emulated)
 
 

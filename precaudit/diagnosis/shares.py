@@ -9,8 +9,8 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.records import Share, Shares
+from precaudit.graphs.decoder import LOGITS, POINTS, present
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.points import POINTS, present
 from precaudit.records import number
 from precaudit.tracing.programs import Capture, bucket, jitted, prefill_program
 from precaudit.tracing.shadowed import exact_tables
@@ -18,7 +18,7 @@ from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
 
 NODES = (0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2)
-PLANTED = tuple(p for p in POINTS if "S" not in POINTS[p].axes and p not in ("resid_in", "logits"))
+PLANTED = tuple(p.name for p in POINTS.values() if p.kind not in ("stream", "cache", "head") and p.within is None)
 
 
 def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "margin") -> Shares:
@@ -32,12 +32,10 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     tokens = np.asarray(recorded.run.prompts[prompt].tokens, np.int32)
     layers, n = subject.config.layers, len(tokens)
     values = {p: v for p in PLANTED if (v := _stacked(recorded, prompt, p, layers, n)) is not None}
-    candidate = recorded.tensor(prompt, "prefill", 0, None, "logits")
+    candidate = recorded.tensor(prompt, "prefill", 0, None, LOGITS)
     lacking = [p for p in PLANTED if p in present(subject.config.sparse) and p not in values]
     if candidate is None or lacking:
-        why = (
-            f"shares need every operation of prefill ({lacking[0] if lacking else 'logits'} is not whole): --points all"
-        )
+        why = f"shares need every operation of prefill ({lacking[0] if lacking else LOGITS} is not whole): --points all"
         return unknown_shares(prompt, why, objective)
     if not np.isfinite(widen(candidate)[-1]).all():
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
@@ -62,7 +60,7 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         rule = jitted(at, subject.platform)
         found = [rule(t, errors, own, *args) for t in NODES]
         sums = {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}
-        parts = [Share(layer=None, point="logits", share=number(float(np.mean([float(x) for _, x in found]))))]
+        parts = [Share(layer=None, point=LOGITS, share=number(float(np.mean([float(x) for _, x in found]))))]
         for point, each in sums.items():
             for i, x in enumerate(np.atleast_1d(each)):
                 parts.append(Share(layer=i if POINTS[point].per_layer else None, point=point, share=number(float(x))))

@@ -10,6 +10,7 @@ from precaudit.arrays import rounder
 from precaudit.diagnosis.flash import Flash
 from precaudit.diagnosis.forms import Form, plain
 from precaudit.formats import FORMATS
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.accumulation import accumulating, pairwise
 from precaudit.numpy_decoder.rounding import Rounding
 
@@ -85,7 +86,7 @@ def stored(place: str, announced: str) -> Iterator[Variant]:
             )  # fmt: skip
 
 
-def sums(point: str) -> Iterator[Variant]:
+def sums(row: Point) -> Iterator[Variant]:
     """Yield sums in narrow formats and other orders; float32's are honest, and no failing record closes by them."""
     kind: Class = "format"
     for name in NARROW:
@@ -98,7 +99,7 @@ def sums(point: str) -> Iterator[Variant]:
         }  # fmt: skip
         for order, (says, dot) in orders.items():
             yield Variant(order, kind, says, plain, at(dot=dot))
-        if point == "attn_out":
+        if row.kind == "mix":
             for block in (64, 128):
                 yield Variant(
                     f"flash, blocks of {block}, in {name}", kind,

@@ -7,9 +7,9 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.points import POINTS
 from precaudit.store import unpack_positions
 
 
@@ -41,10 +41,10 @@ def partings(recorded: Recorded) -> Iterator[Parting]:
                 position = len(held.tokens) - 1 + step
                 first = False
                 for layer, point in places:
-                    if first and point != "logits":
+                    if first and point != LOGITS:
                         continue
                     distance = _distance(recorded, prompt, against, step, position, layer, point)
-                    if distance is not None and (distance or point == "logits"):
+                    if distance is not None and (distance or point == LOGITS):
                         first = True
                         yield Parting(prompt, against, step, position, layer, point, distance)
 
@@ -81,10 +81,10 @@ def _relative(a: Array, b: Array) -> float | None:
 def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | None:
     """Return one sentence on the views, or None where only one was recorded; rows finite in neither are left out."""
     found = list(partings(recorded))
-    logits = [p for p in found if p.point == "logits"]
+    logits = [p for p in found if p.point == LOGITS]
     if not logits:
         return None
-    parted = [p for p in found if p.distance and p.point != "logits"] or [p for p in logits if p.distance]
+    parted = [p for p in found if p.distance and p.point != LOGITS] or [p for p in logits if p.distance]
     if not parted:
         return "prefill and decode agree bit for bit wherever both were recorded"
     first = min(parted, key=lambda p: (LAST if p.layer is None else p.layer, ORDER[p.point]))

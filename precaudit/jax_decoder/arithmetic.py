@@ -1,6 +1,6 @@
 """A policy as JAX dtypes, and the one matmul everything goes through."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -35,19 +35,7 @@ class Arithmetic:
     @classmethod
     def of(cls, policy: Policy) -> "Arithmetic":
         """Resolve a policy's names."""
-        keys = [
-            "activations",
-            "residual",
-            "norm",
-            "rope",
-            "scores",
-            "softmax",
-            "probs",
-            "attn_out",
-            "mlp",
-            "kv_cache",
-            "logits",
-        ]
+        keys = [f.name for f in fields(cls) if f.name not in ("matmul", "decode_in_float32")]
         dtypes = {key: FORMATS[getattr(policy, key)].dtype for key in keys}
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from precaudit.errors import UserError, nearest
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, value
 from precaudit.selection import PHASES, parse_layers
 
@@ -133,7 +133,7 @@ def _has(point: str, kind: str) -> bool:
     """Whether a point has errors of a kind."""
     p = POINTS[point]
     if kind == "formula":
-        return point not in ("scores", "probs")
+        return not p.keyed
     return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))
 
 

@@ -7,11 +7,11 @@ import msgspec
 
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.judging.baselines import Place
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import disturbance, logit_noise
-from precaudit.points import POINTS
 from precaudit.policies import KEYS, Policy
 from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, value
 from precaudit.store import Run, positions_of
@@ -50,7 +50,8 @@ def _problem(
     problem = misfit(e, positions_of(found), found.shape, config)
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
-    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and e.point in ("scores", "probs")
+    point = POINTS[e.point]
+    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and point.keyed
     wanted = "float32" if cast_up else entry_format(policy, e)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
@@ -58,7 +59,7 @@ def _problem(
 def _uncompared(prompt: str, e: Entry, seen: Container[Place], layers: Container[int]) -> Iterator[Verdict]:
     point = POINTS[e.point]
     kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
-    if e.point == "resid_in" and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
+    if point.handed is not None and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
         kinds = ("state", *kinds)
     for kind in kinds:
         if (kind, prompt, *e.key) not in seen:
@@ -98,7 +99,7 @@ def disturbed(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterat
                 "excess_precision=off, and look again",
             )  # fmt: skip
     checked = {n.phase for n in run.record.neutrality}
-    captured = {p.phase for p in run.points if p.point != "logits"}
+    captured = {p.phase for p in run.points if p.point != LOGITS}
     for phase in asked.phases:
         if phase in captured and phase not in checked:
             yield Verdict(
@@ -127,7 +128,7 @@ def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict
             if (prompt, against, step) not in seen:
                 yield Verdict(
                     status="missing", kind=f"{against}/decode", prompt=prompt, phase="decode", step=step,
-                    point="logits", metric="top1", text="the two views of this position were not compared",
+                    point=LOGITS, metric="top1", text="the two views of this position were not compared",
                 )  # fmt: skip
 
 

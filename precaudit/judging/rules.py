@@ -1,9 +1,9 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
+from precaudit.graphs.decoder import POINTS
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks
-from precaudit.points import POINTS
 from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
 
 
@@ -61,8 +61,8 @@ def _formula(e: ErrorRecord) -> Verdict:
 
 def _lacking(e: ErrorRecord) -> str | None:
     """Return a scope every local record of its point has, and this one lacks."""
-    axes = POINTS[e.point].axes if e.point in POINTS and e.phase != PROGRAM_CALL else ""
-    expected = ("token", "head") if axes.endswith("K") or axes == "HTS" else ("token",)
+    heads = e.phase != PROGRAM_CALL and e.point in POINTS and POINTS[e.point].heads
+    expected = ("token", "head") if heads else ("token",)
     return next((s for s in expected if "excess" not in (e.scopes or {}).get(s, {})), None)
 
 

@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import LOGITS, POINTS, parts_of
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
 ORDER = {name: i for i, name in enumerate(POINTS)}
 HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
-BETWEEN = ("scores", "probs")  # what attention makes on the way to attn_out
 LAST = 1 << 30  # points outside layers come after them
 
 
@@ -63,7 +62,7 @@ class Verdict(Record, frozen=True):
         if "value" in found:
             found["value"] = number(found["value"])
         return cls(
-            status=status, kind=f"{p.against}/decode", prompt=p.prompt, phase="decode", step=p.step, point="logits",
+            status=status, kind=f"{p.against}/decode", prompt=p.prompt, phase="decode", step=p.step, point=LOGITS,
             metric="top1", scope="token", index=p.position, **found,
         )  # fmt: skip
 
@@ -135,8 +134,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
         if v.kind == "formula":
             return any(parted.get((v.prompt, phase), v.depth) < v.depth for phase in (v.phase, "prefill"))
         if v.kind == "local" and v.status == "fail":
-            between = v.inherits is not None and any((*v.place[:4], name) in flagged for name in BETWEEN)
-            return between or (v.point in ("scores", "attn_out") and v.place[:4] in altered)
+            between = v.inherits is not None and any((*v.place[:4], name) in flagged for name in parts_of(v.point))
+            return between or (v.place[:4] in altered and v.point in POINTS and POINTS[v.point].reads_keys)
         if v.kind == "local":
             return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         earlier = [first[k] for k in ((v.prompt, v.phase), (v.prompt, "prefill")) if k in first]

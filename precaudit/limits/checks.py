@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from precaudit.graphs.decoder import LOGITS
 from precaudit.limits import Limits, Local
 from precaudit.records import ErrorRecord, Neutrality, Number, Signed, value
 
@@ -69,7 +70,7 @@ def logit_noise(errors: Iterable[ErrorRecord]) -> dict[tuple[str, str, int], flo
     return {
         (e.prompt, e.phase, e.step): value(e.noise)
         for e in errors
-        if e.kind == "forward" and e.point == "logits" and e.noise is not None
+        if e.kind == "forward" and e.point == LOGITS and e.noise is not None
     }
 
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import POINTS
 from precaudit.numpy_decoder.accumulation import accumulating
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import (
     Rounding,
     elisions,
-    inner_places,
     redrawn,
     single_precision_dot,
 )
@@ -31,7 +31,6 @@ SHUFFLES = 9  # orders more for those
 ULPS = 4.0
 RECIPROCAL = 2.0**-22
 SAMPLED = 8  # rows of a product that are summed term by term
-WITH_RECIPROCAL = ("attn_norm", "mlp_norm", "final_norm", "probs", "attn_out", "mlp_act", "experts")
 
 
 @cache
@@ -64,9 +63,9 @@ def common(point: str, config: DecoderConfig) -> float:
 
     A tanh of small values is off by nearly the same factor for all.
     """
-    inside = any("norm_inner" in group for group in inner_places(point, config))
-    capped = {"scores": config.score_cap, "logits": config.logit_cap}.get(point) is not None
-    return RECIPROCAL if inside or capped or point in WITH_RECIPROCAL else 0.0
+    row = POINTS[point]
+    inside = any("norm_inner" in group for group in row.inner_places(config))
+    return RECIPROCAL if inside or row.capped(config) or row.inexact else 0.0
 
 
 def in_single(rounding: Rounding, seed: int) -> Rounding:

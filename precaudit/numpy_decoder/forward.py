@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from math import prod
 
@@ -10,20 +11,12 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig, expected_tensors
+from precaudit.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present
 from precaudit.numpy_decoder.families import Context, operations
-from precaudit.numpy_decoder.model import (
-    AFTER_ATTENTION,
-    BEFORE_ATTENTION,
-    WITH_EXPERTS,
-    Model,
-    all_probs,
-    all_scores,
-    attention,
-)
+from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import WORKERS, each, one_blas_thread, row_ranges
-from precaudit.points import POINTS, inputs_of
 
 Emit = Callable[[int, int | None, str, Array], None]
 SHARE = 0.7  # of the rate of one large product, that the whole model reaches (benchmarks/main_job.py measures it)
@@ -107,39 +100,49 @@ def _layer(
     emit: Callable[[int, str, Array], None],
     cached: tuple[Sequence[int], Rounding] | None,
 ) -> Array:
-    values = {"resid_in": x}
-    _chain(context, values, BEFORE_ATTENTION, {"q", "k", "v", *points})
-    values["attn_out"] = np.empty(values["q"].shape)
+    stream, before, mix, after = rows_of_layer(context.config)
+    values = {stream: x}
+    inputs, (weighed, scored) = POINTS[mix].inputs, parts_of(mix)
+    _chain(context, values, before, {*inputs, *points})
+    values[mix] = np.empty(values[inputs[0]].shape)
     rule = Rule.of(context.config, context.layer)
     for i, span in enumerate(spans):
-        q, k, v, at = values["q"][span], values["k"][span], values["v"][span], context.positions[span]
+        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span]
         parts = [(slice(None), context.rounding, k, v)]
         if cached is not None:
             first, r = cached[0][i], cached[1]
             parts = [(slice(first), context.rounding, k, v), (slice(first, None), r, r.cache(k), r.cache(v))]
-        made: dict[str, list[Array]] = {"scores": [], "probs": []}
+        made: dict[str, list[Array]] = {scored: [], weighed: []}
         for rows, r, keys, vals in parts:
             if not len(q[rows]):
                 continue
-            values["attn_out"][span][rows] = attention(q[rows], keys, vals, at[rows], rule, r)
-            if points & {"scores", "probs"}:
-                made["scores"].append(all_scores(q[rows], keys, rule, r))
-            if "probs" in points:
-                made["probs"].append(all_probs(made["scores"][-1], at[rows], rule.window, r))
+            values[mix][span][rows] = attention(q[rows], keys, vals, at[rows], rule, r)
+            if points & set(made):
+                made[scored].append(all_scores(q[rows], keys, rule, r))
+            if weighed in points:
+                made[weighed].append(all_probs(made[scored][-1], at[rows], rule.window, r))
         for name in points & set(made):
             emit(i, name, np.concatenate(made[name], axis=1))
-    after = WITH_EXPERTS if context.config.sparse else AFTER_ATTENTION
-    _chain(context, values, after, {"resid_out", *points})
+    _chain(context, values, after, {after[-1], *points})
     found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
     each(emit, found)
-    return values["resid_out"]
+    return values[after[-1]]
+
+
+@cache
+def rows_of_layer(config: DecoderConfig) -> tuple[str, tuple[str, ...], str, tuple[str, ...]]:
+    """Return a layer's operations: the stream it is handed, those before attention, its result, and those after."""
+    rows = [POINTS[p] for p in present(config.sparse) if POINTS[p].per_layer and not POINTS[p].state]
+    mix = next(i for i, p in enumerate(rows) if p.kind == "mix")
+    names = [p.name for p in rows]
+    return names[0], tuple(p.name for p in rows[1:mix] if not p.attends), names[mix], tuple(names[mix + 1 :])
 
 
 def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kept: Collection[str]) -> None:
     """Evaluate a chain of row-wise operations, each thread its own rows; the points ``kept`` go into ``values``."""
     table = operations(context.config.family)
     known = dict(values)
-    n = len(values["resid_in"])
+    n = len(context.positions)
     shapes = _shapes(context.config)
     values.update({point: np.empty((n, *shapes[point])) for point in chain if point in kept})
 
@@ -164,14 +167,15 @@ def _outside(
     model: Model, positions: Array, x: Array, spans: list[slice], rounding: Rounding, wanted: Wanted, emit: Emit
 ) -> None:
     context = model.context(None, positions, rounding)
-    h = operations(model.config.family)["final_norm"](context, x)
-    if "final_norm" in wanted.points:
+    (normed,) = POINTS[LOGITS].inputs
+    h = operations(model.config.family)[normed](context, x)
+    if normed in wanted.points:
         for i, span in enumerate(spans):
-            emit(i, None, "final_norm", h[span])
-    if "logits" in wanted.points:
+            emit(i, None, normed, h[span])
+    if LOGITS in wanted.points:
         rows = np.concatenate(
             [span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)]
         )
         logits = model.logits(h[rows], [rounding])[0]
         edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
-        each(emit, [(i, None, "logits", logits[edges[i] : edges[i + 1]]) for i in range(len(spans))])
+        each(emit, [(i, None, LOGITS, logits[edges[i] : edges[i + 1]]) for i in range(len(spans))])

@@ -11,6 +11,7 @@ from itertools import pairwise as neighbours
 import numpy as np
 
 from precaudit.arrays import Array, rounder
+from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
 from precaudit.numpy_decoder.ensemble import backwards
 from precaudit.numpy_decoder.model import Attend, Softmax
@@ -25,7 +26,6 @@ CHUNKS = (16, 8, 4, 32)  # terms a matrix unit adds before it truncates
 DOUBT = 0.25
 FLOAT32_PRODUCTS = "products in float32"
 ROUNDED_PRODUCTS = "products rounded before the sum"
-SUMS = ("q", "k", "v", "scores", "attn_out", "attn_proj", "router", "mlp_act", "mlp_out", "logits")
 single = rounder("float32")
 
 
@@ -44,27 +44,27 @@ class Form:
     doubt: float = 0.0
 
 
-def honest_forms(point: str, dtype: str) -> Iterator[Form]:
-    """Yield the ways in which honest programs write a point's operation whose result has format ``dtype``."""
-    if point in ("attn_out", "probs"):
+def honest_forms(row: Point, dtype: str) -> Iterator[Form]:
+    """Yield the ways in which honest programs write an operation whose result has format ``dtype``."""
+    if row.weighs:
         yield from _softmaxes()
-    if point == "attn_out":
+    if row.kind == "mix":
         yield from _attentions()
-    if point in SUMS and dtype == "float32":
+    if row.sums and dtype == "float32":
         yield from _orders()
 
 
 def on_single_rows(
-    rounding: Rounding, point: str, dtype: str, scores: str, device: str, decode: bool
+    rounding: Rounding, row: Point, dtype: str, scores: str, device: str, decode: bool
 ) -> dict[tuple[str, ...], Rounding]:
     """Return {what is done otherwise: rounding} of products with one row, where a device makes them in several ways.
 
-    ``dtype``, ``scores``: formats of the point and of scores; ``device``: cpu, gpu or tpu; ``decode``: one row was made
-    at a time. XLA on a GPU makes a product with one row without its tensor cores: in float32 where an operand is, and
-    where none is, and the result is narrow too, as a narrow product of every pair and a float32 sum.
+    ``dtype``, ``scores``: formats of its result and of scores; ``device``: cpu, gpu or tpu; ``decode``: one row was
+    made at a time. XLA on a GPU makes a product with one row without its tensor cores: in float32 where an operand is,
+    and where none is, and the result is narrow too, as a narrow product of every pair and a float32 sum.
     """
     found: dict[tuple[str, ...], Rounding] = {(): rounding}
-    if point in SUMS and dtype in ("bfloat16", "float16") and device == "gpu" and decode:
+    if row.sums and dtype in ("bfloat16", "float16") and device == "gpu" and decode:
         if rounding.dot is not np.matmul:
             found[FLOAT32_PRODUCTS,] = replace(rounding, dot=np.matmul)
         exact = None if scores in ("bfloat16", "float16") else rounding.dot

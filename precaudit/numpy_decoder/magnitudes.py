@@ -13,21 +13,16 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS
 from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.passes import operand_roundoff
-from precaudit.numpy_decoder.rounding import FP64, Rounding, inner_places, single_precision_dot
+from precaudit.numpy_decoder.rounding import FP64, Rounding, single_precision_dot
 from precaudit.policies import Policy
 
 LARGEST = 600.0  # exponents beyond overflow FP64 with the factors around them
 SINGLE = Rounding(dot=single_precision_dot)
-# operations that round inside, by the policy keys that say to what
-INNER = {
-    "attn_norm": ("activations",), "mlp_norm": ("activations",), "final_norm": ("activations",),
-    "q": ("activations", "rope"), "k": ("activations", "rope"), "mlp_act": ("activations", "mlp"),
-    "scores": ("scores",), "attn_out": ("scores", "probs"),
-}  # fmt: skip
 
 
 def inner_roundoff(point: str, policy: Policy, config: DecoderConfig) -> float:
@@ -35,11 +30,12 @@ def inner_roundoff(point: str, policy: Policy, config: DecoderConfig) -> float:
 
     Probabilities that stay in float32 are rounded where the device multiplies them in narrower parts.
     """
-    keys = INNER.get(point, ())
-    if any({"linear", "biased"} & set(group) for group in inner_places(point, config)):
+    row = POINTS[point]
+    keys = row.inner
+    if any({"linear", "biased"} & set(group) for group in row.inner_places(config)):
         keys = (*keys, "activations")
     formats = [getattr(policy, key) for key in keys]
-    narrow = operand_roundoff(policy.matmul) if point == "attn_out" and policy.probs == "float32" else 0.0
+    narrow = operand_roundoff(policy.matmul) if row.kind == "mix" and policy.probs == "float32" else 0.0
     return max(narrow, *(FORMATS[name].unit_roundoff for name in ("float32", *formats)))
 
 
@@ -48,10 +44,10 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
 
     RoPE is bounded by the sum of the two magnitudes it mixes, |a cos| + |b sin| ≤ |a| + |b|.
     """
-    absolute = [np.abs(x) for x in inputs]
-    if point == "logits":
+    row, absolute = POINTS[point], [np.abs(x) for x in inputs]
+    if row.kind == "head":
         return model.logits(absolute[0], [SINGLE], np.abs)[0]
-    if point == "experts":
+    if row.kind == "route":
         return routed(inputs[0], model.config.experts_used)
     context = model.context(layer, np.zeros(len(inputs[0])), SINGLE)
     weight = context.weight
@@ -60,7 +56,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
         found = weight(name)
         return None if found is None else np.abs(found)
 
-    if normalises_inside(point, model.config):
+    if row.normalises_inside(model.config):
         # What is summed is divided by its true size, not by that of the sum of sizes.
         operation = operations(model.config.family)[point]
         scales: list[Array] = []
@@ -69,18 +65,11 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
         out = operation(replace(context, weight=magnitude, rounding=given), *absolute)
     else:
         out = model.apply(point, replace(context, weight=magnitude), absolute)
-    if point in ("q", "k"):
+    if row.rotates:
         half = model.config.turned // 2
         both = out[..., :half] + out[..., half : 2 * half]
         return np.concatenate([both, both, out[..., 2 * half :]], axis=-1)
     return out
-
-
-def normalises_inside(point: str, config: DecoderConfig) -> bool:
-    """Whether an operation normalises a sum it made itself: QK norm, norms after attention and MLP."""
-    names = config.norm_names
-    after = {"attn_proj": names.attn_post, "mlp_out": names.mlp_post, "q": config.qk_norm, "k": config.qk_norm}
-    return bool(after.get(point))
 
 
 def _note(scales: list[Array], s: Array) -> Array:

@@ -16,9 +16,6 @@ BLOCK = 128  # query rows of one attention job: causal blocks skip the keys afte
 VOCAB_BLOCK = 2048
 Attend = Callable[[Array, Array, Array, int | None, Rounding], Array]
 Softmax = Callable[[Array, Array, int | None, Rounding], Array]
-BEFORE_ATTENTION = ("attn_norm", "q", "k", "v")
-AFTER_ATTENTION = ("attn_proj", "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_out")
-WITH_EXPERTS = ("attn_proj", "resid_mid", "mlp_norm", "router", "experts", "mlp_out", "resid_out")
 
 
 @dataclass

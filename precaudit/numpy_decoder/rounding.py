@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
 
 from precaudit.arrays import Array, identity, rescaled, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS
 from precaudit.numpy_decoder.passes import products
 from precaudit.policies import Policy
 
@@ -19,7 +20,7 @@ Place = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Rounding:
-    """One callable per named place of the decoder, and ``dot``, the matrix product all sums go through.
+    """One callable per named place, with the policy key of its format, and ``dot``, the product all sums go through.
 
     ``score_product``: that of q · kᵀ where it is another than ``dot``.
 
@@ -31,30 +32,30 @@ class Rounding:
     and activation.
     """
 
-    rope_table: Place = identity
+    rope_table: Annotated[Place, "rope"] = identity
     norm_scale: Place = identity
-    norm_inner: Place = identity
-    norm: Place = identity
-    linear: Place = identity
-    biased: Place = identity
-    rows: Place = identity
-    cache: Place = identity
-    score_dot: Place = identity
-    score_scaled: Place = identity
-    scores: Place = identity
+    norm_inner: Annotated[Place, "activations"] = identity
+    norm: Annotated[Place, "activations"] = identity
+    linear: Annotated[Place, "activations"] = identity
+    biased: Annotated[Place, "activations"] = identity
+    rows: Annotated[Place, "activations"] = identity
+    cache: Annotated[Place, "kv_cache"] = identity
+    score_dot: Annotated[Place, "scores"] = identity
+    score_scaled: Annotated[Place, "scores"] = identity
+    scores: Annotated[Place, "scores"] = identity
     shifted: Place = identity
     exponential: Place = identity
-    probs: Place = identity
-    attn_out: Place = identity
-    proj: Place = identity
-    residual: Place = identity
-    gate: Place = identity
-    up: Place = identity
+    probs: Annotated[Place, "probs"] = identity
+    attn_out: Annotated[Place, "attn_out"] = identity
+    proj: Annotated[Place, "activations"] = identity
+    residual: Annotated[Place, "residual"] = identity
+    gate: Annotated[Place, "activations"] = identity
+    up: Annotated[Place, "activations"] = identity
     curve: Place = identity
-    silu: Place = identity
-    mlp_act: Place = identity
-    logits: Place = identity
-    added: Place = identity
+    silu: Annotated[Place, "mlp"] = identity
+    mlp_act: Annotated[Place, "activations"] = identity
+    logits: Annotated[Place, "logits"] = identity
+    added: Annotated[Place, "residual"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
 
@@ -76,19 +77,8 @@ class Rounding:
 
 FP64 = Rounding()
 PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product"))
-
-# Places inside the operation that makes a point; a group is elided together.
-ELIDABLE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "attn_norm": (("norm_inner",),),
-    "scores": (("score_dot",),),
-    "attn_out": (("score_dot",), ("scores",), ("probs",)),
-    "mlp_norm": (("norm_inner",),),
-    "mlp_act": (("gate",), ("up",), ("silu",)),
-    "final_norm": (("norm_inner",),),
-    "resid_mid": (("added",),),
-    "resid_out": (("added",),),
-}
-BIASES = {"q": "qkv_bias", "k": "qkv_bias", "v": "qkv_bias", "attn_proj": "o_bias", "mlp_out": "mlp_bias"}
+_HINTS = get_type_hints(Rounding, include_extras=True)
+FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Place}
 
 
 def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[str, ...]]:
@@ -97,46 +87,11 @@ def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[st
     Excess precision drops rounding to formats narrower than float32 between fused operations; a policy that switches
     it off has the empty set only.
     """
-    groups = inner_places(point, config)
-    formats = {
-        "score_scaled": policy.scores,
-        "score_dot": policy.scores,
-        "scores": policy.scores,
-        "probs": policy.probs,
-        "silu": policy.mlp,
-        "added": policy.residual if _narrows(policy) else "float32",
-    }
-    groups = tuple(g for g in groups if any(formats.get(p, policy.activations) != "float32" for p in g))
+    groups = tuple(g for g in POINTS[point].inner_places(config) if any(_format(p, policy) != "float32" for p in g))
     if policy.excess_precision == "off":
         groups = ()
     chosen = [c for n in range(len(groups) + 1) for c in combinations(groups, n)]
     return [tuple(place for group in choice for place in group) for choice in chosen]
-
-
-def inner_places(point: str, config: DecoderConfig) -> tuple[tuple[str, ...], ...]:
-    """Return the places inside a point's operation, those that are elided together in one tuple."""
-    post = {"attn_proj": config.norm_names.attn_post, "mlp_out": config.norm_names.mlp_post}.get(point)
-    bias = BIASES.get(point)
-    biased = bias is not None and getattr(config, bias)
-    found: list[str] = []
-    if point == "mlp_act" and config.mlp_bias:
-        found = ["linear", "gate", "up", "silu"]
-    elif point == "mlp_out" and config.sparse:
-        found = ["gate", "up", "silu", "mlp_act", "linear"]
-    elif point in ("q", "k"):
-        found = ["linear", *(["biased"] if biased else []), *(["norm_inner", "norm"] if config.qk_norm else [])]
-    elif post is not None or (point in ("attn_proj", "mlp_out") and config.residual_scale != 1.0):
-        found = [*(["linear"] if biased else []), "biased", *(["norm_inner"] if post is not None else [])]
-    elif biased:
-        found = ["linear"]
-    if found:
-        return tuple((place,) for place in found)
-    groups = ELIDABLE.get(point, ())
-    if point in ("scores", "attn_out") and config.score_cap is not None:
-        return (("score_scaled",), *groups)
-    if point == "attn_out" and np.log2(config.score_scale) % 1 == 0:
-        return (("score_dot", "scores"), ("probs",))  # a scale of 2^-n rounds nothing
-    return groups
 
 
 @cache
@@ -147,32 +102,18 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
 
     float32 inside norms, RoPE and softmax is 2^16 times finer than a bfloat16 result and is not emulated there.
     """
-    activations = rounder(policy.activations)
-    single = decode and policy.decode_attention == "float32"
-    scores = rounder("float32" if single else policy.scores)
-    return Rounding(
-        rope_table=rounder(policy.rope),
-        norm_inner=activations,
-        norm=activations,
-        linear=activations,
-        biased=activations,
-        rows=activations,
-        cache=rounder(policy.kv_cache),
-        score_dot=scores,
-        score_scaled=scores,
-        scores=scores,
-        probs=rounder("float32" if single else policy.probs),
-        attn_out=rounder(policy.attn_out),
-        proj=activations,
-        residual=rounder(policy.residual),
-        gate=activations,
-        up=activations,
-        silu=rounder(policy.mlp),
-        mlp_act=activations,
-        logits=rounder(policy.logits),
-        added=rounder(policy.residual) if _narrows(policy) else identity,
-        dot=products(policy.matmul),
-    )
+    single = ("scores", "probs") if decode and policy.decode_attention == "float32" else ()
+    places: dict[str, Any] = {
+        name: rounder("float32" if key in single else getattr(policy, key))
+        for name, key in FORMAT_OF.items()
+        if name != "added" or _narrows(policy)
+    }
+    return Rounding(**places, dot=products(policy.matmul))
+
+
+def _format(place: str, policy: Policy) -> str:
+    """Return the format that a policy rounds a place to; float32 where it rounds nothing."""
+    return "float32" if place == "added" and not _narrows(policy) else getattr(policy, FORMAT_OF[place])
 
 
 def _narrows(policy: Policy) -> bool:

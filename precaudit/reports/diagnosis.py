@@ -11,12 +11,15 @@ from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
+from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.escaping import terminal
 from precaudit.reports.tables import short
 
 UNNAMED = "none reproduces it"
+# what a layer hands on, attention's output, and the last sum's second term
+GROWING = (STREAM, *(p.name for p in POINTS.values() if p.kind == "mix"), POINTS[STREAM].inputs[-1])
 JUMP = 3.0  # growth from a layer to the next that is pointed out
 ADDITIVE = 0.02  # share of a change that single errors may leave before it is not called additive
 
@@ -210,10 +213,10 @@ def growth(errors: list[ErrorRecord]) -> list[str]:
 
 def jumps(errors: list[ErrorRecord]) -> str:
     """Return how the residual stream's error grows and where it jumps, in one sentence; nothing of one layer."""
-    rows = [r for r in _by_layer(errors).get("resid_out", []) if r[1] == r[1]]
+    rows = [r for r in _by_layer(errors).get(STREAM, []) if r[1] == r[1]]
     if len(rows) < 2:
         return ""
-    broken = [e.layer for e in errors if (e.kind, e.point) == ("forward", "resid_out") and e.nonfinite]
+    broken = [e.layer for e in errors if (e.kind, e.point) == ("forward", STREAM) and e.nonfinite]
     at = [f"{b[0]} (× {b[1] / a[1]:.1f})" for a, b in pairwise(rows) if a[1] and b[1] > JUMP * a[1]]
     told = f", with a jump at layer {', '.join(at)}" if at else ", without a jump"
     first, last = rows[0], rows[-1]
@@ -236,6 +239,6 @@ def _by_layer(errors: list[ErrorRecord]) -> dict[str, list[tuple[int, float, flo
             (i, median(sizes.get(("forward", point, i), nothing)), median(sizes.get(("local", point, i), nothing)))
             for i in sorted({k[2] for k in sizes if k[1] == point})
         ]
-        for point in ("resid_out", "attn_out", "mlp_out")
+        for point in GROWING
         if any(k[1] == point for k in sizes)
     }

@@ -12,7 +12,7 @@ from precaudit.checkpoints.safetensors_files import DTYPES
 from precaudit.configs import FAMILIES, DecoderConfig
 from precaudit.configs.gguf import ARCHITECTURES
 from precaudit.coverage import predicted_bytes
-from precaudit.points import DEFAULT_POINTS, POINTS, present, support
+from precaudit.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
 from precaudit.policies import load_policy
 from precaudit.records import Requested
 from precaudit.reports.escaping import terminal

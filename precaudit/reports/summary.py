@@ -6,8 +6,8 @@ from math import isfinite
 from statistics import median
 
 from precaudit.comparison.attribution import Attribution, attribute
+from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import SAME, farthest
-from precaudit.points import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.selection import PHASES
 
@@ -92,9 +92,10 @@ def place_text(e: ErrorRecord | None) -> str:
 
 
 def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
-    """Say whether accumulation explains the local error of attn_out (else of the point most recorded)."""
+    """Say whether accumulation explains the local error of attention's output, else of scores or the first sum."""
     local = [e for e in errors if e.kind == "local" and e.explained and e.max_diff]
-    point = next((p for p in ("attn_out", "scores", "q", "logits") if any(e.point == p for e in local)), None)
+    summing = [POINTS[p] for p in POINTS if POINTS[p].sums and any(e.point == p for e in local)]
+    point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name if summing else None
     rows = [e for e in local if e.point == point]
     accums = sorted({k for e in rows for k in e.explained or {} if k.startswith("accum:")})
     if not rows or not accums:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
 
@@ -112,7 +112,7 @@ def outside(errors: Sequence[ErrorRecord]) -> Table | None:
 
 def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     """Return the size of each emulated accumulation's own error in attn_out, by layer."""
-    rows = [e for e in errors if e.kind == "accum" and e.layer is not None and e.point == "attn_out"]
+    rows = [e for e in errors if e.kind == "accum" and e.layer is not None and POINTS[e.point].kind == "mix"]
     names = sorted({e.candidate for e in rows})
     if not rows:
         return None

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.arithmetic import compiler_options
-from precaudit.points import POINTS
 from precaudit.row_hashes import multipliers
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap

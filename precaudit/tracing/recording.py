@@ -8,6 +8,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.coverage import Entry
+from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import top_ids
 from precaudit.records import PromptRecord, StepRecord, number
 from precaudit.row_hashes import row_hashes
@@ -56,7 +57,7 @@ def record(whole: Recording, writer: RunWriter) -> None:
         values = logits[b, : len(call.rows[b])]
         tensors = []
         for e in whole.entries[b]:
-            if e.point == "logits":
+            if e.point == LOGITS:
                 x = values
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from precaudit.checkpoints import recorded_source
 from precaudit.errors import UserError
-from precaudit.points import POINTS
+from precaudit.graphs.decoder import POINTS
 from precaudit.policies import declared_policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord, device_kind

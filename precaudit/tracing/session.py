@@ -11,6 +11,7 @@ import numpy as np
 
 from precaudit.arrays import Array, single
 from precaudit.coverage import Entry, entries
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
@@ -96,12 +97,12 @@ class Session:
         Caches between the first and the last step are hashed there. Short ones are cut and hashed by the recording:
         that saves a program to compile for every length.
         """
-        here = [e for plan in batch.at(phase, step) for e in plan if e.point != "logits"]
+        here = [e for plan in batch.at(phase, step) for e in plan if e.point != LOGITS]
         long = batch.length > SHORT
         partial_rows = {e.point for e in here if long and phase != "decode" and len(e.positions) < e.keys}
         points = frozenset(e.point for e in here)
         hashed = frozenset(e.point for e in here if long and e.hashed)
-        return Capture(points, self.requested.layers, frozenset(partial_rows - {"final_norm"}), hashed)
+        return Capture(points, self.requested.layers, frozenset(p for p in partial_rows if POINTS[p].per_layer), hashed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
         """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
@@ -115,7 +116,7 @@ class Session:
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
     def _call(self, program: Any, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> Any:
-        capacity = tokens.shape[1] if cache is None else cache["k"].shape[2]
+        capacity = tokens.shape[1] if cache is None else jax.tree.leaves(cache)[0].shape[2]
         return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
 
     def _cache(self, batch: Batch) -> Any:
@@ -177,7 +178,7 @@ class Session:
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
                 bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
-                self._compare(call, batch, cache["k"].shape[1:3], bare[0])
+                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
             self._record(batch, call)
             progress(f"decode {step}")
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])

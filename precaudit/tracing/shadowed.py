@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.points import CACHES, POINTS
 from precaudit.records import PromptRecord, Requested
 from precaudit.tracing.programs import bucket, jitted
 from precaudit.tracing.session import Batch
@@ -153,7 +153,7 @@ def _compared(
 ) -> list[Distance]:
     """Return the distances of all taps from the reference, which is held a layer at a time."""
     sequences = [np.asarray(work.fed[p.id], np.int32) for p in work.prompts]
-    rows = [np.arange(len(s)) if "logits" in points else np.arange(0) for s in sequences]
+    rows = [np.arange(len(s)) if LOGITS in points else np.arange(0) for s in sequences]
     found: list[Distance] = []
 
     def emit(i: int, layer: int | None, point: str, reference: Array) -> None:
@@ -175,7 +175,7 @@ def _rows(point: str, tap: Array, reference: Array, start: int, rows: Array, pha
     if point in CACHES.values():
         rows = np.arange(int(rows[-1]) + 1)
         return tap[start : start + len(rows)], reference[rows], rows
-    if point == "logits":
+    if point == LOGITS:
         return tap, reference[rows[-1:]], rows[-1:]
     return tap if phase == "decode" else tap[start : start + len(rows)], reference[rows], rows
 

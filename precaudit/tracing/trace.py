@@ -10,7 +10,7 @@ from precaudit.arrays import release
 from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
-from precaudit.points import present, support
+from precaudit.graphs.decoder import present, support
 from precaudit.policies import fused
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import PromptRecord, Requested
