@@ -330,7 +330,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """
     found: dict[tuple[str, str], Finding] = {}
     for f in findings:
-        key = ("attention" if POINTS[f.point].attends and f.kind != "unknown" else f.point, f.cause)
+        key = (POINTS[f.point].whole if f.kind != "unknown" else f.point, f.cause)
         if key not in found:
             found[key] = f
             continue
@@ -373,7 +373,7 @@ def _with_formula(findings: Sequence[Finding], formula: FormulaRecord) -> list[F
 
 
 def _same_place(f: Finding, d: Differs) -> bool:
-    same = f.point == d.point or (POINTS[f.point].attends and POINTS[d.point].attends)
+    same = POINTS[f.point].whole == POINTS[d.point].whole
     return same and f.layer == d.layer and d.phase in f.phases
 
 

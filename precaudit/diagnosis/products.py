@@ -69,7 +69,7 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
 
 def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of a product with a matrix."""
-    yield from stored(row.place, policy.activations)
+    yield from stored(row.place, getattr(policy, row.format))
     if row.biased(config):
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))

@@ -77,6 +77,11 @@ class Point:
     shows: tuple[str, ...] = ()
 
     @property
+    def whole(self) -> str:
+        """The operation it is a part of, or itself."""
+        return self.within or self.name
+
+    @property
     def sums(self) -> bool:
         """Whether it adds up products."""
         return bool(self.operands)

@@ -150,6 +150,8 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
         own = {name: x[a:b] for name, x in known.items()}
         here = replace(context, positions=context.positions[a:b])
         for point in chain:
+            if POINTS[point].within is not None and point not in kept:
+                continue
             own[point] = table[point](here, *(own[name] for name in inputs_of(point, context.config.sparse)))
             if point in kept:
                 values[point][a:b] = own[point]
