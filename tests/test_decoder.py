@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.arrays import widen
+from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import POINTS, present
@@ -202,3 +203,25 @@ def test_split_rows_are_all_rows(monkeypatch, workers):
         assert len(ranges) == (1 if n * width < threads.SMALL else workers)
     x = np.random.default_rng(0).normal(size=(1001, 128)).astype(np.float32)
     np.testing.assert_array_equal(threads.widened(x), x.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES_ONCE if "moe" not in n])
+def test_gate_out_is_the_activation_of_the_gate_alone(tmp_path, name):
+    """Closed forms: silu as x (1 + tanh(x/2)) / 2, gelu by its tanh formula; times up it is mlp_act."""
+    fixture_run(tmp_path / "run", name)
+    checkpoint = open_checkpoint(str(FIXTURES / name))
+    run = Recorded.of(open_run(tmp_path / "run"))
+    for layer in range(checkpoint.config.layers):
+        h, act, both = (widen(run.tensor("p0", "prefill", 0, layer, p)) for p in ("mlp_norm", "gate_out", "mlp_act"))
+
+        def projected(which, h=h, layer=layer):
+            name = f"model.layers.{layer}.mlp.{which}_proj"
+            names = checkpoint.tensors.shapes()
+            y = h @ widen(checkpoint.tensors.read(f"{name}.weight")).T
+            return y + widen(checkpoint.tensors.read(f"{name}.bias")) if f"{name}.bias" in names else y
+
+        x = projected("gate")
+        inner = x / 2 if checkpoint.config.activation == "silu" else np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        expected = x * (1 + np.tanh(inner)) / 2
+        assert np.linalg.norm(act - expected) <= 1e-6 * np.linalg.norm(expected)
+        assert np.linalg.norm(both - expected * projected("up")) <= 1e-6 * np.linalg.norm(both)

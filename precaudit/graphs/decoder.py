@@ -114,6 +114,12 @@ POINTS = {
             only="sparse", place="rows", tensors=False,
         ),
         Point(
+            "gate_out", "gate", "TF", ("mlp_norm",), "act(gate), before · up; dense models only",
+            only="dense", within="mlp_act", place="silu", format="mlp", operands=("activations",),
+            inner=("activations",), bias="mlp_bias",
+            inside=(Inside(("linear",), lambda c: c.mlp_bias), *_one_by_one("gate")),
+        ),
+        Point(
             "mlp_act", "gate", "TF", ("mlp_norm",), "act(gate) · up; dense models only",
             only="dense", place="mlp_act", operands=("activations",), inner=("activations", "mlp"), bias="mlp_bias",
             inside=(Inside(("linear",), lambda c: c.mlp_bias), *_ACTIVATION), shows=("mlp",),

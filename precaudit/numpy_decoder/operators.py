@@ -203,6 +203,11 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
 
 def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
     """act(gate) · up (Shazeer 2020); [T, F]."""
-    s = r.silu(ACTIVATIONS[activation](r.gate(gate), r.curve))
+    s = activated(gate, activation, r)
     s *= r.up(up)
     return r.mlp_act(s)
+
+
+def activated(gate: Array, activation: str, r: Rounding) -> Array:
+    """act(gate) [T, F]."""
+    return r.silu(ACTIVATIONS[activation](r.gate(gate), r.curve))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from precaudit.arrays import Array
 from precaudit.numpy_decoder.experts import experts, mixed, router
 from precaudit.numpy_decoder.families import Context, Operation
-from precaudit.numpy_decoder.operators import gated, linear, rms_norm, rope, rope_frequencies
+from precaudit.numpy_decoder.operators import activated, gated, linear, rms_norm, rope, rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding
 
 Norm = Callable[[Array, Array, float, Rounding], Array]
@@ -71,6 +71,10 @@ def table(norm: Norm) -> dict[str, Operation]:
         name = c.config.norm_names.mlp
         return c.rounding.norm(resid_mid) if name is None else normed(c, resid_mid, name)
 
+    def gate_out(c: Context, mlp_norm: Array) -> Array:
+        """act(gate) [T, F]."""
+        return activated(_project(c, mlp_norm, "mlp.gate_proj"), c.config.activation, c.rounding)
+
     def mlp_act(c: Context, mlp_norm: Array) -> Array:
         """act(gate) · up [T, F]."""
         gate, up = (_project(c, mlp_norm, f"mlp.{name}_proj") for name in ("gate", "up"))
@@ -89,7 +93,7 @@ def table(norm: Norm) -> dict[str, Operation]:
         """Norm before the output matrix [T, D]; its weight is outside the layers."""
         return normed(c, resid_out, "model.norm")
 
-    found = (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, mlp_act, mlp_out, resid_out, final_norm)
+    found = (attn_norm, q, k, v, attn_proj, resid_mid, mlp_norm, gate_out, mlp_act, mlp_out, resid_out, final_norm)
     return {f.__name__: f for f in (*found, router, experts)}
 
 
