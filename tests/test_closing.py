@@ -135,7 +135,7 @@ def test_none_is_named_that_does_not_close(operation):
 
 
 def test_a_weight_left_out_is_named(operation):
-    found = made_by(operation, without_weight(("post_attention_layernorm",)), "mlp_norm")
+    found = made_by(operation, without_weight("post_attention_layernorm"), "mlp_norm")
     assert found.named.variant.name == "weight left out"
 
 

@@ -828,10 +828,10 @@ def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
 def test_gate_imports_no_decoder():
     code = (
         "import sys; import precaudit.judging.gate;"
-        "print([m for m in sys.modules if m == 'jax' or ('precaudit' in m and ('decoder' in m or 'checkpoints' in m))])"
+        'print([m for m in sys.modules if m == \'jax\' or any(x in m for x in ("numpy_decoder", "jax_decoder", "precaudit.checkpoints"))])'
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['precaudit.configs.decoder']"
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_gate_needs_no_numerics(honest, frozen, tmp_path):

@@ -21,6 +21,7 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.rows import Place
+from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
 from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS, on_single_rows
@@ -116,8 +117,8 @@ def test_noise_of_narrow_products_is_of_their_parts():
 
 
 def test_only_single_rows_have_rounded_products():
-    def ways(*given):
-        return set(on_single_rows(FP64, *given))
+    def ways(point, *given):
+        return set(on_single_rows(FP64, POINTS[point], *given))
 
     assert ways("v", "bfloat16", "bfloat16", "gpu", True) == {(), (ROUNDED_PRODUCTS,)}
     for point, dtype, device, decode in (
@@ -134,7 +135,7 @@ def test_scores_in_float32_are_no_rounded_products():
     )
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     for scores in ("float32", "bfloat16"):
-        r = on_single_rows(FP64, "attn_out", "bfloat16", scores, "gpu", True)[ROUNDED_PRODUCTS,]
+        r = on_single_rows(FP64, POINTS["attn_out"], "bfloat16", scores, "gpu", True)[ROUNDED_PRODUCTS,]
         made = attention(q, k, v, np.asarray([4]), Rule(1.0, None, None), r)[0, 0]
         s = (k[:, 0] @ q[0, 0]) if scores == "float32" else rounder("bfloat16")(k[:, 0] * q[0, 0]).sum(axis=1)
         p = np.exp(s - s.max()) / np.exp(s - s.max()).sum()
