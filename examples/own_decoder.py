@@ -73,7 +73,7 @@ def drawn(*shape):
 
 DRAW = np.random.default_rng(0)
 params = {
-    "embed": drawn(VOCAB, WIDTH),
+    "embed": 0.1 * drawn(VOCAB, WIDTH),  # so small that decoding does not repeat its first token
     "norm": 1 + 0.1 * drawn(WIDTH),
     "layers": {
         "attn_norm": 1 + 0.1 * drawn(LAYERS, WIDTH),

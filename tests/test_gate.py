@@ -828,7 +828,8 @@ def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
 def test_gate_imports_no_decoder():
     code = (
         "import sys; import precaudit.judging.gate;"
-        'print([m for m in sys.modules if m == \'jax\' or any(x in m for x in ("numpy_decoder", "jax_decoder", "precaudit.checkpoints"))])'
+        "never = 'numpy_decoder', 'jax_decoder', 'precaudit.checkpoints';"
+        "print([m for m in sys.modules if m == 'jax' or any(x in m for x in never)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

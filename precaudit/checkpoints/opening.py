@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from precaudit import configs
-from precaudit.checkpoints import orbax_files, tokenizers
+from precaudit.checkpoints import names, orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.hub import held, is_hub_id, snapshot
@@ -89,7 +89,7 @@ def installed() -> dict[str, tuple[bool, str]]:
 def file_hashes(name: str) -> FileHashes:
     """Return the hashes of a model's weight files without reading anything else of it; raises UserError."""
     path = _locate(name)
-    if path.is_dir() and (path / orbax_files.NAMES).is_file():
+    if path.is_dir() and (path / names.NAMES).is_file():
         return _orbax_hashes(path)
     return FileHashes((path,) if path.is_file() else tuple(_weight_files(path)))
 
@@ -154,7 +154,7 @@ def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoi
     raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
     config = configs.from_config_json(raw, str(config_path), allowed)
     passed = tuple(sorted(set(allowed) & set(raw)))
-    if (folder / orbax_files.NAMES).is_file():
+    if (folder / names.NAMES).is_file():
         return replace(_open_orbax(label, folder, config), allowed=passed)
     files = _weight_files(folder)
     tensors = Split.of(Scaled.of(SafetensorsFiles.open(files), _block(raw, config_path), str(folder)), config)
@@ -165,8 +165,8 @@ def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoi
 
 
 def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
-    layout = orbax_files.read_layout(folder)
-    config = orbax_files.configured(config, layout, str(folder / orbax_files.NAMES))
+    layout = names.read_layout(folder)
+    config = names.configured(config, layout, str(folder / names.NAMES))
     tensors = orbax_files.OrbaxFiles.open(folder, layout, config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, _orbax_hashes(folder), lambda: tokenizers.from_folder(folder))
@@ -174,11 +174,11 @@ def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
 
 def _orbax_hashes(folder: Path) -> FileHashes:
     """Return the hashes of an Orbax checkpoint's files and of its map; of one in a bucket what its listing says."""
-    root = orbax_files.place(folder, orbax_files.read_layout(folder))
+    root = orbax_files.place(folder, names.read_layout(folder))
     if not isinstance(root, Path):
-        return FileHashes((folder / orbax_files.NAMES,), orbax_files.listing(root))
+        return FileHashes((folder / names.NAMES,), orbax_files.listing(root))
     found = (p for p in root.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
-    return FileHashes((folder / orbax_files.NAMES, *sorted(found)))
+    return FileHashes((folder / names.NAMES, *sorted(found)))
 
 
 def _block(raw: dict[str, Any], where: Path) -> tuple[int, ...] | None:

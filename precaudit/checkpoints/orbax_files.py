@@ -11,86 +11,21 @@ pattern: ``d l h k -> (h k) d`` takes layer l and flattens heads; ``d h (k two) 
 """
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.checkpoints.names import NAMES, Entry, Layout, entry_of, layer_axis, turned
 from precaudit.checkpoints.tensors import ALL, check_format
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.errors import UserError, nearest
+from precaudit.errors import UserError
 
-NAMES = "names.toml"
 INSTALL = "pip install 'precaudit[orbax]'"
 REMOTE = ("gs://", "s3://")
-SIZES = {"two": 2}  # axes of a pattern that no array tells
-
-
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
-
-    Without ``axes`` it is as it is stored.
-    """
-
-    path: str
-    axes: str = ""
-
-
-class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves.
-
-    ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with.
-    """
-
-    checkpoint: str = "."
-    layout: str = ""
-    prefix: str = ""
-    config: dict[str, float | str] = {}
-    tensors: dict[str, Entry] = {}
-    ignore: tuple[str, ...] = ()
-
-
-def read_layout(folder: Path) -> Layout:
-    """Return a folder's names map, a shipped one filled in; raises UserError naming file and field."""
-    own = _toml(folder / NAMES, (folder / NAMES).read_bytes())
-    if not own.layout:
-        return own
-    maps = resources.files("precaudit") / "checkpoints" / "maps"
-    known = sorted(p.name.removesuffix(".toml") for p in maps.iterdir() if p.name.endswith(".toml"))
-    if own.layout not in known:
-        raise UserError(f"{folder / NAMES}: unknown layout {own.layout!r}{nearest(own.layout, known)}")
-    shipped = _toml(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes())
-    return Layout(
-        own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
-        shipped.tensors | own.tensors, shipped.ignore + own.ignore,
-    )  # fmt: skip
-
-
-def _toml(where: Path, data: bytes) -> Layout:
-    try:
-        return msgspec.toml.decode(data, type=Layout)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConfig:
-    """Return the configuration with a map's constants; raises UserError for one that is not known."""
-    names = {"1/sqrt(width)": 1 / sqrt(config.width), "sqrt(width)": sqrt(config.width)}
-    changed: dict[str, Any] = {}
-    for key, value in layout.config.items():
-        if key not in ("query_scale", "norm_offset", "embed_scale", "logit_scale", "residual_scale"):
-            raise UserError(f"{where}: [config] {key} cannot be set by a names map")
-        if isinstance(value, str) and value not in names:
-            raise UserError(f"{where}: [config] {key} = {value!r}; a number, or one of {', '.join(names)}")
-        changed[key] = names[value] if isinstance(value, str) else float(value)
-    return msgspec.structs.replace(config, **changed)
 
 
 LOUD = ("gcsfs", "google.auth")  # what they log, with tracebacks, is raised as well
@@ -114,7 +49,7 @@ class OrbaxFiles:
         stored, ocdbt, zarr3 = _metadata(root)
         entries = {}
         for name in expected_tensors(config):
-            entries[name] = _entry(name, layout, stored, str(folder / NAMES))
+            entries[name] = entry_of(name, layout, stored, str(folder / NAMES))
         below = f"{layout.prefix}/" if layout.prefix else ""
         passed = tuple(below + path for path in layout.ignore)
         used = {entry.path for entry, _ in entries.values()}
@@ -134,11 +69,11 @@ class OrbaxFiles:
             if not entry.axes:
                 found[name] = shape
                 continue
-            at = _layer_axis(entry)
+            at = layer_axis(entry)
             if at is not None and at < len(shape) and layer >= shape[at]:
                 raise UserError(f"{self.root}: {entry.path!r} {list(shape)} has no layer {layer}")
             left = tuple(n for axis, n in enumerate(shape) if axis != at)
-            found[name] = _turned(entry, np.broadcast_to(np.int8(0), left), name).shape
+            found[name] = turned(entry, np.broadcast_to(np.int8(0), left), name).shape
         return found
 
     def read(self, name: str) -> Array:
@@ -147,9 +82,9 @@ class OrbaxFiles:
         array = self._array(entry.path)
         if not entry.axes:
             return self._values(array, entry.path)
-        at = _layer_axis(entry)
+        at = layer_axis(entry)
         part = array if at is None else array[(slice(None),) * at + (layer,)]
-        return np.ascontiguousarray(_turned(entry, self._values(part, entry.path), name))
+        return np.ascontiguousarray(turned(entry, self._values(part, entry.path), name))
 
     def original(self, name: str, rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
@@ -250,50 +185,3 @@ def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
     except Exception as error:  # the library raises whatever broken metadata leads to
         raise UserError(f"{root}: not the metadata of an Orbax checkpoint: {type(error).__name__}: {error}") from None
     return stored, ocdbt, bool(tree.use_zarr3)
-
-
-def _entry(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[Entry, int]:
-    """Return where a tensor lies, its path whole, and its layer."""
-    parts = name.split(".")
-    layer = int(parts[2]) if name.startswith("model.layers.") else 0
-    general = ".".join([*parts[:2], "{i}", *parts[3:]]) if name.startswith("model.layers.") else name
-    if not layout.tensors:
-        candidates = [Entry(name), Entry(name.replace(".", "/"))]
-    elif general in layout.tensors:
-        candidates = [layout.tensors[general]]
-    else:
-        raise UserError(f"{where}: no entry for {general!r}{nearest(general, layout.tensors)}")
-    for entry in candidates:
-        path = "/".join(x for x in (layout.prefix, entry.path.replace("{i}", str(layer))) if x)
-        if path in stored:
-            return msgspec.structs.replace(entry, path=path), layer
-    raise UserError(f"{where}: {name!r} should lie at {path!r}, which the checkpoint lacks{nearest(path, stored)}")
-
-
-def _stored_axes(entry: Entry) -> list[str]:
-    """Return the left side of a pattern, an axis of the stored array each."""
-    return re.findall(r"\([^)]*\)|[^\s()]+", entry.axes.partition("->")[0])
-
-
-def _layer_axis(entry: Entry) -> int | None:
-    axes = _stored_axes(entry)
-    return axes.index("l") if "l" in axes else None
-
-
-def _turned(entry: Entry, x: Array, name: str) -> Array:
-    """Return an array without its layers' axis, its other axes as the pattern has them; raises UserError."""
-    import einops
-
-    before = " ".join(a for a in _stored_axes(entry) if a != "l")
-    pattern = f"{before} ->{entry.axes.partition('->')[2]}"
-    try:
-        found: Array = einops.rearrange(
-            x, pattern, **{a: n for a, n in SIZES.items() if a in re.findall(r"\w+", before)}
-        )
-    except einops.EinopsError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(
-            f"names map: axes {entry.axes!r} of {name!r} do not fit {entry.path!r} ({reason}); "
-            "for example 'd l h k -> (h k) d'"
-        ) from None
-    return found

@@ -1,6 +1,7 @@
 """``precaudit compare``: errors of a run against FP64, emulations, or another run."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +17,25 @@ from precaudit.cli._options import cache_option, console, narrowed, progress_bar
 @click.option("--formula", is_flag=True, help="Compare the program's FP64 shadow with the reference, too (JAX).")
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
 @click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
+@click.option(
+    "--reference",
+    metavar="FILE.py:NAME",
+    help="A function of (params, *inputs) that returns {point: FP64 array}: the formula of a run of a program.",
+)
+@click.option(
+    "--map",
+    "names",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A names map of a program: its formula is held against the textbook of a family.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Its config.json; by default the map's name with .json, else config.json beside it.",
+)
+@click.option("--family", metavar="NAME", help="The family, where config.json has no model_type.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
@@ -31,6 +51,10 @@ def command(
     formula: bool,
     model: str | None,
     program: str | None,
+    reference: str | None,
+    names: Path | None,
+    config: Path | None,
+    family: str | None,
     partial: bool,
     no_cache: bool,
     verbose: bool,
@@ -53,8 +77,11 @@ def command(
         given |= {"--model": model, "--formula": formula or None, "--partial": partial or None, "AGAINST": against}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program and compared whole; leave out {', '.join(other)}")
-        _program(run, program, as_json)
+        _program(run, program, _reference(reference, names, config, family), as_json)
         return
+    own = {"--program": program, "--reference": reference, "--map": names, "--config": config, "--family": family}
+    if other := [name for name, value in own.items() if value is not None]:
+        raise UserError(f"{run} is no run of a program; leave out {', '.join(other)}")
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
@@ -73,7 +100,23 @@ def command(
     say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
 
 
-def _program(run: Path, program: str | None, as_json: bool) -> None:
+def _reference(reference: str | None, names: Path | None, config: Path | None, family: str | None) -> Any:
+    """Return what a program's formula is held against: a function of the user's, the textbook, or nothing."""
+    from precaudit.errors import UserError
+    from precaudit.programs.loading import load_function
+    from precaudit.programs.textbook import Names
+
+    if names is None and (config is not None or family is not None):
+        raise UserError("--config and --family belong to a names map: --map FILE")
+    if names is None:
+        return None if reference is None else load_function(reference)
+    if reference is not None:
+        raise UserError("give --reference or --map, not both")
+    beside = names.with_suffix(".json")
+    return Names(names, config or (beside if beside.is_file() else names.parent / "config.json"), family)
+
+
+def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> None:
     """Compare a run of a program with its own segments."""
     from precaudit.programs.comparing import compare
     from precaudit.programs.runs import open_program_run
@@ -81,7 +124,7 @@ def _program(run: Path, program: str | None, as_json: bool) -> None:
 
     opened = open_program_run(run)
     with progress_bar() as advance:
-        errors = compare(opened, reference=program, tell=advance)
+        errors = compare(opened, program, reference, tell=advance)
     if as_json:
         from precaudit.records import encode
 

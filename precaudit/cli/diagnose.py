@@ -14,6 +14,7 @@ from precaudit.cli._options import cache_option, console, narrowed, progress_bar
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
 @click.option("--model", metavar="PATH", help="Where the weights lie now.")
+@click.option("--program", metavar="FILE.py:NAME", help="The program of a run of one, whose code is run.")
 @click.option("--lift", multiple=True, metavar="NAME=MODULE:FUNCTION",
               help="FP64 meaning of a primitive or Pallas kernel; imports and runs the code named.")  # fmt: skip
 @click.option("--invariance", is_flag=True, help="Run the prompts in other batches, paddings, buckets, unrolled, too.")
@@ -30,6 +31,7 @@ def command(
     partial: bool,
     no_cache: bool,
     model: str | None,
+    program: str | None,
     lift: tuple[str, ...],
     invariance: bool,
     objective: str,
@@ -42,10 +44,20 @@ def command(
     """
     from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose
+    from precaudit.errors import UserError
+    from precaudit.programs.runs import is_program_run
     from precaudit.records import encode
     from precaudit.reports import diagnosis
     from precaudit.store import open_run
 
+    if is_program_run(run):
+        given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
+        given |= {"--model": model, "--lift": lift or None, "--invariance": invariance or None}
+        if other := [name for name, value in given.items() if value is not None]:
+            raise UserError(f"{run} is of a program and diagnosed whole; leave out {', '.join(other)}")
+        return _program(run, program, as_json)
+    if program is not None:
+        raise UserError(f"{run} is no run of a program; leave out --program")
     opened = open_run(run, partial)
     asked = narrowed(opened.record.requested, layers, points, phases, prompt)
     with progress_bar() as advance, references(no_cache) as cache:
@@ -64,6 +76,23 @@ def command(
         diagnosis.show(found, console(), verbose)
     codes = {found.exit_code, _invariant(found, model, as_json)} if invariance else {found.exit_code}
     return 1 if 1 in codes else max(codes)
+
+
+def _program(run: Path, program: str | None, as_json: bool) -> int:
+    """Print what a program's run shows: causes of its formula, and segments that nothing explains."""
+    from precaudit.diagnosis.programs import diagnose
+    from precaudit.programs.runs import open_program_run
+    from precaudit.records import encode
+    from precaudit.reports import program as report
+
+    with progress_bar() as advance:
+        found = diagnose(open_program_run(run), program, tell=advance)
+    if as_json:
+        for finding in found.findings:
+            click.echo(encode(finding), nl=False)
+    else:
+        report.findings(found.findings, found.unknown, found.explained, console())
+    return found.exit_code
 
 
 def _meanings(items: tuple[str, ...]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from precaudit.diagnosis.rotation import (
 )
 from precaudit.diagnosis.variants import NARROW, STORED, Variant, first, roundings_of, stored, sums
 from precaudit.graphs.point import Point
-from precaudit.numpy_decoder.operators import ACTIVATIONS
+from precaudit.numpy_decoder.operators import NARROW_CONSTANTS
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import Policy
 
@@ -86,7 +86,7 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
 
 def _activations(config: DecoderConfig) -> Iterator[Variant]:
     usual = config.activation
-    for name in ACTIVATIONS:
+    for name in CALLED:
         if name != usual:
             yield semantics(
                 f"activation {CALLED[name]}", says=f"{CALLED[name]} in place of {CALLED[usual]}",
@@ -96,6 +96,14 @@ def _activations(config: DecoderConfig) -> Iterator[Variant]:
         "gate and up exchanged", says="gate and up are exchanged",
         form=renamed({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
     )  # fmt: skip
+
+
+def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
+    """Yield an activation whose constants are held in a narrow format: what is seen in FP64 and not under rounding."""
+    if config.activation == "gelu_tanh":
+        for name, key in NARROW_CONSTANTS.items():
+            says = f"the constants of {CALLED[config.activation]} are held in {name}"
+            yield Variant(f"activation's constants in {name}", "format", says, constant(activation=key))
 
 
 def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:

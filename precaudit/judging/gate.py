@@ -168,7 +168,9 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, baseline: Pa
         raise UserError(f"{folder} is of a program: budgets and baselines of such runs are not there yet")
     opened = open_program_run(folder)
     where = str(folder / "errors.jsonl")
-    verdicts = [v for e in programs.errors_of(opened) if (v := rules.apply(e, where)) is not None]
+    errors = programs.errors_of(opened)
+    verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
+    verdicts = programs.suspect(verdicts, errors)
     verdicts += programs.uncovered(opened, rules.seen)
     return _judgement(opened.record.id, verdicts, rules, programs.notes(opened), ())
 

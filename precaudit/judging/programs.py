@@ -1,28 +1,85 @@
 """The verdicts of a program's run: its error records by the default rule, and what is not there."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS
 from precaudit.judging.verdicts import Verdict
 from precaudit.programs.runs import Compared, Opened, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, read_lines
 from precaudit.store import file_hash
 
+OUTSIDE = 1 << 30  # the layer of what comes after all layers
+
+
+def marks_of(opened: Opened) -> Compared:
+    """Return what compare says of its records; raises UserError where the run was not compared."""
+    marks = opened.folder / "compared.json"
+    if not (opened.folder / "errors.jsonl").is_file() or not marks.is_file():
+        raise UserError(f"{opened.folder} was not compared yet: precaudit compare {opened.folder}")
+    try:
+        return msgspec.json.decode(marks.read_bytes(), type=Compared)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{marks}: {error}") from None
+
 
 def errors_of(opened: Opened) -> list[ErrorRecord]:
     """Return the error records of a compared run; raises UserError where there are none, or of another run."""
-    path, marks = opened.folder / "errors.jsonl", opened.folder / "compared.json"
-    if not path.is_file() or not marks.is_file():
-        raise UserError(f"{opened.folder} was not compared yet: precaudit compare {opened.folder}")
-    try:
-        found = msgspec.json.decode(marks.read_bytes(), type=Compared)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{marks}: {error}") from None
+    path, found = opened.folder / "errors.jsonl", marks_of(opened)
     if found.run != file_hash(opened.folder / "program.json") or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
     return read_lines(path, ErrorRecord)
+
+
+def suspect(verdicts: Sequence[Verdict], errors: Iterable[ErrorRecord]) -> list[Verdict]:
+    """Return the verdicts with formulas that read what fails before them called ``input suspect``.
+
+    A textbook's record says whose value it is (``FAMILY:LAYER.POINT``), and the rows of the graph what that reads; of
+    any other reference what comes later in the records of a call inherits.
+    """
+    names = {_key(e): e.reference for e in errors if e.kind == "formula"}
+    order = {key: i for i, key in enumerate(names)}
+    broken = [v for v in verdicts if v.kind == "formula" and v.status in ("fail", "nonfinite")]
+    calls: dict[tuple[str, int], list[Verdict]] = {}
+    for v in broken:
+        calls.setdefault((v.prompt, v.step), []).append(v)
+    inherits = set()
+    for its in calls.values():
+        seen = {x for v in its if (x := _textbook(names[_key(v)])) is not None}
+        first = min(order[_key(v)] for v in its)
+        for v in its:
+            mine = _textbook(names[_key(v)])
+            later = order[_key(v)] > first if mine is None else _inherits(mine, seen, [i for i, _ in seen])
+            if later:
+                inherits.add(_key(v))
+    return [
+        msgspec.structs.replace(v, status="input suspect") if v.kind == "formula" and _key(v) in inherits else v
+        for v in verdicts
+    ]
+
+
+def _key(x: ErrorRecord | Verdict) -> tuple[str, int, int | None, str]:
+    return (x.prompt, x.step, x.layer, x.point)
+
+
+def _textbook(reference: str) -> tuple[int, str] | None:
+    """Return (layer, point) of a textbook's record; None of another reference's."""
+    where, _, point = reference.partition(":")[2].rpartition(".")
+    if point not in POINTS:
+        return None
+    return (int(where) if where else OUTSIDE, point)
+
+
+def _inherits(mine: tuple[int, str], broken: Container[tuple[int, str]], layers: Iterable[int]) -> bool:
+    """Whether a point of the textbook is made from one that is broken: in an earlier layer, or among what it reads."""
+    layer, point = mine
+    if any(other < layer for other in layers):
+        return True
+    row = POINTS[point]
+    read = {(layer, name) for name in (*row.inputs, *(row.with_experts or ()))}
+    return any(x in broken or _inherits(x, broken, ()) for x in read)
 
 
 def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:

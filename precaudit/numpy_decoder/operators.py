@@ -5,11 +5,12 @@ Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S k
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import erf
 
 import numpy as np
 
-from precaudit.arrays import Array, identity
+from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.numpy_decoder.rounding import Place, Rounding
 
@@ -160,12 +161,13 @@ def silu(x: Array, curve: Place = identity) -> Array:
     return np.divide(x, y, out=y)
 
 
-def gelu_tanh(x: Array, curve: Place = identity) -> Array:
-    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016).
+def gelu_tanh(x: Array, curve: Place = identity, constants: Place = identity) -> Array:
+    """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016); ``constants`` rounds both numbers.
 
     1 + tanh cancels below zero: in float32 the sum is exactly 0 from about −5.9 on.
     """
-    return 0.5 * x * curve(1.0 + curve(np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
+    outer, cubic = constants(np.asarray([np.sqrt(2.0 / np.pi), 0.044715]))
+    return 0.5 * x * curve(1.0 + curve(np.tanh(outer * (x + cubic * x**3))))
 
 
 def gelu(x: Array, curve: Place = identity) -> Array:
@@ -199,6 +201,9 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "quick_gelu": quick_gelu, "relu": relu,
     "hard_silu": hard_silu, "identity": linear_unit,
 }  # fmt: skip
+# Programs that take a function in a narrow format hold its constants in that.
+NARROW_CONSTANTS = {name: f"gelu_tanh, constants in {name}" for name in ("bfloat16", "float16")}
+ACTIVATIONS |= {key: partial(gelu_tanh, constants=rounder(name)) for name, key in NARROW_CONSTANTS.items()}
 
 
 def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:

@@ -47,13 +47,15 @@ class Chains:
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=QUICK)
         self.rounded = jax.jit(whole(jaxpr, ROUNDED), compiler_options=QUICK)
 
-    def calls(self, recorded: Iterator[dict[str, Array]]) -> Iterator[Truth]:
+    def calls(self, recorded: Iterator[dict[str, Array]], drawn: bool = True) -> Iterator[Truth]:
         """Yield every call's values; ``recorded``: each call's input leaves, whose integers are given to all chains.
+
+        ``drawn``: with the realisations, or FP64 alone.
 
         Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
         """
         chains: list[Callable[..., Any]] = [lambda *x: self.exact(0, *x)]
-        chains += [lambda *x, seed=seed: self.rounded(np.uint64(seed + 1), *x) for seed in range(DRAWS)]
+        chains += [lambda *x, seed=seed: self.rounded(np.uint64(seed + 1), *x) for seed in range(DRAWS if drawn else 0)]
         held: list[Any] = [None] * len(chains)
         weights = jax.tree.leaves(self.program.params)
         for leaves in recorded:

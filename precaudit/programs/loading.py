@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
@@ -25,9 +26,24 @@ def is_reference(text: str) -> bool:
 
 def load(reference: str) -> Program:
     """Import what a reference names and return its Program; raises UserError with the user's line where it fails."""
+    found = _imported(reference, "program", lambda x: isinstance(x, Program))
+    if not isinstance(found, Program):
+        raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
+    return found
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import what a reference names and return that function; raises UserError as ``load``."""
+    found = _imported(reference, "function", callable)
+    if not callable(found):
+        raise UserError(f"{reference} is no function but {type(found).__name__}")
+    return cast("Callable[..., Any]", found)
+
+
+def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     match = REFERENCE.fullmatch(reference)
     if match is None:
-        raise UserError(f"{reference!r} names no program: give FILE.py:NAME or module:NAME")
+        raise UserError(f"{reference!r} names no {what}: give FILE.py:NAME or module:NAME")
     where, name = match["where"], match["name"]
     try:
         module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
@@ -36,12 +52,10 @@ def load(reference: str) -> Program:
     except Exception as error:
         raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{_line(error)}") from None
     if not hasattr(module, name):
-        names = [n for n, v in vars(module).items() if isinstance(v, Program)]
-        raise UserError(f"{where} has no {name!r}" + (nearest(name, names) if names else ": it holds no Program"))
-    found = getattr(module, name)
-    if not isinstance(found, Program):
-        raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
-    return found
+        names = [n for n, v in vars(module).items() if fits(v)]
+        held = "Program" if what == "program" else what
+        raise UserError(f"{where} has no {name!r}" + (nearest(name, names) if names else f": it holds no {held}"))
+    return getattr(module, name)
 
 
 def _file(path: Path) -> Any:

@@ -128,7 +128,7 @@ def next_command(verdicts: Sequence[Verdict], run: str) -> str:
             "Next: trace as the baseline says, or freeze a new one: precaudit baseline RUN -o FILE --accept --why TEXT"
         )
     if v.phase == PROGRAM_CALL:
-        return f"Next: precaudit compare {run}"
+        return f"Next: precaudit {'compare' if v.status == 'unknown' else 'diagnose'} {run}"
     if v.kind == "formula" and v.status != "unknown":
         return f"Next: precaudit diagnose {run}"
     if v.status == "unknown" or v.depth[0] == LAST:

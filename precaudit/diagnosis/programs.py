@@ -1,0 +1,243 @@
+"""Findings of a program's run: formulas that are not the textbook's, by name, and segments that nothing explains."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import msgspec
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.diagnosis.candidates import variants
+from precaudit.diagnosis.fitting import Fit, fits, minimise
+from precaudit.diagnosis.forms import Form, Inputs, made, plain
+from precaudit.diagnosis.positions import spans
+from precaudit.diagnosis.products import narrow_constants
+from precaudit.diagnosis.records import Finding
+from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS, inputs_of
+from precaudit.judging.programs import errors_of, marks_of, suspect
+from precaudit.judging.rules import judge
+from precaudit.judging.verdicts import Verdict
+from precaudit.limits import default_limits
+from precaudit.limits.checks import SAME
+from precaudit.metrics.sizes import norm, ratio
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.policies import load_policy
+from precaudit.programs.comparing import traced_program
+from precaudit.programs.formula import Shown, shown
+from precaudit.programs.forward import Chains, NotChained
+from precaudit.programs.program import Program
+from precaudit.programs.runs import Opened
+from precaudit.programs.textbook import Names, Pair, Textbook, textbook_of
+from precaudit.records import number, value, write_lines
+from precaudit.transforms import CannotLift
+
+Tell = Callable[[int, int, str], None]
+
+UNNAMED = "none reproduces it"
+NEAR = 0.05  # of a formula that is told as the nearest where none is the one
+SHOWN = 4  # places that a finding lists
+
+
+class Named(NamedTuple):
+    """What makes a program's values of an operation in the textbook's place, and what that leaves of them."""
+
+    cause: str
+    says: str
+    left: float
+    kind: str = "semantics"
+
+
+class Case(NamedTuple):
+    """An operation that is not the textbook's: the verdict on it, what shows it, and the cause."""
+
+    verdict: Verdict
+    pair: Pair
+    named: Named
+
+
+class Diagnosed(NamedTuple):
+    """The findings of a program's run in its order, what was not told, and how many records rounding explains."""
+
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+    explained: int
+
+    @property
+    def exit_code(self) -> int:
+        """1 a finding stands, 3 something is unknown, 0 otherwise."""
+        return 1 if self.findings else 3 if self.unknown else 0
+
+
+def diagnose(
+    opened: Opened, program: Program | str | None = None, names: Names | None = None,
+    tell: Tell = lambda done, total, what: None,
+) -> Diagnosed:  # fmt: skip
+    """Return the findings of a compared program's run, and write them beside it.
+
+    ``names``: the textbook that its formula records are against; those of compare where it is not given. Raises
+    UserError where the run was not compared, or its program is another.
+    """
+    errors = errors_of(opened)
+    verdicts = suspect([v for e in errors if (v := judge(e, default_limits())) is not None], errors)
+    passed = sum(v.status == "pass" for v in verdicts)
+    bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
+    known = names or (Names.of(given) if (given := marks_of(opened).names) else None)
+    formula = [v for v in verdicts if v.kind == "formula" and v.status not in ("pass", "unknown", "missing")]
+    named = _against(formula) if known is None else _named(opened, program, known, formula, tell)
+    findings = [*named, *_segments(opened, bad)]
+    write_lines(opened.folder / "findings.jsonl", findings)
+    unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
+    told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
+    return Diagnosed(tuple(findings), told, passed)
+
+
+def _segments(opened: Opened, bad: Sequence[Verdict]) -> Iterator[Finding]:
+    """Yield one finding for every point whose own segment leaves more than its equations' rounding."""
+    source = {p.name: p.source for p in opened.record.points}
+    found: dict[str, list[Verdict]] = {}
+    for v in bad:
+        if v.kind == "local":
+            found.setdefault(v.point, []).append(v)
+    for point, its in found.items():
+        worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
+        limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
+        says = (
+            "it holds NaN or infinity that FP64 does not"
+            if worst.status == "nonfinite"
+            else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
+            f"{worst.scope} {worst.index}, from recorded inputs"
+        )
+        yield _finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2)
+
+
+def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
+    """Yield one finding for every formula record that leaves a reference of the user's first."""
+    for v in formula:
+        if v.status != "input suspect":
+            says = "the program's FP64 shadow is not the reference; no formula is known of it"
+            yield _finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2)
+
+
+def _named(
+    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Tell
+) -> Iterator[Finding]:
+    """Yield one finding for every cause of operations that are not the textbook's on the program's own inputs."""
+    if not formula:
+        return
+    found, made_of = traced_program(opened, program)
+    book = textbook_of(names, found, opened)
+    chains = Chains(found, made_of)
+    causes: dict[str, list[Case]] = {}
+    for i, case in enumerate(dict.fromkeys(v.prompt for v in formula)):
+        tell(i, len(opened.record.cases), f"{case}: causes")
+        beside = shown(opened, book, case, _exact(opened, chains, case))
+        known: dict[Pair, Named | None] = {}
+        for v in (v for v in formula if v.prompt == case):
+            pair = next((p for p in book.pairs if (p.shown.name, p.step) == (v.point, v.layer)), None)
+            if pair is None:
+                raise UserError(f"{book.where}: the map is not the one compare had: it has no {v.point!r}")
+            if pair not in known:
+                known[pair] = name_formula(book, beside, pair, v.status == "input suspect")
+            if (one := known[pair]) is not None:
+                causes.setdefault(one.cause, []).append(Case(v, pair, one))
+    for its in causes.values():
+        first = its[0]
+        says = f"{first.named.says}: {_where([c.pair for c in its])}"
+        made_finding = _finding(
+            first.named.kind, first.named.cause, says, first.pair.point, [c.verdict for c in its], first.verdict.rel_l2
+        )
+        layers = tuple(sorted({c.pair.layer for c in its if c.pair.layer is not None}))
+        explained = number(1 - first.named.left**2)
+        yield msgspec.structs.replace(made_finding, layer=first.pair.layer, layers=layers, explained=explained)
+
+
+def _where(pairs: Sequence[Pair]) -> str:
+    """Return the textbook's points and layers of pairs, and the program's points and lines."""
+    points, names, lines = (
+        list(dict.fromkeys(x)) for x in zip(*((p.point, p.shown.name, p.shown.source) for p in pairs), strict=True)
+    )
+    layers = sorted({p.layer for p in pairs if p.layer is not None})
+    at = f" of layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{' and '.join(points)}{at} ({', '.join(names[:SHOWN])}{more}, {', '.join(lines)})"
+
+
+def _finding(kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object) -> Finding:
+    return msgspec.convert(
+        {
+            "kind": kind, "cause": cause, "says": says, "layer": its[0].layer, "point": point,
+            "layers": tuple(sorted({v.layer for v in its if v.layer is not None})),
+            "phases": ("call",), "prompts": tuple(dict.fromkeys(v.prompt for v in its)), "records": len(its),
+            "rel_l2": rel_l2, "explained": None, "equal": None, "second": None, "worst": None,
+        },
+        Finding,
+    )  # fmt: skip
+
+
+def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array]]:
+    """Return every call's FP64 values of a case, as far as the program goes in FP64."""
+    found: list[Mapping[str, Array]] = []
+    try:
+        with jax.enable_x64(True):
+            held = (opened.tensors(case, call, "inputs") for call in range(opened.record.calls))
+            found += [truth.exact for truth in chains.calls(held, drawn=False)]
+    except (CannotLift, NotImplementedError, NotChained):
+        pass
+    return found
+
+
+def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = False) -> Named | None:
+    """Return what makes the program's values of an operation from its own inputs; None where the textbook's does.
+
+    Values are FP64 on both sides, so what a form leaves is nothing, or it is not the cause. ``suspect``: what it reads
+    is not the textbook's either; then nothing is known of it unless the program shows all of that.
+    """
+    read, shown_by = [], {(p.layer, p.point): p for p in book.pairs}
+    for name in inputs_of(pair.point, book.config.sparse):
+        layer = (book.config.layers - 1 if pair.layer is None else pair.layer) if POINTS[name].per_layer else None
+        own = shown_by.get((layer, name))
+        if own is None and suspect:
+            return None
+        read.append(beside.expected[layer, name] if own is None else beside.seen[own])
+    seen = beside.seen[pair]
+    positions = np.arange(seen.shape[1])
+    each = [Inputs(book.model, pair.layer, pair.point, positions, tuple(x[b] for x in read)) for b in range(len(seen))]
+    size = norm(seen)
+
+    def left(form: Form) -> float:
+        with np.errstate(all="ignore"):
+            outs = np.stack([made(form, o, FP64) for o in each])
+        off = ratio(norm(outs - seen), size)
+        return off if np.isfinite(off) else float("inf")
+
+    if left(plain) <= SAME:
+        return None
+    policy = load_policy("fp32-highest")
+    every = [v for v in variants(pair.point, policy, book.config, pair.layer) if v.form is not plain]
+    if POINTS[pair.point].activates(book.config):
+        every += narrow_constants(book.config)
+    tried = [(left(v.form), v) for v in every]
+    best = min(tried, key=lambda x: x[0], default=None)
+    if best is not None and best[0] <= SAME:
+        return Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
+    for fit in fits(each[0]):
+        x = _fitted(fit, left)
+        if x is not None:
+            v = fit.variant(x)
+            return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
+    near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
+    return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
+
+
+def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:
+    """Return the number of fewest digits under which a formula leaves nothing; None where none does."""
+    x = minimise(lambda x: left(fit.form(x)), fit.grid, fit.whole)
+    if not left(fit.form(x)) <= 1e3 * SAME:
+        return None
+    for digits in range(12):
+        short = float(f"{x:.{digits}e}")
+        if left(fit.form(short)) <= SAME:
+            return short
+    return None

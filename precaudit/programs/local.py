@@ -1,0 +1,210 @@
+"""Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.comparison.closing import Yardstick
+from precaudit.formats import FORMATS
+from precaudit.limits import default_limits
+from precaudit.limits.checks import local_checks
+from precaudit.metrics.residue import Noise
+from precaudit.metrics.sizes import canonical, explained, norm, ratio, sizes
+from precaudit.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.programs.forward import QUICK
+from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, places
+from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.transforms import CannotLift
+from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
+from precaudit.transforms.tag import Tagged
+
+# How the equations may round, the best kept; and realisations more, of which noise is made.
+CONVERTED = ("results converted to a wider format",)
+HONEST = {
+    (): Realisation(),
+    CONVERTED: Realisation("converted"),
+    ("functions in one step",): Realisation("converted", expanded=False),
+    ("results inside",): Realisation("all"),
+}
+NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
+DRAWS = (
+    Realisation(seed=1, sums="single"),
+    Realisation(seed=2, sums="reversed"),
+    Realisation("converted", seed=3, sums="single"),
+)
+ALWAYS = np.ones(1, bool)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations."""
+
+    exact: dict[str, Array]
+    honest: dict[tuple[str, ...], dict[str, Array]]
+    drawn: tuple[dict[str, Array], ...]
+
+
+class Emulations:
+    """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations."""
+
+    def __init__(self, made: Tagged) -> None:
+        ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
+        with jax.enable_x64(True):
+            self.exact = jax.jit(exactly(made.call), compiler_options=QUICK)
+            self.honest = {
+                name: jax.jit(emulated(made.call, how), compiler_options=QUICK) for name, how in ways.items()
+            }
+            self.drawn = [jax.jit(emulated(made.call, how), compiler_options=QUICK) for how in DRAWS]
+
+    def records(
+        self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
+    ) -> list[ErrorRecord]:
+        """Return a call's local records, one for every point and step of its scans.
+
+        What does not close is tried with some inputs as they were before they were rounded, and others as recorded.
+        """
+        every = list(places(opened.record.points))
+        try:
+            with jax.enable_x64(True):
+                exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
+                segments = Segments(exact, _honest(self.honest, taps, args), drawn)
+                found = [_record(opened, case, call, p, layer, taps, segments) for p, layer in every]
+                if not all(map(closes, found)):
+                    more = Segments(exact, segments.honest | _partly(self.honest, taps, args), drawn)
+                    found = [
+                        e if closes(e) else _record(opened, case, call, p, layer, taps, more)
+                        for e, (p, layer) in zip(found, every, strict=True)
+                    ]
+                return found
+        except (CannotLift, NotImplementedError) as error:
+            return [place(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+
+def closes(e: ErrorRecord) -> bool:
+    """Whether a local record has numbers within every limit, or none that another emulation would give."""
+    checks = list(local_checks(e, default_limits().local(e.dtype)))
+    return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
+
+
+def _host(values: dict[str, Any]) -> dict[str, Array]:
+    return {name: np.asarray(x) for name, x in values.items()}
+
+
+def _rounded(values: dict[str, tuple[Any, Any]]) -> dict[str, Array]:
+    return {name: np.asarray(x) for name, (x, _) in values.items()}
+
+
+def _honest(
+    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...]
+) -> dict[tuple[str, ...], dict[str, Array]]:
+    """Return what each emulation makes of recorded inputs, and of narrow ones as they were before they were rounded.
+
+    A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
+    """
+    found: dict[tuple[str, ...], dict[str, Array]] = {}
+    for name, emulation in emulations.items():
+        made = emulation(taps, *args)
+        found[name] = _rounded(made)
+        if not name or name == CONVERTED:
+            read = {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
+            found[(*name, "inputs")] = _rounded(emulation(read, *args))
+    return found
+
+
+def _partly(
+    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...]
+) -> dict[tuple[str, ...], dict[str, Array]]:
+    """Return what each emulation makes where some narrow inputs are read unrounded and the others as recorded.
+
+    Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
+    """
+    made = emulations[()](taps, *args)
+    narrow = [k for k, x in taps.items() if k in made and x.dtype.itemsize < 4]
+    found = {}
+    for bit in range(max(len(narrow) - 1, 1).bit_length()):
+        for value in (0, 1):
+            some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
+            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
+            for name, emulation in emulations.items():
+                found[(*name, "some inputs", f"{bit}.{value}")] = _rounded(emulation(read, *args))
+    return found
+
+
+def lacks_of(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]) -> dict[str, Any]:
+    """Return why a point has no numbers; empty where it has."""
+    if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
+        return {"missing": "recorded with another shape or format, or not at all"}
+    taken = taps.get(f"{p.name}@taken", ALWAYS).reshape(-1)
+    if not taken[(layer or 0) if len(taken) > 1 else 0]:
+        return {"unknown": "its branch was not taken"}
+    return {}
+
+
+def step_of(p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
+    """Return what cuts a step of its scans out of a point's values, as rows [rows, N]."""
+    return lambda x: x.reshape(-1, *p.shape)[layer or 0].reshape(-1, p.shape[-1] if p.shape else 1)
+
+
+def place(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None,
+    kind: Literal["local", "forward", "formula"] = "local", **numbers: Any,
+) -> ErrorRecord:  # fmt: skip
+    """Return a record of a place of a program's run."""
+    return ErrorRecord(
+        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind=kind, candidate=opened.record.id,
+        reference="fp64", **numbers,
+    )  # fmt: skip
+
+
+def _record(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, taps: dict[str, Array], made: Segments
+) -> ErrorRecord:
+    whole = taps.get(p.name)
+    if lacks := lacks_of(p, layer, whole, taps):
+        return place(opened, case, call, p, layer, **lacks)
+    assert whole is not None
+    if p.name not in made.exact:
+        return place(opened, case, call, p, layer, unknown="no segment ends in it")
+    step = step_of(p, layer)
+    honest = {name: step(values[p.name]) for name, values in made.honest.items()}
+    drawn = [step(values[p.name]) for values in made.drawn]
+    return place(opened, case, call, p, layer, **_numbers(step(whole), step(made.exact[p.name]), honest, drawn))
+
+
+def _numbers(stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array]) -> dict[str, Any]:
+    """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
+    rows, dtype = np.arange(len(stored)), stored.dtype.name
+    candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
+    emulations = {name: canonical(y, "TD") for name, y in honest.items()}
+    members = [canonical(y, "TD") for y in drawn]
+    wide = dtype in ("float32", "float64")
+    if not wide:
+        members = [*emulations.values(), *members]
+    u = FORMATS[dtype].unit_roundoff
+    deviations = [y - reference for y in members]
+    shown = np.where(np.isfinite(reference), reference, 0.0)
+    noise = Noise.pooled(deviations, shown, u, RECIPROCAL if wide else 0.0)
+    clean = np.nan_to_num(candidate, nan=0.0, posinf=0.0, neginf=0.0)
+    best = min(
+        emulations, key=lambda name: norm(clean - np.nan_to_num(emulations[name], nan=0.0, posinf=0.0, neginf=0.0))
+    )
+    # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
+    floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
+    allowed = half_ulp(reference, dtype) + np.hypot(np.sqrt(noise.power), floor)
+    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed)
+    residue = yard.residue(emulations[best])
+    found = sizes(stored, reference, "TD", rows)
+    for name, scope in residue.scopes.items():
+        found["scopes"].setdefault(name, {}).update(scope)
+    error = norm(np.where(np.isfinite(candidate - reference), candidate - reference, 0.0))
+    share = explained(clean, norm(clean - shown), emulations[best])
+    found |= {
+        "explained": {EQUATIONS: number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "ratio": number(ratio(error, norm(emulations[best] - shown))),
+    }  # fmt: skip
+    return found | ({"elided": {EQUATIONS: best}} if best else {})

@@ -1,0 +1,281 @@
+"""Programs beside a reference: their FP64 shadow is the textbook's or the user's, or what it is instead is named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit import Program, gate
+from precaudit.cli import run as command
+from precaudit.diagnosis.programs import diagnose, name_formula
+from precaudit.errors import UserError
+from precaudit.programs.comparing import compare
+from precaudit.programs.formula import distance, shown
+from precaudit.programs.forward import Chains
+from precaudit.programs.loading import load
+from precaudit.programs.runs import open_program_run
+from precaudit.programs.textbook import Names, textbook_of
+from precaudit.programs.tracing import prepared, trace
+from precaudit.records import value
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+OWN = EXAMPLES / "own_decoder.py"
+MAP, CONFIG = EXAMPLES / "own_decoder.toml", EXAMPLES / "own_decoder.json"
+RMS = "lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)"
+GELU = "jax.nn.gelu(gate.astype(jnp.float32)).astype(x.dtype)"
+# what is written in the decoder in place of what, what is named, and where it shows first
+MISTAKES = {
+    "RoPE base": ("10000.0 **", "31000.0 **", "RoPE base is 31000, the configuration says 10000", {"q"}),
+    "positions": ("position.astype(jnp.float32) *", "(position + 1).astype(jnp.float32) *", "off by +1", {"q"}),
+    "pairs": (
+        "a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)",
+        "a, b = x.astype(jnp.float32)[..., ::2], x.astype(jnp.float32)[..., 1::2]", None, {"q"},
+    ),
+    "epsilon outside": (RMS, RMS.replace("lax.rsqrt(", "1 / (jnp.sqrt(").replace("True) + 1e-5)", "True)) + 1e-5)"),
+                        "epsilon is added to the root", {"attn_norm"}),
+    "epsilon": ("+ 1e-5)", "+ 3e-5)", "epsilon is 3e-05, the configuration says 1e-05", {"attn_norm"}),
+    "sum for mean": ("jnp.mean(wide", "jnp.sum(wide", "is not divided by D", {"attn_norm"}),
+    "scale": ("HEAD**-0.5", "HEAD**-0.5 * 1.02", "scale × √K is 1.02", {"attn_out"}),
+    "scale left out": (" * HEAD**-0.5", "", "the scale is left out", {"attn_out"}),
+    "activation": ("jax.nn.silu(gate)", GELU, "gelu with tanh in place of silu", {"mlp_act"}),
+    "gate and up": ("jax.nn.silu(gate) * up", "jax.nn.silu(up) * gate", "gate and up are exchanged", {"mlp_act"}),
+    "output": (" final, pref", " 0.5 * final, pref", "logit scale is 0.5", {"logits"}),
+    "one head": ("x = x + attended @", "x = x + attended.at[:16].set(0) @", "none reproduces it", {"attn_proj"}),
+}  # fmt: skip
+
+
+def written(folder, old, new):
+    """Return the decoder with one thing written otherwise."""
+    text = OWN.read_text()
+    assert text.count(old) == 1
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{abs(hash((old, new)))}.py"
+    file.write_text(text.replace(old, new))
+    return replace(load(f"{file}:program"), steps=3)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    program = replace(load(f"{OWN}:program"), steps=3)
+    return program, trace(program, tmp_path_factory.mktemp("own") / "run")
+
+
+def beside(program, opened):
+    """Return the textbook, one case of program and textbook in FP64, and the program's values."""
+    chains = Chains(program, prepared(program))
+    with jax.enable_x64(True):
+        held = (opened.tensors("a", call, "inputs") for call in range(opened.record.calls))
+        exact = [t.exact for t in chains.calls(held, drawn=False)]
+    book = textbook_of(Names(MAP, CONFIG), program, opened)
+    return book, shown(opened, book, "a", exact), exact
+
+
+def test_an_honest_decoder_is_the_textbook(recorded):
+    program, opened = recorded
+    errors = compare(opened, program, Names(MAP, CONFIG))
+    formula = [e for e in errors if e.kind == "formula"]
+    assert len(formula) == 2 * 4 * (3 * 8 + 1)
+    assert max(value(e.rel_l2) for e in formula) <= 1e-9
+    assert {e.reference for e in formula} >= {"llama:0.q", "llama:2.mlp_out", "llama:.logits"}
+    assert gate(opened.folder).exit_code == 0
+    found = diagnose(opened, program)
+    assert (found.findings, found.unknown, found.exit_code) == ((), (), 0)
+    assert found.explained == len(errors)
+
+
+QUICK = ("RoPE base", "epsilon outside", "scale", "output", "one head")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MISTAKES])
+def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
+    old, new, says, points = MISTAKES[name]
+    program = written(tmp_path / "code", old, new)
+    opened = trace(program, tmp_path / "run")
+    book, made, _ = beside(program, opened)
+    first = {p.point: name_formula(book, made, p) for p in book.pairs if p.point in points and p.layer in (0, None)}
+    for point in points:
+        assert first[point] is not None
+        assert says is None or says in f"{first[point].says} {first[point].cause}", first[point]
+        assert first[point].cause == "none reproduces it" or first[point].left <= 1e-6
+    # what the program shows all inputs of is judged on them, wherever it lies
+    alone = {p.point for p in book.pairs if name_formula(book, made, p, suspect=True) is not None}
+    assert alone <= points
+
+
+def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
+    """The whole way: records, verdicts that inherit, one finding, exit codes."""
+    program = written(tmp_path / "code", "10000.0 **", "500000.0 **")
+    opened = trace(program, tmp_path / "run", reference=f"{next((tmp_path / 'code').iterdir())}:program")
+    compare(opened, program, Names(MAP, CONFIG))
+    judged = gate(opened.folder)
+    assert judged.exit_code == 1
+    assert {(v.point, v.layer, v.kind) for v in judged.verdicts if v.status == "fail"} == {("query~1", 0, "formula")}
+    assert judged.counts["input suspect"] > 20
+    found = diagnose(opened, program)
+    (one,) = found.findings
+    assert one.kind == "semantics"
+    assert one.layers == (0, 1, 2)
+    assert one.prompts == ("a", "b")
+    line = opened.record.points[2].source
+    assert one.says == f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
+    assert found.exit_code == 1
+
+
+def test_two_faults_are_two_findings(tmp_path):
+    """The second reads what the first spoilt, and is judged on that."""
+    file = tmp_path / "two.py"
+    file.write_text(OWN.read_text().replace("10000.0 **", "70000.0 **").replace("jax.nn.silu(gate)", GELU))
+    program = replace(load(f"{file}:program"), steps=1)
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program, Names(MAP, CONFIG))
+    causes = {f.cause for f in diagnose(opened, program).findings}
+    assert causes == {"RoPE base", "activation gelu with tanh"}
+
+
+def test_what_is_spoilt_and_not_shown_is_not_blamed(recorded, tmp_path):
+    """Without attn_norm in the map, q of later layers reads what nobody knows."""
+    program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
+    opened = trace(program, tmp_path / "run")
+    names = tmp_path / "names.toml"
+    names.write_text("\n".join(line for line in MAP.read_text().splitlines() if not line.startswith("attn_norm")))
+    compare(opened, program, Names(names, CONFIG))
+    assert {f.cause for f in diagnose(opened, program).findings} == {"activation gelu with tanh"}
+
+
+def test_an_operation_that_reads_one_input_unrounded_and_another_rounded_passes(tmp_path):
+    """What XLA:CPU makes of this activation: the gate as the product made it, up as it was stored."""
+    program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
+    errors = compare(trace(program, tmp_path / "run"), program)
+    assert gate(tmp_path / "run").exit_code == 0
+    partly = [e for e in errors if e.elided and "some inputs" in e.elided["policy:equations"]]
+    assert {e.point for e in partly} == {"act"}
+    assert max(value(e.unexplained.rel_l2) for e in partly) < 1e-6
+
+
+def test_constants_of_a_function_taken_in_bfloat16_are_named(tmp_path):
+    """What jax.nn.gelu does with a bfloat16 argument."""
+    program = written(tmp_path / "code", "jax.nn.silu(gate)", "jax.nn.gelu(gate)")
+    opened = trace(program, tmp_path / "run")
+    config = tmp_path / "config.json"
+    config.write_text(CONFIG.read_text().replace("{", '{"hidden_act": "gelu_pytorch_tanh",', 1))
+    book = textbook_of(Names(MAP, config), program, opened)
+    made = shown(opened, book, "a", beside(program, opened)[2])
+    named = {p.point: name_formula(book, made, p) for p in book.pairs if p.layer == 0}
+    assert {point for point, found in named.items() if found is not None} == {"mlp_act"}
+    found = named["mlp_act"]
+    assert (found.kind, found.cause) == ("format", "activation's constants in bfloat16")
+    assert found.says == "the constants of gelu with tanh are held in bfloat16"
+
+
+def test_a_function_of_the_users_is_a_reference_too(tmp_path):
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((8, 8)), jnp.bfloat16)
+    program = Program(lambda w, x: jnp.tanh(x @ w) @ w, weights, {"a": (jnp.ones((2, 8), jnp.bfloat16),)}, outputs="y")
+    opened = trace(program, tmp_path / "run")
+    names = [p.name for p in opened.record.points]
+
+    def own(w, x, factor=1.0):
+        w, x = (np.asarray(a, np.float64) for a in (w, x))
+        return {"outputs.y": factor * np.tanh(x @ w) @ w}
+
+    errors = compare(opened, program, own)
+    (one,) = [e for e in errors if e.kind == "formula"]
+    assert (one.point, one.reference) == ("outputs.y", "reference")
+    assert value(one.rel_l2) <= 1e-12
+    assert gate(opened.folder).exit_code == 0
+    compare(opened, program, lambda w, x: own(w, x, 1 + 1e-5))
+    assert gate(opened.folder).exit_code == 1
+    (found,) = diagnose(opened, program).findings
+    assert found.point == "outputs.y"
+    assert value(found.rel_l2) == pytest.approx(1e-5, rel=1e-3)
+    for wrong, words in (
+        (lambda w, x: {"nothing": x}, "'nothing'"), (lambda w, x: {"outputs.y": x[:1]}, r"\[1, 8\]"),
+        (lambda w, x: {}, "must return"), (lambda w, x: None, "must return"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            compare(opened, program, wrong)
+    assert names
+
+
+def test_what_is_not_finite_is_no_formula():
+    good = np.ones((1, 3, 4))
+    bad = good.copy()
+    bad[0, 1] = np.nan
+    found = distance(bad, good)
+    assert found["nonfinite"] == 4
+    assert found["rel_l2"] == "nan"
+    assert found["scopes"]["token"]["rel_l2"][1] == 1
+
+
+WRONG = {
+    "a tensor without an entry": ('"model.norm.weight" = { path = "norm" }\n', "", "model.norm.weight"),
+    "a path that is not there": ('path = "layers/query"', 'path = "layers/quary"', "layers/query"),
+    "axes that do not fit": ('axes = "l d q -> q d"', 'axes = "l d h q -> q d"', "do not fit"),
+    "axes left out": ('path = "layers/down", axes = "l f d -> d f"', 'path = "layers/down"', "comes out as"),
+    "a point that is none": ('attn_norm = "normed"', 'attn_morm = "normed"', "attn_norm"),
+    "a point of a cache": ('attn_norm = "normed"', 'k_cache = "normed"', "k_cache"),
+    "a point the program lacks": ('v = "value"', 'v = "valeu"', "value"),
+    "a point of another size": ('v = "value"', 'v = "act"', "give its axes"),
+    "tokens that are no integers": ("tokens = 0", "tokens = 2", "token ids"),
+    "an input that is not there": ("tokens = 0", "tokens = 9", "is not there"),
+    "no TOML": ("[points]", "[points", "names.toml"),
+    "a field that is none": ("tokens = 0", "token = 0", "token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_map_is_refused_in_a_line(recorded, name, tmp_path, capsys):
+    old, new, words = WRONG[name]
+    text = MAP.read_text()
+    assert old in text
+    names = tmp_path / "names.toml"
+    names.write_text(text.replace(old, new))
+    folder = recorded[1].folder
+    before = sorted(p.name for p in folder.iterdir())
+    program = ["--program", f"{tmp_path / 'four.py'}:program"]
+    (tmp_path / "four.py").write_text(OWN.read_text().replace("steps=7", "steps=3"))
+    assert command(["compare", str(folder), *program, "--map", str(names), "--config", str(CONFIG)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert words in told[-1]
+    assert len(told) <= 2
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--config", str(CONFIG)], "--map"),
+        (["--map", str(MAP), "--reference", "x.py:y"], "not both"),
+        (["--map", "nowhere.toml"], "nowhere.toml"),
+        (["--map", str(MAP), "--config", "nowhere.json"], "nowhere.json"),
+        (["--map", str(MAP), "--config", str(MAP)], "not JSON"),
+        (["--map", str(MAP), "--family", "gemma2"], "--family is gemma2"),
+        (["--map", str(MAP), "--family", "lama"], "llama"),
+        (["--reference", "nowhere.py:own"], "nowhere.py"),
+        (["--reference", f"{OWN}:LAYERS"], "is no function"),
+    ],
+)
+def test_wrong_references_are_refused_in_a_line(recorded, options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "four.py").write_text(OWN.read_text().replace("steps=7", "steps=3"))
+    assert command(["compare", str(recorded[1].folder), "--program", "four.py:program", *options]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert words in told[-1]
+
+
+def test_the_command_says_the_finding_and_its_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN.read_text().replace("10000.0 **", "500000.0 **").replace("steps=7", "steps=1"))
+    assert command(["trace", "mine.py:program", "-o", "run"]) == 0
+    assert command(["compare", "run", "--map", str(MAP), "--config", str(CONFIG)]) == 0
+    capsys.readouterr()
+    assert command(["diagnose", "run"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "✗ semantics: RoPE base is 500000, the configuration says 10000: q of layers 0 to 2" in out
+    assert Path("run/findings.jsonl").read_text().count("\n") == 1
+    assert command(["diagnose", "run", "--layers", "0"]) == 2
+    assert command(["compare", "run"]) == 0  # without the map nothing is held against the textbook any more
+    assert command(["diagnose", "run"]) == 0
+    assert open_program_run("run").record.calls == 2
