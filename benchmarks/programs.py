@@ -141,12 +141,11 @@ EXAMPLE = "examples/own_decoder.py"
 MAPS = Path(__file__).parent / "maps"
 TEXTBOOK = {
     EXAMPLE: EXAMPLES / "own_decoder.toml", "tunix Llama 3": MAPS / "tunix_llama3.toml",
-    "tunix Llama 3, decode": MAPS / "tunix_llama3.toml", "tunix Qwen 3": MAPS / "tunix_qwen3.toml",
-    "tunix Gemma 3": MAPS / "tunix_gemma3.toml",
+    "tunix Qwen 3": MAPS / "tunix_qwen3.toml", "tunix Gemma 3": MAPS / "tunix_gemma3.toml",
 }  # fmt: skip
 # What these programs compute otherwise than their configuration says, by cause
 FOUND = {
-    "tunix Llama 3": {"RoPE base"}, "tunix Llama 3, decode": {"RoPE base"},
+    "tunix Llama 3": {"RoPE base"},
     "tunix Gemma 3": {"activation's constants in bfloat16"},
 }  # fmt: skip
 

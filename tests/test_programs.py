@@ -488,3 +488,84 @@ def test_names_that_name_no_program(tmp_path):
     assert not is_reference("tiny")
     assert not is_reference("model.gguf")
     assert is_reference("package.module:program")
+
+
+BUDGETS = {
+    "a limit that holds": ('metric = "rel_l2"\nlimit = 0.1', 0, "pass"),
+    "a limit that breaks": ('metric = "rel_l2"\nlimit = 1e-5', 1, "fail"),
+    "an excess": ("unexplained = 0.0", 0, "pass"),
+    "a forward limit": ('kind = "forward"\nmetric = "ratio"\nlimit = 1e-3', 1, "fail"),
+    "layers": ('layers = "2"\nmetric = "rel_l2"\nlimit = 1e-5', 1, "fail"),
+    "phase": ('phases = ["call"]\nmetric = "rel_l2"\nlimit = 0.1', 0, "pass"),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budgets_name_points_of_the_program(recorded, name, tmp_path):
+    text, code, status = BUDGETS[name]
+    _, opened, errors = recorded
+    path = tmp_path / "budgets.toml"
+    path.write_text(f'[[budget]]\nwhy = "tried"\npoints = "query~*"\n{text}\n')
+    judged = gate(opened.folder, path)
+    assert judged.exit_code == code
+    broken = [v for v in judged.verdicts if v.status == "fail"]
+    assert {v.point for v in broken} == ({"query~1"} if code else set())
+    assert {v.why for v in broken} <= {"tried"}
+    assert {v.layer for v in broken} == (set() if not code else {2} if name == "layers" else {0, 1, 2})
+    assert sum(judged.counts.values()) == len(errors)
+    assert status in judged.counts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('points = "qeury*"\nmetric = "rel_l2"\nlimit = 1', "qeury"),
+        ('points = "attn_out"\nmetric = "rel_l2"\nlimit = 1', "attn_out"),
+        ('kind = "state"\nmetric = "mismatched"\nlimit = 1', "state"),
+        ('phases = ["prefill"]\nmetric = "rel_l2"\nlimit = 1', "prefill"),
+        ('layers = "7"\nmetric = "rel_l2"\nlimit = 1', "7"),
+    ],
+)
+def test_budgets_that_name_nothing_of_the_program_are_refused(recorded, text, words, tmp_path):
+    path = tmp_path / "budgets.toml"
+    path.write_text(f'[[budget]]\nwhy = "tried"\n{text}\n')
+    with pytest.raises(UserError, match=words):
+        gate(recorded[1].folder, path)
+
+
+def test_a_baseline_of_a_program_holds_until_weights_or_inputs_change(recorded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program, opened, errors = recorded
+    assert command(["baseline", str(opened.folder), "-o", "b.jsonl"]) == 0
+    assert gate(opened.folder, baseline=Path("b.jsonl")).counts == {"pass": len(errors)}
+    worse = [
+        msgspec.structs.replace(e, rel_l2=4 * float(e.rel_l2), ratio=4 * float(e.ratio))
+        if e.point == "down" and e.kind == "local"
+        else e
+        for e in errors
+    ]
+    Path("budgets.toml").write_text('[[budget]]\nwhy = "no worse"\nmetric = "rel_l2"\nratchet = 1.5\npoints = "down"\n')
+    assert gate(opened.folder, Path("budgets.toml"), Path("b.jsonl")).exit_code == 0
+    own = opened.record
+    write_lines(opened.folder / "errors.jsonl", worse)
+    marks = (opened.folder / "compared.json").read_bytes()
+    try:
+        found = msgspec.json.decode(marks)
+        found["errors"] = file_hash(opened.folder / "errors.jsonl")
+        (opened.folder / "compared.json").write_bytes(msgspec.json.encode(found))
+        judged = gate(opened.folder, Path("budgets.toml"), Path("b.jsonl"))
+    finally:
+        write_lines(opened.folder / "errors.jsonl", errors)
+        (opened.folder / "compared.json").write_bytes(marks)
+    assert {v.point for v in judged.verdicts if v.status == "fail"} == {"down"}
+    assert judged.drift[0][0] == pytest.approx(4)
+    other = replace(program, params=jax.tree.map(lambda x: x * 2, program.params), steps=0)
+    compare(trace(other, tmp_path / "other"), other)
+    judged = gate(tmp_path / "other", baseline=Path("b.jsonl"))
+    assert judged.counts["stale"] == 1
+    assert judged.counts["missing"] == 2 * len(errors) // 3  # two calls of three are not there
+    assert own.calls == 3
+    moved = replace(program, cases={"a": (jnp.int32(3), *program.cases["a"][1:]), "b": program.cases["b"]}, steps=2)
+    compare(trace(moved, tmp_path / "moved"), moved)
+    stale = [v.text for v in gate(tmp_path / "moved", baseline=Path("b.jsonl")).verdicts if v.status == "stale"]
+    assert stale == ["token ids of prompt a"]

@@ -15,8 +15,14 @@ from precaudit.cli._options import say
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """Freeze the errors of a compared RUN, without tensors, with where they come from and a SHA-256."""
     from precaudit.comparison.written import recall
-    from precaudit.judging.baselines import freeze
+    from precaudit.judging.baselines import freeze, freeze_errors
+    from precaudit.judging.programs import errors_of, provenance
+    from precaudit.programs.runs import is_program_run, open_program_run
 
-    record = freeze(recall(run), output, accept, why)
+    if is_program_run(run):
+        opened = open_program_run(run)
+        record = freeze_errors(errors_of(opened), provenance(opened), str(run), output, accept, why)
+    else:
+        record = freeze(recall(run), output, accept, why)
     links = f", {len(record.chain)} before it" if record.chain else ""
     say(f"{output}: baseline of run {record.run} ({record.device}), SHA-256 {record.sha256[:12]}…{links}")

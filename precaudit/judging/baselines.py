@@ -2,10 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,6 +78,25 @@ def place_of(e: ErrorRecord) -> Place:
     return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
 
 
+class Provenance(NamedTuple):
+    """Where a run's errors come from: what a baseline keeps of it, and is stale without. ``tokens``: hash by prompt."""
+
+    run: str
+    schema: int
+    model: str
+    weights: str
+    policy: dict[str, str]
+    tokens: dict[str, str]
+    device: str
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, run: Run) -> "Provenance":
+        """Return a run's."""
+        r = run.record
+        return cls(r.id, SCHEMA, r.model.id, r.model.sha256, r.policy, token_hashes(run), r.device, r.versions)
+
+
 def token_hashes(run: Run) -> dict[str, str]:
     """Return a SHA-256 of every prompt's token ids."""
     return {p.id: hashlib.sha256(",".join(map(str, p.tokens)).encode()).hexdigest() for p in run.prompts.values()}
@@ -84,6 +104,13 @@ def token_hashes(run: Run) -> dict[str, str]:
 
 def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -> BaselineRecord:
     """Write a baseline of a compared run; raises UserError where one is there, unless ``accept`` with ``why``."""
+    return freeze_errors(found.errors, Provenance.of(found.run), str(found.folder), path, accept, why)
+
+
+def freeze_errors(
+    errors: Sequence[ErrorRecord], of: Provenance, where: str, path: Path, accept: bool = False, why: str = ""
+) -> BaselineRecord:
+    """Write a baseline of error records that lie at ``where``; raises UserError as ``freeze``."""
     before = None
     if path.exists():
         if not accept:
@@ -91,22 +118,19 @@ def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -
         if not why.strip():
             raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
         before = read_baseline(path)
-    unfit = [e for e in found.errors if e.missing is not None or e.nonfinite]
+    unfit = [e for e in errors if e.missing is not None or e.nonfinite]
     if unfit:
         first = f"layer {unfit[0].layer} {unfit[0].point}, prompt {unfit[0].prompt}"
-        raise UserError(f"{found.folder}: {len(unfit)} records are missing or not finite, first {first}: no baseline")
-    lines = list(_frozen(found.errors, before))
+        raise UserError(f"{where}: {len(unfit)} records are missing or not finite, first {first}: no baseline")
+    lines = list(_frozen(errors, before))
     if not lines:
-        raise UserError(f"{found.folder}: no local, forward or state errors to freeze")
+        raise UserError(f"{where}: no local, forward or state errors to freeze")
     body = b"".join(encode(line) for line in lines)
-    run = found.run.record
     chain = before.record.chain if before is not None else ()
     if before is not None:
         chain = (*chain, Link(sha256=before.record.sha256, created=before.record.created, why=why))
     record = BaselineRecord(
-        schema=SCHEMA, model=run.model.id, weights=run.model.sha256, policy=run.policy, tokens=token_hashes(found.run),
-        device=run.device, versions=run.versions, run=run.id, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        sha256="", chain=chain,
+        **of._asdict(), created=datetime.now(UTC).isoformat(timespec="seconds"), sha256="", chain=chain,
     )  # fmt: skip
     record = msgspec.structs.replace(record, sha256=seal(record, body))
     try:
@@ -150,21 +174,20 @@ def read_baseline(path: Path) -> Baseline:
     return Baseline(path, record, {line.place: line for line in lines})
 
 
-def stale(baseline: Baseline, run: Run, across_devices: bool) -> list[str]:
+def stale(baseline: Baseline, run: Run | Provenance, across_devices: bool) -> list[str]:
     """Return why a baseline does not hold for a run: other weights, tokens, policy, schema or device kind."""
-    b, r = baseline.record, run.record
+    b, r = baseline.record, run if isinstance(run, Provenance) else Provenance.of(run)
     found = []
-    if b.schema != SCHEMA:
-        found.append(f"schema {b.schema}, now {SCHEMA}")
-    if b.weights != r.model.sha256:
-        found.append(f"weights {b.weights[:12]}…, now {r.model.sha256[:12]}…")
-    was = completed(b.policy)
+    if b.schema != r.schema:
+        found.append(f"schema {b.schema}, now {r.schema}")
+    if b.weights != r.weights:
+        found.append(f"weights {b.weights[:12]}…, now {r.weights[:12]}…")
+    was = completed(b.policy) if b.policy else {}
     changed = sorted(k for k in {*was, *r.policy} - {"name"} if was.get(k) != r.policy.get(k))
     if changed:
         told = ", ".join(f"{k} {was.get(k)}, now {r.policy.get(k)}" for k in changed)
         found.append(f"policy: {told}")
-    tokens = token_hashes(run)
-    other = sorted(p for p in tokens if p in b.tokens and b.tokens[p] != tokens[p])
+    other = sorted(p for p in r.tokens if p in b.tokens and b.tokens[p] != r.tokens[p])
     if other:
         found.append(f"token ids of prompt {', '.join(other)}")
     if not across_devices and device_kind(b.device) != device_kind(r.device):
@@ -172,9 +195,9 @@ def stale(baseline: Baseline, run: Run, across_devices: bool) -> list[str]:
     return found
 
 
-def version_suspects(baseline: Baseline, run: Run) -> list[str]:
+def version_suspects(baseline: Baseline, versions: dict[str, str]) -> list[str]:
     """Return the versions that changed since the baseline: the first suspects of a change in the numbers."""
-    b, r = baseline.record.versions, run.record.versions
+    b, r = baseline.record.versions, versions
     return [f"{k} {b.get(k, 'absent')} → {r.get(k, 'absent')}" for k in sorted({*b, *r}) if b.get(k) != r.get(k)]
 
 

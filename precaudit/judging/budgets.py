@@ -71,8 +71,16 @@ class Budget:
         return None if r is None or r is False else RATCHET if r is True else float(r)
 
 
-def read_budgets(path: Path) -> tuple[Budget, ...]:
-    """Read budgets.toml; raises UserError that names the line."""
+@dataclass(frozen=True)
+class Known:
+    """Points and phases that were recorded."""
+
+    points: frozenset[str]
+    phases: frozenset[str]
+
+
+def read_budgets(path: Path, known: Known | None = None) -> tuple[Budget, ...]:
+    """Read budgets.toml; raises UserError that names the line. ``known``: what a program's run has, of one."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -91,7 +99,7 @@ def read_budgets(path: Path) -> tuple[Budget, ...]:
         raise UserError(f"{path}:{_line_of(text, 'budget')}: write every entry as [[budget]]")
     heads = _lines_of(text, "budget")
     lines = heads if len(heads) == len(entries) else [1] * len(entries)
-    return tuple(_budget(path, line, raw) for line, raw in zip(lines, entries, strict=True))
+    return tuple(_budget(path, line, raw, known) for line, raw in zip(lines, entries, strict=True))
 
 
 def _line_of(text: str, key: str) -> int:
@@ -104,7 +112,7 @@ def _lines_of(text: str, key: str) -> list[int]:
     return [i for i, line in enumerate(text.splitlines(), 1) if begins.match(line)]
 
 
-def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
+def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> Budget:
     where = f"{path}:{line}"
     for key in raw:
         if key not in Entry.__struct_fields__:
@@ -113,17 +121,20 @@ def _budget(path: Path, line: int, raw: dict[str, Any]) -> Budget:
         entry = msgspec.convert(raw, Entry)
     except msgspec.ValidationError as error:
         raise UserError(f"{where}: {error}") from None
-    if problem := _problem(entry):
+    if problem := _problem(entry, PHASES if known is None else tuple(known.phases)):
         raise UserError(f"{where}: {problem}")
     globs = [entry.points] if isinstance(entry.points, str) else entry.points
     named: set[str] = set()
+    every = POINTS if known is None else known.points
     for glob in globs:
-        found = {p for p in POINTS if fnmatchcase(p, glob)}
+        found = {p for p in every if fnmatchcase(p, glob)}
         if not found:
-            raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, POINTS)}")
-        if not (judged := {p for p in found if _has(p, entry.kind)}):
+            raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, every)}")
+        if not (judged := {p for p in found if (_has(p, entry.kind) if known is None else entry.kind != "state")}):
             raise UserError(f"{where}: points {glob!r} have no {entry.kind} errors")
         named |= judged
+    if known is not None:
+        return Budget(entry, line, frozenset(named))
     if entry.layers is not None and not any(POINTS[p].per_layer for p in named):
         raise UserError(f"{where}: points {entry.points!r} are outside layers, and layers = {entry.layers!r}")
     return Budget(entry, line, frozenset(named))
@@ -137,7 +148,7 @@ def _has(point: str, kind: str) -> bool:
     return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))
 
 
-def _problem(e: Entry) -> str | None:
+def _problem(e: Entry, phases: Sequence[str]) -> str | None:
     """Return what is wrong with an entry."""
     if not e.why.strip():
         return "why is empty: say what this budget is for"
@@ -149,8 +160,8 @@ def _problem(e: Entry) -> str | None:
     if e.phases == []:
         return "phases is empty: leave it out to mean all"
     for phase in e.phases or ():
-        if phase not in PHASES:
-            return f"unknown phase {phase!r}{nearest(phase, PHASES)}"
+        if phase not in phases:
+            return f"unknown phase {phase!r}{nearest(phase, phases)}"
     if e.scope not in SCOPES:
         return f"unknown scope {e.scope!r}{nearest(e.scope, SCOPES)}"
     if (e.limit is not None or _ratchets(e)) and e.metric is None:
@@ -174,14 +185,6 @@ def _problem(e: Entry) -> str | None:
 
 def _ratchets(e: Entry) -> bool:
     return e.ratchet is not None and e.ratchet is not False
-
-
-@dataclass(frozen=True)
-class Known:
-    """Points and phases that were recorded."""
-
-    points: frozenset[str]
-    phases: frozenset[str]
 
 
 def resolve(budgets: Iterable[Budget], path: Path, layers: int, known: Known) -> tuple[Budget, ...]:

@@ -153,26 +153,48 @@ def gate(
     Raises UserError for what is no run, was not compared, or was altered, and for budgets or baselines that are wrong.
     """
     frozen = read_baseline(baseline) if baseline is not None else None
-    stated = read_budgets(budgets) if budgets is not None else ()
-    rules = Rules(limits or default_limits(), stated, frozen)
+    rules = Rules(limits or default_limits(), (), frozen)
     if not isinstance(source, Comparison) and is_program_run(source):
-        return _gate_program(Path(source), rules, budgets, baseline)
+        return _gate_program(Path(source), rules, budgets, across_devices)
+    rules.budgets = read_budgets(budgets) if budgets is not None else ()
     if not isinstance(source, Comparison) and Path(source).is_file():
         return _gate_file(Path(source), rules, budgets)
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
 
 
-def _gate_program(folder: Path, rules: Rules, budgets: Path | None, baseline: Path | None) -> Judgement:
-    if budgets is not None or baseline is not None:
-        raise UserError(f"{folder} is of a program: budgets and baselines of such runs are not there yet")
+def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
     opened = open_program_run(folder)
+    if budgets is not None:
+        known = programs.known(opened)
+        rules.budgets = resolve(read_budgets(budgets, known), budgets, programs.layers_of(opened), known)
+    of = programs.provenance(opened)
+    if rules.baseline is not None:
+        rules.stale = tuple(stale(rules.baseline, of, across_devices))
     where = str(folder / "errors.jsonl")
     errors = programs.errors_of(opened)
     verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
     verdicts = programs.suspect(verdicts, errors)
     verdicts += programs.uncovered(opened, rules.seen)
-    return _judgement(opened.record.id, verdicts, rules, programs.notes(opened), ())
+    told = programs.notes(opened)
+    found, more, drifted = _against(rules, errors, of.versions)
+    return _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
+
+
+def _against(
+    rules: Rules, errors: Sequence[ErrorRecord], versions: dict[str, str]
+) -> tuple[list[Verdict], list[str], tuple[tuple[float, float, ErrorRecord], ...]]:
+    """Return what a baseline adds: verdicts on what is absent or stale, a note on versions, and the largest growth."""
+    b = rules.baseline
+    if b is None:
+        return [], [], ()
+    verdicts = list(absent(b.lines, rules.seen, str(b.path)))
+    verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
+    changed = version_suspects(b, versions)
+    told = (
+        [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
+    )
+    return verdicts, told, tuple(drift(b, errors)[:10])
 
 
 def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
@@ -193,16 +215,8 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode)]
     verdicts += disturbed(run, found.errors, rules.limits)
     verdicts += unshadowed(run, found.formula, rules.seen)
-    notes: list[str] = list(found.notes)
-    drifted: tuple[tuple[float, float, ErrorRecord], ...] = ()
-    if rules.baseline is not None:
-        b = rules.baseline
-        verdicts += absent(b.lines, rules.seen, str(b.path))
-        verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
-        if changed := version_suspects(b, run):
-            notes.append(f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}")
-        drifted = tuple(drift(b, found.errors)[:10])
-    return _judgement(run.record.id, suspect(_once(verdicts), layers), rules, notes, drifted)
+    more, told, drifted = _against(rules, found.errors, run.record.versions)
+    return _judgement(run.record.id, suspect(_once([*verdicts, *more]), layers), rules, [*found.notes, *told], drifted)
 
 
 def _caches(found: Comparison) -> set[str]:

@@ -1,13 +1,16 @@
 """The verdicts of a program's run: its error records by the default rule, and what is not there."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from math import prod
 
 import msgspec
 
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
+from precaudit.judging.baselines import Provenance
+from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
-from precaudit.programs.runs import Compared, Opened, places
+from precaudit.programs.runs import Compared, Opened, file_name, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, read_lines
 from precaudit.store import file_hash
 
@@ -95,6 +98,24 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
                         status="missing", kind=kind, prompt=case, phase=PROGRAM_CALL, step=call, layer=layer,
                         point=p.name, text="no error record of it",
                     )  # fmt: skip
+
+
+def provenance(opened: Opened) -> Provenance:
+    """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
+    r = opened.record
+    inputs = {case: r.hashes.get(file_name(r, case, 0, "inputs"), "") for case in r.cases}
+    return Provenance(r.id, r.schema, r.program, r.weights, {}, inputs, r.device, r.versions)
+
+
+def known(opened: Opened) -> Known:
+    """Return what a budget of a program's run may name: its points and outputs, and its one phase."""
+    names = (p.name for p in (*opened.record.points, *opened.record.outputs))
+    return Known(frozenset(names), frozenset((PROGRAM_CALL,)))
+
+
+def layers_of(opened: Opened) -> int:
+    """Return the most steps that a point is stacked over."""
+    return max((prod(p.stacked) for p in opened.record.points if p.stacked), default=0)
 
 
 def notes(opened: Opened) -> list[str]:
