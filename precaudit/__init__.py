@@ -10,32 +10,31 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
-    from precaudit.comparison.compare import compare
     from precaudit.comparison.written import Comparison
-    from precaudit.diagnosis.diagnose import Diagnosis, diagnose
+    from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.judging.gate import Judgement, gate
     from precaudit.programs.program import Program
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
     from precaudit.tracing.repeat import repeat
     from precaudit.tracing.subject import Subject, load
-    from precaudit.tracing.trace import trace
+    from precaudit.verbs import compare, diagnose, trace
 
 # Imported on first use: `precaudit --help` answers at once, and comparing needs no JAX.
 _LAZY = {
     "load": "precaudit.tracing.subject",
     "Subject": "precaudit.tracing.subject",
-    "trace": "precaudit.tracing.trace",
+    "trace": "precaudit.verbs",
     "Program": "precaudit.programs.program",
     "repeat": "precaudit.tracing.repeat",
-    "compare": "precaudit.comparison.compare",
+    "compare": "precaudit.verbs",
     "Comparison": "precaudit.comparison.written",
     "Selection": "precaudit.selection",
     "open_run": "precaudit.store",
     "Run": "precaudit.store",
     "gate": "precaudit.judging.gate",
     "Judgement": "precaudit.judging.gate",
-    "diagnose": "precaudit.diagnosis.diagnose",
+    "diagnose": "precaudit.verbs",
     "Diagnosis": "precaudit.diagnosis.diagnose",
     "assert_close": "precaudit.assertions",
     "assert_within_budget": "precaudit.assertions",

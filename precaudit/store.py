@@ -236,7 +236,7 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     folder = Path(folder)
     path = folder / "run.json"
     if (folder / "program.json").is_file():
-        raise UserError(f"{folder} is of a program of one's own, which compare and gate take so far")
+        raise UserError(f"{folder} is of a program of one's own, which compare, gate, diagnose and report take")
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)

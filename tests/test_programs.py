@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
+import precaudit
 from precaudit import Program, gate
 from precaudit.cli import run as command
 from precaudit.errors import UserError
@@ -25,7 +26,7 @@ from precaudit.programs.loading import is_reference, load
 from precaudit.programs.runs import OWN_SUMS, file_name, open_program_run
 from precaudit.programs.tracing import points, prepared, trace
 from precaudit.records import write_lines
-from precaudit.reports.program import show
+from precaudit.reports.program import render, show
 from precaudit.store import file_hash
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -399,7 +400,7 @@ def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
 
 def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):
     _, opened, _ = recorded
-    assert command(["report", str(opened.folder)]) == 2
+    assert command(["trace", "tiny", "--tokens-from", str(opened.folder), "-o", "x"]) == 2
     assert "is of a program of one's own" in capsys.readouterr().err
     assert command(["compare", str(opened.folder), "--layers", "1"]) == 2
     assert "leave out --layers" in capsys.readouterr().err
@@ -569,3 +570,28 @@ def test_a_baseline_of_a_program_holds_until_weights_or_inputs_change(recorded, 
     compare(trace(moved, tmp_path / "moved"), moved)
     stale = [v.text for v in gate(tmp_path / "moved", baseline=Path("b.jsonl")).verdicts if v.status == "stale"]
     assert stale == ["token ids of prompt a"]
+
+
+def test_reports_say_the_same_again_and_escape_names(recorded, capsys):
+    _, opened, errors = recorded
+    assert command(["report", str(opened.folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "come out bit for bit" in " ".join(shown.split())
+    assert command(["report", str(opened.folder), "--markdown"]) == 0
+    told = capsys.readouterr().out
+    rows = [line for line in told.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + len(opened.record.points) + len(opened.record.outputs)
+    assert len({row.count(" | ") for row in rows}) == 1
+    odd = msgspec.structs.replace(opened.record.points[0], name="<img>|x")
+    bad = replace(opened, record=msgspec.structs.replace(opened.record, points=(odd,), outputs=()))
+    assert "<img>" not in render(bad, errors)
+    assert not command(["report", str(opened.folder), "-v"])
+
+
+def test_the_verbs_of_the_package_take_programs(own, tmp_path):
+    program = replace(own, steps=0)
+    opened = precaudit.trace(program, tmp_path / "run")
+    errors = precaudit.compare(tmp_path / "run", program)
+    assert len(errors) == len(precaudit.compare(opened, program))
+    assert precaudit.gate(tmp_path / "run").exit_code == 0
+    assert precaudit.diagnose(str(tmp_path / "run"), program).exit_code == 0

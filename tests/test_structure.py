@@ -15,7 +15,7 @@ from precaudit.schemas import FILES, write_schemas
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
-    "__main__": 6, "pytest_plugin": 6, "schemas": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
+    "__main__": 6, "pytest_plugin": 6, "schemas": 5, "verbs": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
     "diagnosis": 3.7, "judging": 3.5, "programs": 3.2, "comparison": 3, "tracing": 2, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,

@@ -121,10 +121,12 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> N
     from precaudit.programs.comparing import compare
     from precaudit.programs.runs import open_program_run
     from precaudit.reports import program as report
+    from precaudit.writing import write_whole
 
     opened = open_program_run(run)
     with progress_bar() as advance:
         errors = compare(opened, program, reference, tell=advance)
+    write_whole(run / "report.md", report.render(opened, errors))
     if as_json:
         from precaudit.records import encode
 
@@ -132,4 +134,4 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> N
             click.echo(encode(record), nl=False)
         return
     report.show(opened, errors, console())
-    say(f"Records: {run}/errors.jsonl. Next: precaudit gate {run}")
+    say(f"Records: {run}/errors.jsonl; report: {run}/report.md. Next: precaudit gate {run}")

@@ -14,10 +14,26 @@ from precaudit.cli._options import console
 def command(run: Path, as_markdown: bool, verbose: bool) -> None:
     """Show what compare recorded of RUN; computes nothing."""
     from precaudit.comparison.written import recall
+    from precaudit.programs.runs import is_program_run
     from precaudit.reports import markdown, terminal
 
+    if is_program_run(run):
+        _program(run, as_markdown)
+        return
     found = recall(run)
     if as_markdown:
         click.echo(markdown.render(found))
     else:
         terminal.show(found, console(), verbose)
+
+
+def _program(run: Path, as_markdown: bool) -> None:
+    from precaudit.judging.programs import errors_of
+    from precaudit.programs.runs import open_program_run
+    from precaudit.reports import program
+
+    opened = open_program_run(run)
+    if as_markdown:
+        click.echo(program.render(opened, errors_of(opened)))
+    else:
+        program.show(opened, errors_of(opened), console())

@@ -11,9 +11,10 @@ from precaudit.diagnosis.records import Finding
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
+from precaudit.limits.checks import SAME
 from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.records import ErrorRecord, value
-from precaudit.reports.escaping import terminal
+from precaudit.reports.escaping import code, markdown, terminal
 
 
 def listing(points: Sequence[ProgramPoint], console: Any) -> None:
@@ -27,28 +28,75 @@ def listing(points: Sequence[ProgramPoint], console: Any) -> None:
     console.print(table)
 
 
+COLUMNS = ("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at")
+
+
 def show(opened: Opened, errors: Sequence[ErrorRecord], console: Any) -> None:
     """Print, for every point, the largest errors over cases, calls and steps, and what rounding leaves of them."""
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in _rows(opened, errors):
+        table.add_row(*map(terminal, row))
+    console.print(table)
+    for line in _sentences(opened, errors):
+        console.print(terminal(line))
+
+
+def render(opened: Opened, errors: Sequence[ErrorRecord]) -> str:
+    """Return the same as Markdown."""
+    r = opened.record
+    head = [
+        f"# precaudit: {markdown(r.program or r.id)}, {markdown(r.device)}",
+        "",
+        f"Run {code(r.id)}, {r.finished}.",
+        "",
+    ]
+    lines = [f"- {markdown(s)}" for s in _sentences(opened, errors)]
+    table = [list(COLUMNS), [":--", ":--", *["--:"] * 6, ":--", ":--"], *_rows(opened, errors)]
+    cells = ["| " + " | ".join(x if i == 1 else markdown(x) for x in row) + " |" for i, row in enumerate(table)]
+    return "\n".join([*head, *lines, "", *cells, ""])
+
+
+def _rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
     by_point: dict[str, list[ErrorRecord]] = defaultdict(list)
     for e in errors:
         by_point[e.point].append(e)
-    table = Table("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at",
-                  box=None, pad_edge=False)  # fmt: skip
-    for p in (*opened.record.points, *opened.record.outputs):
-        table.add_row(*map(terminal, _row(p, by_point[p.name])))
-    console.print(table)
+    return [_row(p, by_point[p.name]) for p in (*opened.record.points, *opened.record.outputs)]
+
+
+def _sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     local = [e for e in errors if e.kind == "local"]
     closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
-    console.print(
+    yield (
         f"{len(local)} segments made again from recorded inputs, as the program's equations round: "
         f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
         "ratio: over what its rounding makes of it."
     )
-    for line in (*_narrow_sums(local), *_tokens(errors)):
-        console.print(terminal(line))
+    yield from _narrow_sums(local)
+    yield from _tokens(errors)
+    yield from _formula(errors)
     for n in opened.record.neutrality:
         if not n.bitwise:
-            console.print(terminal(f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."))
+            yield f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."
+
+
+def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Say whether the program's FP64 shadow is the reference, and where it first is not."""
+    found = [e for e in errors if e.kind == "formula" and e.rel_l2 is not None]
+    if not found:
+        return
+    name = found[0].reference.partition(":")[0]
+    what = "your function" if name == "reference" else f"the textbook of {name}"
+    other = [e for e in found if not value(e.rel_l2) <= SAME]
+    if not other:
+        largest = max(value(e.rel_l2) for e in found)
+        yield f"Formula: the program's FP64 shadow is {what}, to {largest:.1e} at every point of {len(found)}."
+        return
+    first = other[0]
+    yield (
+        f"Formula: the program's FP64 shadow is not {what}: first at {first.point}"
+        f"{'' if first.layer is None else f', step {first.layer}'} ({first.reference.rpartition(':')[2]}), "
+        f"{value(first.rel_l2):.1e} off; {len(other)} of {len(found)} places differ. Next: precaudit diagnose"
+    )
 
 
 def _row(p: ProgramPoint, found: Sequence[ErrorRecord]) -> tuple[str, ...]:
