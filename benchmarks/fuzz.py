@@ -26,7 +26,7 @@ import numpy as np
 from precaudit.arrays import widen
 from precaudit.audit import read_config
 from precaudit.checkpoints import open_checkpoint
-from precaudit.checkpoints.orbax_files import read_layout
+from precaudit.checkpoints.names import read_layout
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.written import recall

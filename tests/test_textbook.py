@@ -279,3 +279,97 @@ def test_the_command_says_the_finding_and_its_code(tmp_path, monkeypatch, capsys
     assert command(["compare", "run"]) == 0  # without the map nothing is held against the textbook any more
     assert command(["diagnose", "run"]) == 0
     assert open_program_run("run").record.calls == 2
+
+
+TAPPED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+from precaudit import Program
+
+D, H, K, F, V, T = 64, 4, 16, 128, 256, 96
+def norm(x, w):
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)).astype(x.dtype) * w
+def rotate(x):
+    speed = 10000.0 ** (-jnp.arange(K // 2, dtype=jnp.float32) / (K // 2))
+    angle = jnp.arange(T, dtype=jnp.float32)[:, None] * speed
+    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+def call(p, tokens):
+    x = tap(p["embed"][tokens], "stream")
+    h = tap(norm(x, p["attn_norm"]), "normed")
+    q, k = (tap(rotate((h @ p[n]).reshape(T, H, K)), n) for n in "qk")
+    v = tap((h @ p["v"]).reshape(T, H, K), "v")
+    s = jnp.einsum("thk,shk->hts", q, k) * jnp.bfloat16(0.25)
+    s = jnp.where(jnp.tril(jnp.ones((T, T), bool)), s, -jnp.inf)
+    w = jax.nn.softmax(s.astype(jnp.float32), axis=-1).astype(x.dtype)
+    y = tap(jnp.einsum("hts,shk->thk", w, v), "mixed")
+    x = tap(x + tap(y.reshape(T, -1) @ p["o"], "added"), "middle")
+    h = tap(norm(x, p["mlp_norm"]), "second")
+    x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+    return norm(x, p["norm"]) @ p["embed"].T
+draw = np.random.default_rng(3)
+def drawn(*shape):
+    return jnp.asarray(draw.standard_normal(shape) / np.sqrt(shape[0]), jnp.bfloat16)
+params = {n: 1 + 0.1 * drawn(D) for n in ("attn_norm", "mlp_norm", "norm")} | {n: drawn(D, D) for n in "qkvo"}
+params |= {"q": 3 * params["q"], "embed": 8 * drawn(V, D), "gate": drawn(D, F), "up": drawn(D, F), "down": drawn(F, D)}
+program = Program(call, params, {"a": (jnp.asarray(draw.integers(0, V, T), jnp.int32),)}, outputs="logits")
+"""
+TAPPED_MAP = """
+[tensors]
+"model.embed_tokens.weight" = { path = "embed" }
+"model.norm.weight" = { path = "norm" }
+"model.layers.{i}.input_layernorm.weight" = { path = "attn_norm" }
+"model.layers.{i}.post_attention_layernorm.weight" = { path = "mlp_norm" }
+"model.layers.{i}.self_attn.q_proj.weight" = { path = "q", axes = "d q -> q d" }
+"model.layers.{i}.self_attn.k_proj.weight" = { path = "k", axes = "d q -> q d" }
+"model.layers.{i}.self_attn.v_proj.weight" = { path = "v", axes = "d q -> q d" }
+"model.layers.{i}.self_attn.o_proj.weight" = { path = "o", axes = "q d -> d q" }
+"model.layers.{i}.mlp.gate_proj.weight" = { path = "gate", axes = "d f -> f d" }
+"model.layers.{i}.mlp.up_proj.weight" = { path = "up", axes = "d f -> f d" }
+"model.layers.{i}.mlp.down_proj.weight" = { path = "down", axes = "f d -> d f" }
+[points]
+resid_in = "stream"
+attn_norm = "normed"
+q = "q"
+k = "k"
+v = "v"
+attn_out = "mixed"
+attn_proj = "added"
+resid_mid = "middle"
+mlp_norm = "second"
+"""
+DECLARED = {
+    "nothing": ("", "", None, set()),
+    "norm": (
+        "wide = x.astype(jnp.float32)\n    return (wide *", "wide = x\n    return (wide *", "norm in bfloat16",
+        {"attn_norm", "mlp_norm"},
+    ),
+    "softmax": ("softmax(s.astype(jnp.float32), axis=-1).astype(x.dtype)", "softmax(s, axis=-1)", "softmax in bfloat16",
+                {"attn_out"}),
+    "angles": ("[:, None] * speed", "[:, None].astype(jnp.bfloat16) * speed.astype(jnp.bfloat16)", "RoPE", {"q", "k"}),
+    "tables": ("cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]",
+               "cos, sin = (f(angle).astype(jnp.bfloat16).astype(jnp.float32)[:, None] for f in (jnp.cos, jnp.sin))",
+               "RoPE tables in bfloat16", {"q", "k"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
+    """Its own equations explain them, so the gate passes; what they cost is told."""
+    old, new, cause, points = DECLARED[name]
+    assert not old or TAPPED.count(old) == 1
+    (tmp_path / "mine.py").write_text(TAPPED.replace(old, new) if old else TAPPED)
+    (tmp_path / "names.toml").write_text(TAPPED_MAP)
+    config = CONFIG.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 1')
+    (tmp_path / "config.json").write_text(config.replace('embeddings": 16', 'embeddings": 128'))
+    program = load(f"{tmp_path / 'mine.py'}:program")
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program, Names(tmp_path / "names.toml", tmp_path / "config.json"))
+    found = diagnose(opened, program).findings
+    print([(f.cause, f.says) for f in found])
+    assert {f.kind for f in found} <= {"format"}
+    assert [cause in f.cause for f in found] == [True] * bool(cause)
+    assert {p for p in points if found and f"{p}" in found[0].says.split("(")[0]} == points

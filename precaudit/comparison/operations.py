@@ -113,16 +113,43 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
         positions = np.intersect1d(positions, rows.positions)
     if not len(positions):
         return None
-    values = [widen(rows.at(positions)) for rows in present]
+    values = tuple(widen(rows.at(positions)) for rows in present)
+    return positions, values, *_on_rows(model, place.point, layer, positions, values)
+
+
+def _on_rows(
+    model: Model, point: str, layer: int | None, positions: Array, values: Sequence[Array]
+) -> tuple[Evaluate, Magnitude]:
+    """Return how an operation on rows is made again, and the sizes of its terms."""
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
         summed = with_sums(roundings, form)
-        if row.kind == "head":
+        if POINTS[point].kind == "head":
             return model.logits(inputs[0], summed)
         shared = sharing_products(summed)
-        return [model.apply(place.point, model.context(layer, positions, r), inputs) for r in shared]
+        return [model.apply(point, model.context(layer, positions, r), inputs) for r in shared]
 
-    return positions, tuple(values), run, lambda u: rowwise(place.point, model, layer, values)
+    return run, lambda u: rowwise(point, model, layer, values)
+
+
+def of_arrays(
+    model: Model, name: str, point: str, layer: int | None, stored: Array, values: Sequence[Array]
+) -> Operation | None:
+    """Return an operation of a whole sequence from what it stored [T, …] and what it read, in its row's order.
+
+    ``name``: of the run. None where it is a part of attention that is judged by keys.
+    """
+    row, positions = POINTS[point], np.arange(len(stored))
+    if row.keyed:
+        return None
+    rule, wide = Rule.of(model.config, layer), tuple(widen(x) for x in values)
+    run, magnitude = _on_rows(model, point, layer, positions, wide)
+    if row.kind == "mix":
+        q, k, v = wide
+        run, magnitude = _mixing(rule, positions, [k], [v]), lambda u: attended(q, k, v, positions, rule, u)
+    part = Rows(stored, positions, ((0, slice(0, len(stored))),))
+    place = Place("", "prefill", 0, layer, point)
+    return Operation(name, place, part, positions, wide, run, magnitude, model.config.window_of(layer))
 
 
 def with_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding]:
@@ -158,6 +185,13 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
 
         return positions, (queries, source), score, lambda u: scored(queries, source, rule)
 
+    run = _mixing(rule, positions, k, v)
+    return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
+
+
+def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array]) -> Evaluate:
+    """Return how attention's output is made again; of two keys and values the last row read the second."""
+
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
         q, summed = inputs[0], with_sums(roundings, form)
         inner = attend if form is None else form.attend
@@ -168,7 +202,7 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
                 whole[-1:] = row
         return out
 
-    return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
+    return run
 
 
 def keys_of(recorded: Recorded, place: Place, point: str) -> list[Array] | None:

@@ -9,9 +9,9 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.diagnosis.candidates import variants
+from precaudit.diagnosis.declared import declared, where
 from precaudit.diagnosis.fitting import Fit, fits, minimise
 from precaudit.diagnosis.forms import Form, Inputs, made, plain
-from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.products import narrow_constants
 from precaudit.diagnosis.records import Finding
 from precaudit.errors import UserError
@@ -21,7 +21,6 @@ from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
-from precaudit.metrics.sizes import norm, ratio
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import load_policy
 from precaudit.programs.comparing import traced_program
@@ -37,7 +36,6 @@ Tell = Callable[[int, int, str], None]
 
 UNNAMED = "none reproduces it"
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
-SHOWN = 4  # places that a finding lists
 
 
 class Named(NamedTuple):
@@ -85,7 +83,7 @@ def diagnose(
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = names or (Names.of(given) if (given := marks_of(opened).names) else None)
     formula = [v for v in verdicts if v.kind == "formula" and v.status not in ("pass", "unknown", "missing")]
-    named = _against(formula) if known is None else _named(opened, program, known, formula, tell)
+    named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
     findings = [*named, *_segments(opened, bad)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
@@ -109,7 +107,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict]) -> Iterator[Finding]:
             else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
             f"{worst.scope} {worst.index}, from recorded inputs"
         )
-        yield _finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2)
+        yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2)
 
 
 def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
@@ -117,18 +115,21 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
     for v in formula:
         if v.status != "input suspect":
             says = "the program's FP64 shadow is not the reference; no formula is known of it"
-            yield _finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2)
+            yield finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2)
 
 
-def _named(
+def _beside(
     opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Tell
 ) -> Iterator[Finding]:
-    """Yield one finding for every cause of operations that are not the textbook's on the program's own inputs."""
-    if not formula:
-        return
-    found, made_of = traced_program(opened, program)
+    """Yield what a program does otherwise than the textbook: in its formulas, and in the formats it declares."""
+    found, made = traced_program(opened, program)
     book = textbook_of(names, found, opened)
-    chains = Chains(found, made_of)
+    yield from _named(opened, book, Chains(found, made), formula, tell)
+    yield from declared(opened, book, {v.point for v in formula})
+
+
+def _named(opened: Opened, book: Textbook, chains: Chains, formula: Sequence[Verdict], tell: Tell) -> Iterator[Finding]:
+    """Yield one finding for every cause of operations that are not the textbook's on the program's own inputs."""
     causes: dict[str, list[Case]] = {}
     for i, case in enumerate(dict.fromkeys(v.prompt for v in formula)):
         tell(i, len(opened.record.cases), f"{case}: causes")
@@ -144,8 +145,8 @@ def _named(
                 causes.setdefault(one.cause, []).append(Case(v, pair, one))
     for its in causes.values():
         first = its[0]
-        says = f"{first.named.says}: {_where([c.pair for c in its])}"
-        made_finding = _finding(
+        says = f"{first.named.says}: {where([c.pair for c in its])}"
+        made_finding = finding(
             first.named.kind, first.named.cause, says, first.pair.point, [c.verdict for c in its], first.verdict.rel_l2
         )
         layers = tuple(sorted({c.pair.layer for c in its if c.pair.layer is not None}))
@@ -153,18 +154,8 @@ def _named(
         yield msgspec.structs.replace(made_finding, layer=first.pair.layer, layers=layers, explained=explained)
 
 
-def _where(pairs: Sequence[Pair]) -> str:
-    """Return the textbook's points and layers of pairs, and the program's points and lines."""
-    points, names, lines = (
-        list(dict.fromkeys(x)) for x in zip(*((p.point, p.shown.name, p.shown.source) for p in pairs), strict=True)
-    )
-    layers = sorted({p.layer for p in pairs if p.layer is not None})
-    at = f" of layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{' and '.join(points)}{at} ({', '.join(names[:SHOWN])}{more}, {', '.join(lines)})"
-
-
-def _finding(kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object) -> Finding:
+def finding(kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object) -> Finding:
+    """Return a finding that verdicts rest on."""
     return msgspec.convert(
         {
             "kind": kind, "cause": cause, "says": says, "layer": its[0].layer, "point": point,
@@ -203,14 +194,14 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
         read.append(beside.expected[layer, name] if own is None else beside.seen[own])
     seen = beside.seen[pair]
     positions = np.arange(seen.shape[1])
+    rows = norms(seen)
     each = [Inputs(book.model, pair.layer, pair.point, positions, tuple(x[b] for x in read)) for b in range(len(seen))]
-    size = norm(seen)
 
     def left(form: Form) -> float:
         with np.errstate(all="ignore"):
             outs = np.stack([made(form, o, FP64) for o in each])
-        off = ratio(norm(outs - seen), size)
-        return off if np.isfinite(off) else float("inf")
+            off = np.where(rows > 0, norms(outs - seen) / rows, norms(outs))
+        return float(off.max()) if np.isfinite(off).all() else float("inf")
 
     if left(plain) <= SAME:
         return None
@@ -229,6 +220,11 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
             return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
     near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
     return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
+
+
+def norms(x: Array) -> Array:
+    """Return the 2-norm [B, T] of every row of values [B, T, …]: what a formula is held to at its worst token."""
+    return np.sqrt(np.sum(x.reshape(*x.shape[:2], -1) ** 2, axis=-1))
 
 
 def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:

@@ -28,21 +28,42 @@ class Shown(NamedTuple):
 
 def shown(opened: Opened, book: Textbook, case: str, exact: Sequence[Values]) -> Shown:
     """Return a case's FP64 values of every call beside the textbook's; raises UserError where they do not fit."""
-    names = book.where
-    given = [opened.tensors(case, call, "inputs") for call in range(len(exact))]
-    sequences, calls = whole_sequences(given, book.tokens, names)
-    if sequences.size and not 0 <= sequences.min() <= sequences.max() < book.config.vocab:
-        raise UserError(f"{names}: tokens = {book.tokens}: that input holds numbers outside the vocabulary")
+    sequences, calls = _sequences(opened, book, case, len(exact))
     expected = book.values(sequences)
-    seen = {}
+    return Shown(_joined(book, exact, calls, sequences, expected), expected, calls)
+
+
+def own_sequences(opened: Opened, book: Textbook, case: str) -> dict[Pair, Array]:
+    """Return a case's recorded values, in their formats, as the textbook has them: [B, T, …] of all calls."""
+    sequences, calls = _sequences(opened, book, case, opened.record.calls)
+    stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
+    if opened.record.outputs:
+        stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
+    return _joined(book, stored, calls, sequences, book.values(sequences[:1]))
+
+
+def _sequences(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
+    """Return the token ids [B, T] of a case's first calls, and each call's rows."""
+    given = [opened.tensors(case, call, "inputs") for call in range(calls)]
+    sequences, rows = whole_sequences(given, book.tokens, book.where)
+    if sequences.size and not 0 <= sequences.min() <= sequences.max() < book.config.vocab:
+        raise UserError(f"{book.where}: tokens = {book.tokens}: that input holds numbers outside the vocabulary")
+    return sequences, rows
+
+
+def _joined(
+    book: Textbook, values: Sequence[Values], calls: list[slice], sequences: Array, like: Mapping[Any, Array]
+) -> dict[Pair, Array]:
+    """Return every pair's values of all calls, one after another."""
+    found = {}
     for pair in book.pairs:
-        like = expected[pair.layer, pair.point]
+        shape = like[pair.layer, pair.point].shape
         parts = [
-            as_textbook(pair, values[pair.shown.name], len(sequences), rows.stop - rows.start, like.shape, names)
-            for values, rows in zip(exact, calls, strict=True)
+            as_textbook(pair, x[pair.shown.name], len(sequences), rows.stop - rows.start, shape, book.where)
+            for x, rows in zip(values, calls, strict=True)
         ]
-        seen[pair] = np.concatenate(parts, axis=1)
-    return Shown(seen, expected, calls)
+        found[pair] = np.concatenate(parts, axis=1)
+    return found
 
 
 def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> Iterator[ErrorRecord]:
