@@ -43,6 +43,7 @@ MISTAKES = {
     "activation": ("jax.nn.silu(gate)", GELU, "gelu with tanh in place of silu", {"mlp_act"}),
     "gate and up": ("jax.nn.silu(gate) * up", "jax.nn.silu(up) * gate", "gate and up are exchanged", {"mlp_act"}),
     "output": (" final, pref", " 0.5 * final, pref", "logit scale is 0.5", {"logits"}),
+    "embedding": ('x = params["embed"][token]', 'x = 3 * params["embed"][token]', None, set()),
     "one head": ("x = x + attended @", "x = x + attended.at[:16].set(0) @", "none reproduces it", {"attn_proj"}),
 }  # fmt: skip
 
@@ -124,6 +125,29 @@ def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     assert found.exit_code == 1
 
 
+def test_batches_of_sequences_are_held_against_the_textbook_one_by_one(tmp_path):
+    """Two sequences of 96 tokens at once, and the row of the worst counted through both."""
+    text = TAPPED.replace("def call(p, tokens):", "def one(p, tokens):").replace(
+        "draw = np", "call = jax.vmap(one, (None, 0))\ndraw = np"
+    )
+    text = text.replace("draw.integers(0, V, T)", "draw.integers(0, V, (2, T))").replace(
+        'tap(p["embed"]', '(p["embed"]'
+    )
+    for name in ("normed", "q", "k", "v", "mixed", "added", "middle", "second", "stream"):
+        assert name in text
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "names.toml").write_text(TAPPED_MAP.replace('resid_in = "stream"\n', ""))
+    config = CONFIG.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 1')
+    (tmp_path / "config.json").write_text(config.replace('embeddings": 16', 'embeddings": 128'))
+    program = load(f"{tmp_path / 'mine.py'}:program")
+    opened = trace(program, tmp_path / "run")
+    errors = compare(opened, program, Names(tmp_path / "names.toml", tmp_path / "config.json"))
+    formula = [e for e in errors if e.kind == "formula"]
+    assert len(formula) == 8
+    assert max(value(e.rel_l2) for e in formula) <= 1e-9
+    assert all(e.n % 192 == 0 for e in formula)
+
+
 def test_two_faults_are_two_findings(tmp_path):
     """The second reads what the first spoilt, and is judged on that."""
     file = tmp_path / "two.py"
@@ -193,6 +217,7 @@ def test_a_function_of_the_users_is_a_reference_too(tmp_path):
     for wrong, words in (
         (lambda w, x: {"nothing": x}, "'nothing'"), (lambda w, x: {"outputs.y": x[:1]}, r"\[1, 8\]"),
         (lambda w, x: {}, "must return"), (lambda w, x: None, "must return"),
+        (lambda w, x: 1 / 0, r"raised ZeroDivisionError: division by zero \(.*test_textbook.py:"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             compare(opened, program, wrong)
@@ -344,12 +369,14 @@ mlp_norm = "second"
 DECLARED = {
     "nothing": ("", "", None, set()),
     "norm": (
-        "wide = x.astype(jnp.float32)\n    return (wide *", "wide = x\n    return (wide *", "norm in bfloat16",
-        {"attn_norm", "mlp_norm"},
+        "wide = x.astype(jnp.float32)\n    return (wide *", "wide = x\n    return (wide *",
+        "norm's statistics in bfloat16", {"attn_norm", "mlp_norm"},
     ),
-    "softmax": ("softmax(s.astype(jnp.float32), axis=-1).astype(x.dtype)", "softmax(s, axis=-1)", "softmax in bfloat16",
-                {"attn_out"}),
-    "angles": ("[:, None] * speed", "[:, None].astype(jnp.bfloat16) * speed.astype(jnp.bfloat16)", "RoPE", {"q", "k"}),
+    "angles": (
+        "angle = jnp.arange(T, dtype=jnp.float32)[:, None] * speed",
+        "angle = (jnp.arange(T).astype(jnp.bfloat16)[:, None] * speed.astype(jnp.bfloat16)).astype(jnp.float32)",
+        "RoPE", {"q", "k"},
+    ),
     "tables": ("cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]",
                "cos, sin = (f(angle).astype(jnp.bfloat16).astype(jnp.float32)[:, None] for f in (jnp.cos, jnp.sin))",
                "RoPE tables in bfloat16", {"q", "k"}),

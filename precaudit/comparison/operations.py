@@ -137,10 +137,10 @@ def of_arrays(
 ) -> Operation | None:
     """Return an operation of a whole sequence from what it stored [T, …] and what it read, in its row's order.
 
-    ``name``: of the run. None where it is a part of attention that is judged by keys.
+    ``name``: of the run. None where it is made from nothing, or a part of attention that is judged by keys.
     """
     row, positions = POINTS[point], np.arange(len(stored))
-    if row.keyed:
+    if row.keyed or not row.inputs:
         return None
     rule, wide = Rule.of(model.config, layer), tuple(widen(x) for x in values)
     run, magnitude = _on_rows(model, point, layer, positions, wide)

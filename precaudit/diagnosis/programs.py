@@ -185,6 +185,8 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
     Values are FP64 on both sides, so what a form leaves is nothing, or it is not the cause. ``suspect``: what it reads
     is not the textbook's either; then nothing is known of it unless the program shows all of that.
     """
+    if not POINTS[pair.point].inputs:
+        return None if suspect else _entering(book, beside, pair)
     read, shown_by = [], {(p.layer, p.point): p for p in book.pairs}
     for name in inputs_of(pair.point, book.config.sparse):
         layer = (book.config.layers - 1 if pair.layer is None else pair.layer) if POINTS[name].per_layer else None
@@ -225,6 +227,20 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
 def norms(x: Array) -> Array:
     """Return the 2-norm [B, T] of every row of values [B, T, …]: what a formula is held to at its worst token."""
     return np.sqrt(np.sum(x.reshape(*x.shape[:2], -1) ** 2, axis=-1))
+
+
+def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
+    """Return by what factor the stream that enters a layer is off, where it is one; None where it is the textbook's."""
+    seen, wanted = beside.seen[pair], beside.expected[pair.layer, pair.point]
+    factor = float(np.sum(seen * wanted) / np.sum(wanted * wanted)) if wanted.any() else 0.0
+    size = float(norms(wanted).max())
+    if norms(seen - wanted).max() <= SAME * size:
+        return None
+    if pair.layer == 0 and norms(seen - factor * wanted).max() <= SAME * size:
+        should = book.config.embed_scale
+        says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
+        return Named("embedding factor", says, 0.0)
+    return Named(UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0)
 
 
 def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:

@@ -10,7 +10,7 @@ from precaudit.arrays import Array
 from precaudit.errors import UserError
 from precaudit.programs.formula import OwnReference, callable_errors, shown, textbook_errors
 from precaudit.programs.forward import Chains, NotChained, Truth, forward_numbers
-from precaudit.programs.loading import load, trusted
+from precaudit.programs.loading import line_of, load, trusted
 from precaudit.programs.local import Emulations, lacks_of, place, step_of
 from precaudit.programs.program import LOGITS, Program
 from precaudit.programs.runs import Compared, Opened, ProgramPoint, open_program_run, places
@@ -101,7 +101,11 @@ def _formula(
     for call, values in enumerate(exact):
         held = opened.tensors(case, call, "inputs")
         given = jax.tree.unflatten(structure, [held[str(i)] for i in range(len(held))])
-        yield from callable_errors(opened, reference(program.params, *given), case, call, values)
+        try:
+            expected = reference(program.params, *given)
+        except Exception as error:
+            raise UserError(f"the reference raised {type(error).__name__}: {error}{line_of(error)}") from None
+        yield from callable_errors(opened, expected, case, call, values)
 
 
 def _named(opened: Opened, program: str | None) -> str:

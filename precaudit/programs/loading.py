@@ -50,7 +50,7 @@ def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{_line(error)}") from None
+        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}{line_of(error)}") from None
     if not hasattr(module, name):
         names = [n for n, v in vars(module).items() if fits(v)]
         held = "Program" if what == "program" else what
@@ -75,7 +75,7 @@ def _file(path: Path) -> Any:
     return module
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
     """Return the line of the user's that raised, where there is one."""
     at = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(at) if "importlib" not in f.filename and "precaudit" not in f.filename), None)
