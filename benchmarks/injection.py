@@ -15,7 +15,6 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.local import Emulations, local_errors
 from precaudit.comparison.operations import prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, present
@@ -25,6 +24,7 @@ from precaudit.limits import default_limits
 from precaudit.metrics.sizes import arranged, canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
+from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord
@@ -184,7 +184,7 @@ def into_program(
         parts = faulty_parts(faults, point, g, model.config.head_dim)
         run = record(folder / "program", subject, policy, select, parts, rows=len(faults))
         for b, fault in enumerate(faults):
-            found = verdict(run, model, replace(place, prompt=f"exam{b}"))
+            found = verdict(run, model, place._replace(prompt=f"exam{b}"))
             with np.errstate(all="ignore"):
                 made = fault.change(before.astype(np.float32), g, np, stored.dtype.name)
             rounded = widen(made.astype(stored.dtype))

@@ -24,7 +24,7 @@ READS = (
     "graphs",
     "numpy_decoder",
 )
-COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "records.py", "row_hashes.py")
+COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "row_hashes.py")
 DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "tracing", "transforms")
 
 

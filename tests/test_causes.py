@@ -13,7 +13,6 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.diagnosis.candidates import variants
 from precaudit.diagnosis.forms import made
 from precaudit.diagnosis.replay import read_by, replay
@@ -22,6 +21,7 @@ from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder.parts import attention_scores, masked_softmax
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
+from precaudit.places import Place
 from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

@@ -20,7 +20,6 @@ from precaudit.comparison.alternatives import inputs_summed_again, rounded_again
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
@@ -30,6 +29,7 @@ from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.passes import products as float32_products
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import FP64, of_policy
+from precaudit.places import Place
 from precaudit.policies import recorded_policy
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

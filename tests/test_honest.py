@@ -22,7 +22,6 @@ from precaudit.comparison.compare import compare
 from precaudit.comparison.forward import Pool
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
@@ -33,6 +32,7 @@ from precaudit.numpy_decoder.honest import truncated
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import PLACES, Rounding, of_policy
+from precaudit.places import Place
 from precaudit.policies import KEYS, WORDS, load_policy
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection

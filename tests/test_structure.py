@@ -19,7 +19,7 @@ FLOORS = {
     "diagnosis": 3.7, "judging": 3.5, "programs": 3.2, "comparison": 3, "tracing": 2, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
-    "coverage": 0, "arrays": 0, "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
+    "places": 0, "coverage": 0, "arrays": 0, "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
 }  # fmt: skip
 JAX = {"jax_decoder", "transforms", "tracing", "diagnosis", "programs"}
 

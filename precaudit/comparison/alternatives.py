@@ -10,7 +10,6 @@ from precaudit.arrays import Array, rounder
 from precaudit.comparison.closing import TIES
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.metrics.sizes import canonical
@@ -18,6 +17,7 @@ from precaudit.numpy_decoder.honest import honest_forms, on_single_rows
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import Rounding, elisions, of_policy
+from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.records import device_kind
 

@@ -1,15 +1,15 @@
 """State: what decode read from its cache against the rows earlier calls recorded, bit for bit."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import measured
 from precaudit.coverage import HASH_FORMAT
 from precaudit.graphs.decoder import POINTS
+from precaudit.places import Place
 from precaudit.records import ErrorRecord
 from precaudit.row_hashes import row_hashes
 
@@ -19,7 +19,7 @@ def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:
     for step in recorded.steps("decode"):
         found = recorded.tensor(place.prompt, "decode", step, place.layer, place.point)
         if found is not None:
-            yield _whole(recorded, replace(place, step=step), found)
+            yield _whole(recorded, place._replace(step=step), found)
     keys = {s: (place.prompt, "decode", s, place.layer, place.point) for s in recorded.steps("decode")}
     if hashed := [s for s, key in keys.items() if key in recorded.hashed]:
         yield from _by_hashes(recorded, place, hashed)
@@ -49,7 +49,7 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
     known = None if written is None else row_hashes(written)
     broken = None if written is None else np.isnan(widen(written)).sum(axis=(1, 2))
     for step in steps:
-        here, found = replace(place, step=step), recorded.hashes(place.prompt, step, place.layer, place.point)
+        here, found = place._replace(step=step), recorded.hashes(place.prompt, step, place.layer, place.point)
         if found is None:
             yield here.record("state", run, rows, unknown="what was recorded are no hashes")
             continue

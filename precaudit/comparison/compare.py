@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +25,6 @@ from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.comparison.weight_rounding import weight_errors
 from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
@@ -36,6 +35,7 @@ from precaudit.numpy_decoder.accumulation import parse_accumulation
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.places import Place
 from precaudit.policies import recorded_policy
 from precaudit.records import (
     ErrorRecord,
@@ -208,9 +208,9 @@ def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
     for prompt in look.prompts:
         for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
             wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
-            if wanted and (prompt, *e.key) not in (recorded.hashed if e.hashed else recorded.index):
-                place = Place(prompt, e.phase, e.step, e.layer, e.point)
-                why = recorded.misfits.get((prompt, *e.key), "requested, not in the run")
+            place = Place(prompt, *e.key)
+            if wanted and place not in (recorded.hashed if e.hashed else recorded.index):
+                why = recorded.misfits.get(place, "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)
 
 
@@ -258,8 +258,8 @@ def _forward(recorded: Recorded, truth: Truth | None, problem: str, place: Place
         yield from forward_errors(recorded, truth, place)
         return
     for step in recorded.steps(place.phase):
-        here = replace(place, step=step)
-        if (here.prompt, here.phase, step, here.layer, here.point) in recorded.index:
+        here = place._replace(step=step)
+        if here in recorded.index:
             yield here.record("forward", recorded.run.record.id, "fp64", unknown=problem)
 
 

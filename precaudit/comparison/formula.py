@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.coverage import formula_keys
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
+from precaudit.places import Place
 from precaudit.records import ErrorRecord, Number, number
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand

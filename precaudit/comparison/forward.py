@@ -11,7 +11,7 @@ from precaudit.arrays import Array, widen
 from precaudit.caching import prune
 from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.reference_cache import References
-from precaudit.comparison.rows import Place, measured, unseen
+from precaudit.comparison.rows import measured, unseen
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
@@ -20,6 +20,7 @@ from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_f
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
+from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, Look, number
 
@@ -236,7 +237,7 @@ def forward_errors(recorded: Recorded, truth: Truth, place: Place) -> Iterator[E
         stored = recorded.tensor(place.prompt, place.phase, step, place.layer, place.point)
         if stored is None or reference is None:
             continue
-        here = replace(place, step=step)
+        here = place._replace(step=step)
         rows = _rows(recorded, here)
         known = truth.rows[place.prompt] if place.point == LOGITS else np.arange(_length(reference, place.point))
         if not np.isin(rows, known).all():
@@ -288,5 +289,4 @@ def _length(reference: Array, point: str) -> int:
 def _rows(recorded: Recorded, place: Place) -> Any:
     from precaudit.store import unpack_positions
 
-    key = (place.prompt, place.phase, place.step, place.layer, place.point)
-    return unpack_positions(recorded.index[key])
+    return unpack_positions(recorded.index[place])

@@ -1,16 +1,16 @@
 """What one layer hands the next, bit for bit: the stream entering a layer is the one that left the layer before."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from precaudit.arrays import Array, as_format, single, widen
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import measured
 from precaudit.configs import EMBEDDING
 from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.numpy_decoder.model import Model
+from precaudit.places import Place
 from precaudit.records import ErrorRecord
 
 POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
@@ -28,7 +28,7 @@ def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Plac
     run, reference = recorded.run.record.id, BEFORE if place.layer else "embedding"
     expected = expected_stream(recorded, model, weights, place, rows)
     for step, some in rows.steps:
-        here = replace(place, step=step)
+        here = place._replace(step=step)
         if expected is None:
             why = f"the {BEFORE} rows were not recorded" if place.layer else "weights"
             yield here.record("state", run, reference, unknown=why)

@@ -14,7 +14,7 @@ from precaudit.comparison.closing import Residue, Yardstick, honest, measure
 from precaudit.comparison.inheritance import from_between
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import measured
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
@@ -28,6 +28,7 @@ from precaudit.numpy_decoder.rounding import (
     elisions,
     of_policy,
 )
+from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, device_kind, number
 
@@ -154,7 +155,7 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
 
 def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:
     for step, _ in part.steps:
-        yield replace(place, step=step).record("local", run, "fp64", unknown=why)
+        yield place._replace(step=step).record("local", run, "fp64", unknown=why)
 
 
 def _make(o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str) -> Made:
@@ -223,7 +224,7 @@ def _records(
         index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
-            here = replace(o, place=replace(o.place, step=step), positions=o.positions[one])
+            here = replace(o, place=o.place._replace(step=step), positions=o.positions[one])
             cut = _closest(made.rows(one), others, one)
             if not cut.closes:
                 between = from_between(recorded, here, step, base)

@@ -12,6 +12,7 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS
+from precaudit.places import Place
 from precaudit.records import ErrorRecord, Look, value
 from precaudit.store import unpack_positions
 
@@ -29,7 +30,7 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
         exact, logits = (truth.values(prompt, layer, p) for p in (chosen_at, router))
         energy = truth.noise.get((truth.alike[prompt], layer, router))
         for step in recorded.steps(phase):
-            key = (prompt, phase, step, layer, chosen_at)
+            key = Place(prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:
                 continue
             sigma = float(np.sqrt(energy.sum() / (len(energy) * logits.shape[1])))

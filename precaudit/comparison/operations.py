@@ -8,7 +8,6 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded, Rows
-from precaudit.comparison.rows import Place
 from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
 from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.honest import Form
@@ -16,6 +15,7 @@ from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, sc
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
 from precaudit.numpy_decoder.operators import Rule, attend, softmax
 from precaudit.numpy_decoder.rounding import Rounding, sharing_products
+from precaudit.places import Place
 
 Magnitude = Callable[[float], Array]
 

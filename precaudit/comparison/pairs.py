@@ -6,9 +6,10 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place, measured
+from precaudit.comparison.rows import measured
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
+from precaudit.places import Place
 from precaudit.records import ErrorRecord
 from precaudit.store import unpack_positions
 
@@ -29,17 +30,16 @@ def pair_errors(a: Recorded, b: Recorded, place: Place) -> Iterator[ErrorRecord]
     """
     same = agreeing(a, b, place.prompt)
     for step in a.steps(place.phase):
-        here = Place(place.prompt, place.phase, step, place.layer, place.point)
-        key = (here.prompt, here.phase, here.step, here.layer, here.point)
+        here = place._replace(step=step)
         names = a.run.record.id, b.run.record.id
-        if key not in a.index:
-            if key in b.index:
+        if here not in a.index:
+            if here in b.index:
                 yield here.record("pair", *names, missing="in the reference run, not in this one")
             continue
-        if key not in b.index:
+        if here not in b.index:
             yield here.record("pair", *names, missing="not in the reference run")
             continue
-        rows, others = unpack_positions(a.index[key]), unpack_positions(b.index[key])
+        rows, others = unpack_positions(a.index[here]), unpack_positions(b.index[here])
         both = np.intersect1d(rows, others)
         if not len(both):
             yield here.record("pair", *names, unknown="these rows were not recorded in the reference run")
@@ -48,7 +48,7 @@ def pair_errors(a: Recorded, b: Recorded, place: Place) -> Iterator[ErrorRecord]
         if not len(both) or ("S" in POINTS[place.point].axes and len(both) < len(rows)):
             yield here.record("pair", *names, unknown="the tokens of the two runs differ before this")
             continue
-        x, y = _rows(a, key, rows, both), _rows(b, key, others, both)
+        x, y = _rows(a, here, rows, both), _rows(b, here, others, both)
         if x.shape != y.shape:
             yield here.record("pair", *names, unknown=f"shapes differ: {list(x.shape)} and {list(y.shape)}")
             continue
@@ -56,9 +56,9 @@ def pair_errors(a: Recorded, b: Recorded, place: Place) -> Iterator[ErrorRecord]
         yield here.record("pair", *names, **numbers)
 
 
-def _rows(recorded: Recorded, key: tuple[str, str, int, int | None, str], rows: Array, wanted: Array) -> Array:
-    values = recorded.run.tensor(recorded.index[key])
-    axis = POINTS[key[4]].axes.find("T")
+def _rows(recorded: Recorded, place: Place, rows: Array, wanted: Array) -> Array:
+    values = recorded.run.tensor(recorded.index[place])
+    axis = POINTS[place.point].axes.find("T")
     if axis < 0 or len(rows) == len(wanted):
         return values
     return np.take(values, np.searchsorted(rows, wanted), axis=axis)

@@ -12,6 +12,7 @@ from precaudit.comparison.forward import Truth
 from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import kl
+from precaudit.places import Place
 from precaudit.records import PrefillDecodeRecord, StepRecord, number, value
 from precaudit.store import unpack_positions
 
@@ -73,7 +74,7 @@ def _largest(x: Any, y: Any) -> float:
 def logits_of(recorded: Recorded, step: StepRecord) -> Array | None:
     """Return the recorded logits row [V] behind a step, in FP64; None where logits were not recorded."""
     call = step.step if step.phase == "decode" else 0
-    key = (step.prompt, step.phase, call, None, LOGITS)
+    key = Place(step.prompt, step.phase, call, None, LOGITS)
     if key not in recorded.index:
         return None
     rows = unpack_positions(recorded.index[key])

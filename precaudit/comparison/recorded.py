@@ -11,6 +11,7 @@ from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import HASH_FORMAT, entries, misfit
 from precaudit.graphs.decoder import CACHES, POINTS
+from precaudit.places import Place
 from precaudit.records import PointRecord, Requested
 from precaudit.store import Run, positions_of, unpack_positions
 
@@ -35,9 +36,6 @@ class Rows:
         return self.values[np.searchsorted(self.positions, positions)]
 
 
-Key = tuple[str, str, int, int | None, str]
-
-
 @dataclass(frozen=True)
 class Recorded:
     """A run's tensors by prompt, phase, step, layer and point.
@@ -47,22 +45,22 @@ class Recorded:
     """
 
     run: Run
-    index: dict[Key, PointRecord]
-    misfits: dict[Key, str]
+    index: dict[Place, PointRecord]
+    misfits: dict[Place, str]
     config: DecoderConfig
-    hashed: dict[Key, PointRecord] = field(default_factory=dict)
+    hashed: dict[Place, PointRecord] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> "Recorded":
         """Index a run."""
         config = msgspec.convert(run.record.model.config, DecoderConfig)
         asked = run.record.requested
-        planned = {(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
-        index: dict[Key, PointRecord] = {}
-        hashed: dict[Key, PointRecord] = {}
-        misfits: dict[Key, str] = {}
+        planned = {Place(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
+        index: dict[Place, PointRecord] = {}
+        hashed: dict[Place, PointRecord] = {}
+        misfits: dict[Place, str] = {}
         for p in run.points:
-            key = (p.prompt, p.phase, p.step, p.layer, p.point)
+            key = Place.of(p)
             if key in planned:
                 problem = misfit(planned[key], positions_of(p), p.shape, config)
                 if problem is None:
@@ -82,17 +80,17 @@ class Recorded:
 
     def tensor(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
         """Return one recorded tensor, or None where it was not recorded."""
-        record = self.index.get((prompt, phase, step, layer, point))
+        record = self.index.get(Place(prompt, phase, step, layer, point))
         return None if record is None else self.run.tensor(record)
 
     def rows_of(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
         """Return the positions of one recorded tensor, or None where it was not recorded."""
-        record = self.index.get((prompt, phase, step, layer, point))
+        record = self.index.get(Place(prompt, phase, step, layer, point))
         return None if record is None else unpack_positions(record)
 
     def hashes(self, prompt: str, step: int, layer: int, cache: str) -> Array | None:
         """Return the recorded hashes [S, LANES] of a cache's rows at a decode step, or None."""
-        record = self.hashed.get((prompt, "decode", step, layer, cache))
+        record = self.hashed.get(Place(prompt, "decode", step, layer, cache))
         return None if record is None or record.dtype != HASH_FORMAT else self.run.tensor(record)
 
     def batch_of(self, prompt: str) -> tuple[str, ...]:
@@ -108,7 +106,7 @@ class Recorded:
         steps: list[tuple[int, slice]] = []
         first = 0
         for step in self.steps(phase):
-            record = self.index.get((prompt, phase, step, layer, point))
+            record = self.index.get(Place(prompt, phase, step, layer, point))
             if record is None:
                 if self.run.record.finished is None and values:
                     break  # the run was cut off here
@@ -129,7 +127,7 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
-        held = (self.index.get((prompt, "decode", s, layer, cache)) for s in (step, 0))
+        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
         names = [record.dtype for record in held if record is not None]
         rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
         return _cast(rows, names[0] if names else self.run.record.policy["kv_cache"])

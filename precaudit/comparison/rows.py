@@ -1,7 +1,6 @@
 """One difference as an ErrorRecord."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,25 +8,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.sizes import Difference, canonical, sizes
-from precaudit.records import ErrorRecord, number, value
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor belongs."""
-
-    prompt: str
-    phase: str
-    step: int
-    layer: int | None
-    point: str
-
-    def record(self, kind: Any, candidate: str, reference: str, **numbers: Any) -> ErrorRecord:
-        """Return an ErrorRecord here."""
-        return ErrorRecord(
-            prompt=self.prompt, phase=self.phase, step=self.step, layer=self.layer, point=self.point, kind=kind,
-            candidate=candidate, reference=reference, **numbers,
-        )  # fmt: skip
+from precaudit.records import number, value
 
 
 def measured(

@@ -9,10 +9,10 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.cache_state import bits
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.diagnosis.forms import quantised
 from precaudit.diagnosis.variants import Class
 from precaudit.formats import FORMATS
+from precaudit.places import Place
 from precaudit.row_hashes import row_hashes
 
 ENOUGH = 0.9  # share of elements an integer grid must give bit for bit: a scale in another format moves some

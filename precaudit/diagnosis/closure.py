@@ -9,11 +9,11 @@ import numpy as np
 
 from precaudit.comparison.operations import parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical, norm, ratio
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy
+from precaudit.places import Place
 from precaudit.policies import Policy, recorded_policy
 from precaudit.records import ErrorRecord, value
 

@@ -17,7 +17,6 @@ from precaudit.comparison.forward import Tell
 from precaudit.comparison.handover import POINT as HANDED
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.advice import record_more
@@ -38,16 +37,15 @@ from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import ORDER, Verdict, suspect
+from precaudit.judging.verdicts import Verdict, suspect
 from precaudit.limits import default_limits
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.places import LAST, ORDER, Place
 from precaudit.policies import recorded_policy
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
-
-LAST = 1 << 30
 
 
 @dataclass(frozen=True)

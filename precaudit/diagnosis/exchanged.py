@@ -9,13 +9,13 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.comparison.operations import Operation, parts, prepare
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.diagnosis.positions import spans
 from precaudit.diagnosis.replay import ENOUGH, ROWS
 from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
+from precaudit.places import Place
 
 CLOSES = 16  # unit roundoffs of the format, of a row's norm: what rounding leaves at most
 CLOSES_SINGLE = 1024  # the same in float32, whose sums round too

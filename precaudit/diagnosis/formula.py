@@ -10,9 +10,9 @@ from precaudit.comparison.recorded import Recorded
 from precaudit.comparison.written import written
 from precaudit.diagnosis.kept import held, keep
 from precaudit.diagnosis.records import Differs, FormulaRecord
-from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.limits.checks import SAME, farthest
 from precaudit.numpy_decoder.model import Model
+from precaudit.places import LAST, ORDER
 from precaudit.records import ErrorRecord, number, read_lines, value
 from precaudit.store import Run, file_hash
 

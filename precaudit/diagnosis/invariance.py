@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from precaudit.comparison.forward import Tell
 from precaudit.comparison.pairs import pair_errors
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits import default_limits
+from precaudit.places import Place
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord, value
 from precaudit.selection import Selection
@@ -121,7 +121,7 @@ def _neighbours(name: str, way: Way, recorded: Recorded) -> list[Prompt]:
 
 def _nonfinite(recorded: Recorded, e: ErrorRecord) -> bool:
     """Whether the run itself holds NaN or infinities there."""
-    held = recorded.index.get((e.prompt, e.phase, e.step, e.layer, e.point))
+    held = recorded.index.get(Place.of(e))
     return held is not None and bool(held.stats.nan + held.stats.inf)
 
 

@@ -1,16 +1,15 @@
 """What happened to the stream between two layers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from precaudit.arrays import Array, as_format, widen
 from precaudit.comparison.handover import expected_stream
 from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import Place
 from precaudit.diagnosis.caches import ENOUGH, State, explain
 from precaudit.numpy_decoder.model import Model
+from precaudit.places import Place
 
 
 def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
@@ -31,7 +30,7 @@ def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
 def _mates(recorded: Recorded, model: Model, place: Place) -> Iterator[tuple[str, Array]]:
     """Yield the prompts of the same batch, each with the rows [T, 1, D] that it was handed."""
     for mate in recorded.batch_of(place.prompt):
-        there = replace(place, prompt=mate)
+        there = place._replace(prompt=mate)
         rows = recorded.rows(mate, place.phase, place.layer, place.point)
         handed = None if rows is None else expected_stream(recorded, model, True, there, rows)
         if mate != place.prompt and handed is not None:

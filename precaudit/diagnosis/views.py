@@ -8,8 +8,8 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.judging.verdicts import LAST, ORDER
 from precaudit.metrics.sizes import norm, ratio
+from precaudit.places import LAST, ORDER, Place
 from precaudit.store import unpack_positions
 
 
@@ -58,7 +58,7 @@ def _distance(
     if decoded is None or whole is None:
         return None
     if rows is None:  # [H, T, S]
-        held = unpack_positions(recorded.index[prompt, against, 0, layer, point])
+        held = unpack_positions(recorded.index[Place(prompt, against, 0, layer, point)])
         at = np.flatnonzero(held == position)
         if not len(at):
             return None

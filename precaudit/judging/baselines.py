@@ -12,12 +12,13 @@ import msgspec
 
 from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
+from precaudit.places import Place
 from precaudit.policies import completed
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.store import Run
 from precaudit.writing import write_whole
 
-Place = tuple[str, str, str, int, int | None, str]
+Judged = tuple[str, str, str, int, int | None, str]  # kind and place
 
 
 class Link(Record, frozen=True):
@@ -59,9 +60,9 @@ class BaselineLine(Record, frozen=True):
     first: Number | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Judged:
         """What identifies it."""
-        return (self.kind, self.prompt, self.phase, self.step, self.layer, self.point)
+        return (self.kind, *Place.of(self))
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Baseline:
 
     path: Path
     record: BaselineRecord
-    lines: dict[Place, BaselineLine]
+    lines: dict[Judged, BaselineLine]
 
 
-def place_of(e: ErrorRecord) -> Place:
+def place_of(e: ErrorRecord) -> Judged:
     """Return what identifies an error record among those a baseline holds."""
-    return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
+    return (e.kind, *Place.of(e))
 
 
 class Provenance(NamedTuple):

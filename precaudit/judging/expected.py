@@ -8,7 +8,7 @@ import msgspec
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
 from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.judging.baselines import Place
+from precaudit.judging.baselines import Judged
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import disturbance, logit_noise
@@ -17,7 +17,7 @@ from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, val
 from precaudit.store import Run, positions_of
 
 
-def uncovered(run: Run, seen: Container[Place]) -> Iterator[Verdict]:
+def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield a verdict for everything run.json requested that is not there or not as requested.
 
     A tensor that is absent or holds other positions is missing, one of another shape or format than the policy's a
@@ -56,7 +56,7 @@ def _problem(
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
 
-def _uncompared(prompt: str, e: Entry, seen: Container[Place], layers: Container[int]) -> Iterator[Verdict]:
+def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Container[int]) -> Iterator[Verdict]:
     point = POINTS[e.point]
     kinds: tuple[str, ...] = ("state",) if point.state else ("local", "forward") if point.inputs else ("forward",)
     if point.handed is not None and e.layer is not None and (e.layer == 0 or e.layer - 1 in layers):
@@ -69,7 +69,7 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Place], layers: Container
             )  # fmt: skip
 
 
-def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Place]) -> Iterator[Verdict]:
+def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield ``missing`` for every place whose formula was asked for (of ``prompts``) and has no record."""
     config = msgspec.convert(run.record.model.config, DecoderConfig)
     for prompt in prompts:
@@ -132,7 +132,7 @@ def unpaired(run: Run, pairs: Iterable[PrefillDecodeRecord]) -> Iterator[Verdict
                 )  # fmt: skip
 
 
-def absent(expected: Iterable[Place], seen: Container[Place], where: str) -> Iterator[Verdict]:
+def absent(expected: Iterable[Judged], seen: Container[Judged], where: str) -> Iterator[Verdict]:
     """Yield ``missing`` for every place a baseline holds and the errors do not."""
     for kind, prompt, phase, step, layer, point in expected:
         if (kind, prompt, phase, step, layer, point) not in seen:

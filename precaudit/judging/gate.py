@@ -14,12 +14,13 @@ import msgspec
 from precaudit.comparison.written import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging import programs
-from precaudit.judging.baselines import Baseline, Place, drift, place_of, read_baseline, stale, version_suspects
+from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
 from precaudit.limits import Limits, default_limits
+from precaudit.places import Place
 from precaudit.programs.runs import is_program_run, open_program_run
 from precaudit.records import ErrorRecord, value
 from precaudit.store import once
@@ -55,7 +56,7 @@ class Seen:
     def __init__(self) -> None:
         self._hashes: set[int] = set()
 
-    def add(self, place: Place) -> bool:
+    def add(self, place: Judged) -> bool:
         """Add a place; return whether it is new."""
         before = len(self._hashes)
         self._hashes.add(hash(place))
@@ -82,7 +83,9 @@ class Rules:
             return None
         place = place_of(e)
         if not self.seen.add(place):
-            raise UserError(f"{where}: a second {e.kind} record of {place_text(e)}; the file was put together wrongly")
+            raise UserError(
+                f"{where}: a second {e.kind} record of {Place.of(e).text}; the file was put together wrongly"
+            )
         under = select(self.budgets, e) if self.budgets else []
         verdict = self._budgeted(e, under) if under else judge(e, self.limits)
         if verdict is not None and verdict.status == "pass":
@@ -287,9 +290,3 @@ def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iter
     ordered = sorted(verdicts, key=lambda v: (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step))
     tally: dict[Status, int] = {s: found[s] for s in STATUSES if found[s]}
     return Judgement(name, tuple(ordered), tally, tuple(notes), drifted)
-
-
-def place_text(e: ErrorRecord | Verdict) -> str:
-    """Return where a record belongs, in words."""
-    where = f"layer {e.layer} {e.point}" if e.layer is not None else e.point
-    return f"{where} ({e.prompt} {e.phase} {e.step})" if e.prompt else where

@@ -7,13 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from precaudit.graphs.decoder import LOGITS, POINTS, parts_of
+from precaudit.places import Place
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
-ORDER = {name: i for i, name in enumerate(POINTS)}
 HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
-LAST = 1 << 30  # points outside layers come after them
 
 
 class Verdict(Record, frozen=True):
@@ -67,14 +66,14 @@ class Verdict(Record, frozen=True):
         )  # fmt: skip
 
     @property
-    def place(self) -> tuple[str, str, int, int | None, str]:
+    def place(self) -> Place:
         """Where it belongs."""
-        return (self.prompt, self.phase, self.step, self.layer, self.point)
+        return Place.of(self)
 
     @property
     def depth(self) -> tuple[int, int]:
         """How far into the program the point is."""
-        return (LAST if self.layer is None else self.layer, ORDER.get(self.point, len(ORDER)))
+        return self.place.order
 
 
 def _holds_worst(e: ErrorRecord, scope: str, index: Any) -> bool:

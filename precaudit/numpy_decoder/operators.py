@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.numpy_decoder.rounding import Place, Rounding
+from precaudit.numpy_decoder.rounding import Cast, Rounding
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def by_head(function: Callable[..., Array], *arrays: Array) -> Array:
     return np.stack([function(*heads) for heads in zip(*arrays, strict=True)])
 
 
-def silu(x: Array, curve: Place = identity) -> Array:
+def silu(x: Array, curve: Cast = identity) -> Array:
     """X / (1 + exp(−x))."""
     y = np.negative(x)
     with np.errstate(over="ignore"):
@@ -161,7 +161,7 @@ def silu(x: Array, curve: Place = identity) -> Array:
     return np.divide(x, y, out=y)
 
 
-def gelu_tanh(x: Array, curve: Place = identity, constants: Place = identity) -> Array:
+def gelu_tanh(x: Array, curve: Cast = identity, constants: Cast = identity) -> Array:
     """0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks & Gimpel 2016); ``constants`` rounds both numbers.
 
     1 + tanh cancels below zero: in float32 the sum is exactly 0 from about −5.9 on.
@@ -170,28 +170,28 @@ def gelu_tanh(x: Array, curve: Place = identity, constants: Place = identity) ->
     return 0.5 * x * curve(1.0 + curve(np.tanh(outer * (x + cubic * x**3))))
 
 
-def gelu(x: Array, curve: Place = identity) -> Array:
+def gelu(x: Array, curve: Cast = identity) -> Array:
     """X Φ(x), Φ the normal distribution's (Hendrycks & Gimpel 2016)."""
     y = x / np.sqrt(2.0)
     return np.asarray(0.5 * x * (1.0 + curve(np.reshape([erf(z) for z in y.flat], y.shape))))
 
 
-def quick_gelu(x: Array, curve: Place = identity) -> Array:
+def quick_gelu(x: Array, curve: Cast = identity) -> Array:
     """X σ(1.702 x) (Hendrycks & Gimpel 2016)."""
     return silu(1.702 * x, curve) / 1.702
 
 
-def relu(x: Array, curve: Place = identity) -> Array:
+def relu(x: Array, curve: Cast = identity) -> Array:
     """max(x, 0)."""
     return np.maximum(x, 0.0)
 
 
-def hard_silu(x: Array, curve: Place = identity) -> Array:
+def hard_silu(x: Array, curve: Cast = identity) -> Array:
     """X min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, §5.2)."""
     return x * np.clip(x + 3.0, 0.0, 6.0) / 6.0
 
 
-def linear_unit(x: Array, curve: Place = identity) -> Array:
+def linear_unit(x: Array, curve: Cast = identity) -> Array:
     """X itself, as bilinear units have it (Shazeer 2020)."""
     return np.positive(x)
 

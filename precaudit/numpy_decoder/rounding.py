@@ -15,7 +15,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.numpy_decoder.passes import products
 from precaudit.policies import Policy
 
-Place = Callable[[Array], Array]
+Cast = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class Rounding:
     and activation.
     """
 
-    rope_table: Annotated[Place, "rope"] = identity
-    norm_scale: Place = identity
-    norm_inner: Annotated[Place, "activations"] = identity
-    norm: Annotated[Place, "activations"] = identity
-    linear: Annotated[Place, "activations"] = identity
-    biased: Annotated[Place, "activations"] = identity
-    rows: Annotated[Place, "activations"] = identity
-    cache: Annotated[Place, "kv_cache"] = identity
-    score_dot: Annotated[Place, "scores"] = identity
-    score_scaled: Annotated[Place, "scores"] = identity
-    scores: Annotated[Place, "scores"] = identity
-    shifted: Place = identity
-    exponential: Place = identity
-    probs: Annotated[Place, "probs"] = identity
-    attn_out: Annotated[Place, "attn_out"] = identity
-    proj: Annotated[Place, "activations"] = identity
-    residual: Annotated[Place, "residual"] = identity
-    gate: Annotated[Place, "activations"] = identity
-    up: Annotated[Place, "activations"] = identity
-    curve: Place = identity
-    silu: Annotated[Place, "mlp"] = identity
-    mlp_act: Annotated[Place, "activations"] = identity
-    logits: Annotated[Place, "logits"] = identity
-    added: Annotated[Place, "residual"] = identity
+    rope_table: Annotated[Cast, "rope"] = identity
+    norm_scale: Cast = identity
+    norm_inner: Annotated[Cast, "activations"] = identity
+    norm: Annotated[Cast, "activations"] = identity
+    linear: Annotated[Cast, "activations"] = identity
+    biased: Annotated[Cast, "activations"] = identity
+    rows: Annotated[Cast, "activations"] = identity
+    cache: Annotated[Cast, "kv_cache"] = identity
+    score_dot: Annotated[Cast, "scores"] = identity
+    score_scaled: Annotated[Cast, "scores"] = identity
+    scores: Annotated[Cast, "scores"] = identity
+    shifted: Cast = identity
+    exponential: Cast = identity
+    probs: Annotated[Cast, "probs"] = identity
+    attn_out: Annotated[Cast, "attn_out"] = identity
+    proj: Annotated[Cast, "activations"] = identity
+    residual: Annotated[Cast, "residual"] = identity
+    gate: Annotated[Cast, "activations"] = identity
+    up: Annotated[Cast, "activations"] = identity
+    curve: Cast = identity
+    silu: Annotated[Cast, "mlp"] = identity
+    mlp_act: Annotated[Cast, "activations"] = identity
+    logits: Annotated[Cast, "logits"] = identity
+    added: Annotated[Cast, "residual"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
 
@@ -78,7 +78,7 @@ class Rounding:
 FP64 = Rounding()
 PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product"))
 _HINTS = get_type_hints(Rounding, include_extras=True)
-FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Place}
+FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 
 
 def elisions(point: str, config: DecoderConfig, policy: Policy) -> list[tuple[str, ...]]:

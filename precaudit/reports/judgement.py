@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
-from precaudit.judging.gate import Judgement, place_text
-from precaudit.judging.verdicts import LAST, Verdict
+from precaudit.judging.gate import Judgement
+from precaudit.judging.verdicts import Verdict
+from precaudit.places import LAST, Place
 from precaudit.records import PROGRAM_CALL, value
 
 SHOWN = 20  # groups; the rest are counted
@@ -61,8 +62,7 @@ def place_text_of(v: Verdict) -> str:
     """Return where a verdict belongs; nothing for those on a whole run."""
     if not v.point:
         return f"prompt {v.prompt}" if v.prompt else ""
-    where = f"layer {v.layer} {v.point}" if v.layer is not None else v.point
-    return f"{where} ({v.prompt} {v.phase} {v.step})" if v.prompt else where
+    return v.place.text
 
 
 def _at(v: Verdict) -> str:
@@ -108,7 +108,7 @@ def drift_lines(j: Judgement) -> list[str]:
     """Return the largest growth against the baseline, and against the first of its chain."""
     grown = [d for d in j.drift if d[0] > 1.0 or d[1] > 1.0][:3]
     return [
-        f"drift: {place_text(e)} [{e.kind}] rel_l2 {now:.2f} × the baseline's, {first:.2f} × the first baseline's"
+        f"drift: {Place.of(e).text} [{e.kind}] rel_l2 {now:.2f} × the baseline's, {first:.2f} × the first baseline's"
         for now, first, e in grown
     ]
 

@@ -8,10 +8,9 @@ from statistics import median
 from precaudit.comparison.attribution import Attribution, attribute
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import SAME, farthest
+from precaudit.places import ORDER
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.selection import PHASES
-
-ORDER = {name: i for i, name in enumerate(POINTS)}
 
 
 @dataclass(frozen=True)
