@@ -1,5 +1,7 @@
 """The JAX decoder against FP64, and prefill, decode, rescore, padding and batches against each other."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import POINTS, present
+from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.numpy_decoder import threads
@@ -18,7 +21,7 @@ from precaudit.selection import Selection
 from precaudit.store import open_run
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.tracing.trace import Options, Progress, trace
 from tests.conftest import FIXTURES
 from tests.programs import errors, everything, record
 
@@ -225,3 +228,19 @@ def test_gate_out_is_the_activation_of_the_gate_alone(tmp_path, name):
         expected = x * (1 + np.tanh(inner)) / 2
         assert np.linalg.norm(act - expected) <= 1e-6 * np.linalg.norm(expected)
         assert np.linalg.norm(both - expected * projected("up")) <= 1e-6 * np.linalg.norm(both)
+
+
+def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
+    """A part of one's own need not show what lies within its operation: that is said, and is not missing."""
+    subject = load("tiny", "bf16", device="cpu")
+
+    def plain(gate, up, a):
+        return (jax.nn.silu(gate.astype("float32")).astype(a.mlp) * up).astype(a.activations)
+
+    own = replace(subject, parts=replace(subject.parts, activate=plain))
+    said = []
+    run = trace(own, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], everything(), Options(), Progress(said.append))
+    assert "left out: gate_out: the program has no such tap" in said
+    assert "gate_out" not in run.record.requested.points
+    assert {v.status for v in gate(compare(run)).verdicts} <= {"unknown"}
+    assert subject.untapped == frozenset()

@@ -595,3 +595,56 @@ def test_the_verbs_of_the_package_take_programs(own, tmp_path):
     assert len(errors) == len(precaudit.compare(opened, program))
     assert precaudit.gate(tmp_path / "run").exit_code == 0
     assert precaudit.diagnose(str(tmp_path / "run"), program).exit_code == 0
+
+
+def test_points_go_by_names_of_ones_own(own, tmp_path, capsys):
+    names = {"q": "query~1", "query": "query", "weighted": "attended"}
+    program = replace(own, steps=1, points=names)
+    opened = trace(program, tmp_path / "run")
+    assert {"q", "weighted"} <= {p.name for p in opened.record.points}
+    assert not {"query~1", "attended"} & {p.name for p in opened.record.points}
+    errors = compare(opened, program)
+    assert errors == compare(opened, replace(program, points=None))  # the run says what they are called
+    plain = compare(trace(replace(own, steps=1), tmp_path / "plain"), replace(own, steps=1))
+    other = {"query~1": "q", "attended": "weighted"}
+    same = [msgspec.structs.replace(e, point=other.get(e.point, e.point), candidate="run") for e in plain]
+    assert errors == same
+    assert gate(opened.folder).exit_code == 0
+    (tmp_path / "names.toml").write_text('q = "query~1"\n')
+    assert command(["points", OWN, "--rename", str(tmp_path / "names.toml"), "--json"]) == 0
+    assert '"name":"q"' in capsys.readouterr().out
+    out = str(tmp_path / "by-command")
+    assert command(["trace", OWN, "--rename", str(tmp_path / "names.toml"), "-o", out]) == 0
+    assert open_program_run(out).record.renamed == {"q": "query~1"}
+
+
+def test_occurrences_go_by_the_new_name_too(tmp_path):
+    def call(w, x):
+        for _ in range(3):
+            hidden = x @ w
+            x = jnp.tanh(hidden)
+        return x
+
+    program = Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}, points={"h": "hidden"})
+    assert {"h", "h#1", "h#2"} <= {p.name for p in points(program)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('q = "qeury"', "did you mean"), ('scores = "query"', "another point of that name"),
+        ('a = "query"\nb = "query"', "two names"), ("q = 3", "names by names"), ("q =", "not TOML"),
+        ('"a b" = "query"', "is no name"),
+    ],
+)  # fmt: skip
+def test_wrong_names_are_refused_in_a_line(text, words, tmp_path, capsys):
+    (tmp_path / "names.toml").write_text(text)
+    assert command(["points", OWN, "--rename", str(tmp_path / "names.toml")]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_taps_of_ones_own_are_not_renamed(tmp_path):
+    tapped = replace(load(f"{EXAMPLES / 'tapped_decoder.py'}:program"), points={"q": "stream"})
+    with pytest.raises(UserError, match="names its own"):
+        points(tapped)
+    assert command(["trace", "tiny", "--rename", "x.toml", "-o", str(tmp_path / "r")]) == 2

@@ -1,18 +1,21 @@
 """``precaudit points``: what would be recorded of a program."""
 
+from pathlib import Path
+
 import click
 
 
 @click.command()
 @click.argument("program", metavar="FILE.py:NAME|module:NAME")
+@click.option("--rename", type=click.Path(path_type=Path), metavar="FILE", help='TOML of names: q = "query_proj~1".')
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSONL.")
-def command(program: str, as_json: bool) -> None:
+def command(program: str, rename: Path | None, as_json: bool) -> None:
     """List the points of PROGRAM: shape, format, bytes, and the line that makes each. Its code is run."""
     from precaudit.cli._options import console
-    from precaudit.programs.loading import load
+    from precaudit.programs.loading import load, renamed
     from precaudit.programs.tracing import points
 
-    found = points(load(program))
+    found = points(load(program) if rename is None else renamed(load(program), rename))
     if as_json:
         from precaudit.records import encode
 

@@ -23,6 +23,8 @@ from precaudit.cli._options import progress_bar, say, selection_options
 @click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|gpu|tpu", help="What runs the model.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
+@click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",
+              help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.pass_context
@@ -45,13 +47,14 @@ def command(
     pad: str,
     device: str,
     allow_field: tuple[str, ...],
+    rename: Path | None,
     repeat: Path | None,
     force: bool,
 ) -> int:
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder, a .gguf file, or a precaudit.Program of your own as FILE.py:NAME or
-    module:NAME (its code is run; it takes -o and --force alone). With --repeat: record RUN once more and say
+    module:NAME (its code is run; it takes -o, --rename and --force alone). With --repeat: record RUN once more and say
     whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     """
     if repeat is not None:
@@ -66,7 +69,9 @@ def command(
     from precaudit.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, force)
+        return _program(context, subject, output, rename, force)
+    if rename is not None:
+        raise UserError("--rename is for a program, FILE.py:NAME")
     select = Selection.parse(layers, points, phases, positions, prompt)
     chosen = apply_settings(load_policy(policy), parse_settings(settings))
     if text is not None and prompts is not None:
@@ -89,15 +94,15 @@ def command(
     return 0
 
 
-def _program(context: click.Context, reference: str, output: Path | None, force: bool) -> int:
+def _program(context: click.Context, reference: str, output: Path | None, rename: Path | None, force: bool) -> int:
     """Record a program of the user's."""
     from precaudit.errors import UserError
-    from precaudit.programs.loading import load, trust
+    from precaudit.programs.loading import load, renamed, trust
     from precaudit.programs.tracing import trace
 
-    if other := _others(context, {"subject", "output", "force"}):
+    if other := _others(context, {"subject", "output", "rename", "force"}):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
-    program = load(reference)
+    program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar() as advance:
         run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance)

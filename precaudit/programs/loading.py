@@ -6,8 +6,10 @@ import importlib.util
 import os
 import re
 import sys
+import tomllib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +32,17 @@ def load(reference: str) -> Program:
     if not isinstance(found, Program):
         raise UserError(f"{reference} is no precaudit.Program but {type(found).__name__}")
     return found
+
+
+def renamed(program: Program, path: Path) -> Program:
+    """Return a program with points under the names that a TOML file gives (``q = "query_proj"``); raises UserError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+    return replace(program, points={**(program.points or {}), **table})
 
 
 def load_function(reference: str) -> Callable[..., Any]:

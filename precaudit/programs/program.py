@@ -1,5 +1,6 @@
 """What a user hands over: a function of parameters and inputs, cases of inputs, and how one call's follow another's."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from precaudit.errors import UserError
 
 MOST_STEPS = 1 << 16
 LOGITS = "outputs.logits"
+NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Program:
     is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. ``steps``: calls after the first, each on
     what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache). ``outputs``: names of what
     ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
-    error, and the one named ``logits``, [..., vocabulary], by its distributions too.
+    error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your own for
+    automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``).
 
     Raises UserError for what is none.
     """
@@ -29,6 +32,7 @@ class Program:
     steps: int = 0
     advance: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     outputs: str | Sequence[str] | None = None
+    points: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything runs."""
@@ -43,6 +47,11 @@ class Program:
             raise UserError(f"Program: steps = {self.steps} is outside 0 to {MOST_STEPS}")
         if self.steps and self.advance is None:
             raise UserError("Program: steps need advance(inputs, outputs), which makes the next call's inputs")
+        pairs = {} if self.points is None else self.points
+        if not isinstance(pairs, Mapping) or not all(isinstance(x, str) and x for pair in pairs.items() for x in pair):
+            raise UserError(f'Program: points = {self.points!r} must be names by names: {{"q": "query_proj"}}')
+        if bad := [name for name in pairs if not NAME.fullmatch(name)]:
+            raise UserError(f"Program: points: {bad[0]!r} is no name: letters, digits, _ and . alone")
         if not all(isinstance(name, str) and name for name in self._names) or len(set(self._names)) < len(self._names):
             raise UserError(f"Program: outputs = {self.outputs!r} must be a name or several that differ")
 

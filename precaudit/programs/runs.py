@@ -46,7 +46,8 @@ class Disturbance(Record, frozen=True, omit_defaults=False):
 class ProgramRun(Record, frozen=True, omit_defaults=False):
     """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
 
-    ``outputs``: those that the program names. ``finished`` is null until the run is whole.
+    ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
+    ``finished`` is null until the run is whole.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -63,6 +64,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     command: str
     started: str
     outputs: tuple[ProgramPoint, ...] = ()
+    renamed: dict[str, str] = msgspec.field(default_factory=dict)
     neutrality: tuple[Disturbance, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,8 +35,11 @@ from precaudit.transforms.tag import Tagged, tagged
 Tell = Callable[[int, int, str], None]
 
 
-def prepared(program: Program) -> Tagged:
-    """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape."""
+def prepared(program: Program, renamed: Mapping[str, str] | None = None) -> Tagged:
+    """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
+
+    ``renamed``: names that a run was recorded under, in place of the program's ``points``.
+    """
     for x in jax.tree.leaves((program.params, dict(program.cases))):
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
             raise UserError(
@@ -51,7 +54,7 @@ def prepared(program: Program) -> Tagged:
             )
     inputs = next(iter(program.cases.values()))
     try:
-        made = tagged(program.call, program.params, *inputs)
+        made = tagged(program.call, program.params, *inputs, renamed=program.points if renamed is None else renamed)
     except UserError:
         raise
     except Exception as error:
@@ -115,7 +118,8 @@ def trace(
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
         weights=weights_of(program, made), automatic=made.automatic,
-        cases=tuple(program.cases), calls=calls, points=found, outputs=_outputs(program),
+        renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
+        outputs=_outputs(program),
         device=str(jax.devices()[0]), command=command,
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip

@@ -122,7 +122,10 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
-    points = tuple(p for p in select.points if p in present(subject.config.sparse))
+    lacking = subject.untapped
+    for name in (p for p in select.points if p in lacking):
+        say(f"left out: {name}: the program has no such tap")
+    points = tuple(p for p in select.points if p in present(subject.config.sparse) and p not in lacking)
     if not points:
         raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
     requested = Requested(

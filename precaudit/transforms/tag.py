@@ -6,8 +6,8 @@ take the tagged program as any other.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from precaudit.errors import UserError, nearest
 from precaudit.transforms.jax_versions import bind, bodies, called, closed, scanned
 from precaudit.transforms.labels import Label, of_equation
 from precaudit.transforms.loops import LOOPS
@@ -191,10 +192,31 @@ class Tagged:
     jaxpr: Any
 
 
-def tagged(function: Callable[..., Any], params: Any, *inputs: Any) -> Tagged:
+def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> dict[Any, Tag]:
+    """Return the taps under other names; raises UserError."""
+    if own:
+        raise UserError("points are renamed where they are automatic; this program names its own with checkpoint_name")
+    known = dict.fromkeys(tag.name for tag in names.values())
+    other: dict[str, str] = {}
+    for new, old in renamed.items():
+        if old not in known:
+            raise UserError(
+                f"points: {new} = {old!r}: no point has that name{nearest(old, known)} (occurrences go along)"
+            )
+        if old in other:
+            raise UserError(f"points: {old!r} is given two names, {other[old]!r} and {new!r}")
+        other[old] = new
+    for new, old in renamed.items():
+        if new in known and new not in other:
+            raise UserError(f"points: {new} = {old!r}: the program has another point of that name; rename that, too")
+    return {v: replace(tag, name=other.get(tag.name, tag.name)) for v, tag in names.items()}
+
+
+def tagged(function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None) -> Tagged:
     """Return ``function(params, *inputs)`` with taps: its own where it has any, else automatic ones.
 
-    Parameters are arguments that are recorded nowhere: what is made of them alone is no point.
+    Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names
+    of automatic taps, by the new one. Raises UserError for a name that none has, or that is taken.
     """
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
     structure = jax.tree.structure(shape)
@@ -205,6 +227,8 @@ def tagged(function: Callable[..., Any], params: Any, *inputs: Any) -> Tagged:
         plan.covered.update(jaxpr.jaxpr.invars)
         plan.walk(jaxpr.jaxpr, [i < weights for i in range(len(jaxpr.jaxpr.invars))])
         plan.results(jaxpr.jaxpr)
+    if renamed:
+        plan.names = _renamed(plan.names, renamed, bool(own))
     run = _Tagged(plan.names)
 
     def call(*args: Any) -> Any:
