@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +20,8 @@ from precaudit.programs.loading import load
 from precaudit.programs.runs import open_program_run
 from precaudit.programs.textbook import Names, textbook_of
 from precaudit.programs.tracing import prepared, trace
-from precaudit.records import value
+from precaudit.records import value, write_lines
+from precaudit.store import file_hash
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = EXAMPLES / "own_decoder.py"
@@ -123,6 +125,31 @@ def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     line = opened.record.points[2].source
     assert one.says == f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
     assert found.exit_code == 1
+
+
+def test_what_the_gate_fails_is_a_finding_or_more(recorded, tmp_path):
+    """Forward errors alone: no segment says why, and it is no clean bill."""
+    program, opened = recorded
+    errors = [
+        msgspec.structs.replace(e, ratio=100.0) if e.kind == "forward" and e.point == "final" else e
+        for e in compare(opened, program)
+    ]
+    marks = msgspec.json.decode((opened.folder / "compared.json").read_bytes())
+    write_lines(opened.folder / "errors.jsonl", errors)
+    marks["errors"] = file_hash(opened.folder / "errors.jsonl")
+    (opened.folder / "compared.json").write_bytes(msgspec.json.encode(marks))
+    assert gate(opened.folder).exit_code == 1
+    found = diagnose(opened, program)
+    assert found.exit_code == 1
+    assert "8 forward records are off" in found.findings[0].says
+
+
+def test_values_that_are_nan_in_fp64_too_are_said_to_be(recorded):
+    program, opened = recorded
+    book, made, _ = beside(program, opened)
+    pair = next(p for p in book.pairs if p.point == "mlp_act")
+    made.seen[pair][0, 1] = np.nan
+    assert "NaN" in name_formula(book, made, pair).says
 
 
 def test_batches_of_sequences_are_held_against_the_textbook_one_by_one(tmp_path):

@@ -85,6 +85,10 @@ def diagnose(
     formula = [v for v in verdicts if v.kind == "formula" and v.status not in ("pass", "unknown", "missing")]
     named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
     findings = [*named, *_segments(opened, bad)]
+    if bad and not findings:
+        worst = bad[0]
+        says = f"{len(bad)} {worst.kind} records are off, and no segment or formula that was recorded is"
+        findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
     told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
@@ -195,6 +199,8 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
             return None
         read.append(beside.expected[layer, name] if own is None else beside.seen[own])
     seen = beside.seen[pair]
+    if not np.isfinite(seen).all():
+        return Named(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
     positions = np.arange(seen.shape[1])
     rows = norms(seen)
     each = [Inputs(book.model, pair.layer, pair.point, positions, tuple(x[b] for x in read)) for b in range(len(seen))]
