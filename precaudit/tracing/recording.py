@@ -8,7 +8,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.coverage import Entry
-from precaudit.graphs.decoder import LOGITS
+from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.metrics.logits import top_ids
 from precaudit.records import PromptRecord, StepRecord, number
 from precaudit.row_hashes import row_hashes
@@ -59,6 +59,8 @@ def record(whole: Recording, writer: RunWriter) -> None:
         for e in whole.entries[b]:
             if e.point == LOGITS:
                 x = values
+            elif e.point not in host and POINTS[e.point].within is not None:
+                continue
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)

@@ -66,7 +66,8 @@ class Batch:
 class Session:
     """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt.
 
-    ``checked``: the compiled programs whose neutrality is known.
+    ``checked``: the compiled programs whose neutrality is known. ``absent``: points within operations that the program
+    does not show, since a part of its own has no tap there.
     """
 
     subject: Subject
@@ -76,6 +77,7 @@ class Session:
     forced: Mapping[str, Sequence[int]] = field(default_factory=dict)
     neutrality: list[Neutrality] = field(default_factory=list)
     checked: set[Any] = field(default_factory=set)
+    absent: dict[str, None] = field(default_factory=dict)
 
     def run(self, batch: Batch, progress: Callable[[str], None]) -> None:
         """Run every requested phase of one batch."""
@@ -233,6 +235,8 @@ class Session:
     def _record(self, batch: Batch, call: Call) -> None:
         """Hand a call's outputs to the writer, where any of them was asked for."""
         here, asked = batch.at(call.phase, call.step), call.phase in self.requested.phases
+        inner = {e.point for plan in here for e in plan if POINTS[e.point].within is not None}
+        self.absent.update(dict.fromkeys(sorted(inner - set(call.taps))))
         if asked or any(here):
             whole = Recording(call, batch.prompts, here, self.requested.layers, asked)
             self.background.put(partial(record, whole, self.writer))

@@ -5,13 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.families import parts as family_parts
@@ -19,7 +16,6 @@ from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tracing.devices import choose_device, platform_of
-from precaudit.transforms.sites import sites
 
 
 @dataclass(frozen=True)
@@ -69,18 +65,6 @@ class Subject:
         if policy.activations == self.policy.activations:
             vars(other)["parameters"] = self.parameters
         return other
-
-    @cached_property
-    def untapped(self) -> frozenset[str]:
-        """The points within operations that the program does not show, since a part of its own has no tap there."""
-        inner = frozenset(p for p in present(self.config.sparse) if POINTS[p].within is not None)
-        if self.parts == family_parts(self.config):
-            return frozenset()
-        import jax
-
-        row = np.zeros((1, 1), np.int32)
-        given = (self.parameters, self.tables(1), row, row[0], row, None)
-        return inner - {s.name for s in sites(jax.make_jaxpr(self.decoder.prefill)(*given).jaxpr)}
 
     @cached_property
     def tokenizer(self) -> Any:

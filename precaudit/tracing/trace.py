@@ -79,7 +79,17 @@ def trace(
             _run_all(session, found, requested, progress)
     finally:
         writer.close()
-    writer.finish(msgspec.structs.replace(record, neutrality=tuple(session.neutrality), finished=now()))
+    for name in session.absent:
+        progress.say(f"left out: {name}: the program has no such tap")
+    left = {key: tuple(p for p in getattr(requested, key) if p not in session.absent) for key in ("points", "support")}
+    writer.finish(
+        msgspec.structs.replace(
+            record,
+            requested=msgspec.structs.replace(requested, **left),
+            neutrality=tuple(session.neutrality),
+            finished=now(),
+        )  # fmt: skip
+    )
     return open_run(folder)
 
 
@@ -122,10 +132,7 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
-    lacking = subject.untapped
-    for name in (p for p in select.points if p in lacking):
-        say(f"left out: {name}: the program has no such tap")
-    points = tuple(p for p in select.points if p in present(subject.config.sparse) and p not in lacking)
+    points = tuple(p for p in select.points if p in present(subject.config.sparse))
     if not points:
         raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
     requested = Requested(
