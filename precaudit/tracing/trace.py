@@ -1,6 +1,6 @@
 """The verb ``trace``: check everything first, then run and record."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,16 +81,21 @@ def trace(
         writer.close()
     for name in session.absent:
         progress.say(f"left out: {name}: the program has no such tap")
-    left = {key: tuple(p for p in getattr(requested, key) if p not in session.absent) for key in ("points", "support")}
     writer.finish(
         msgspec.structs.replace(
             record,
-            requested=msgspec.structs.replace(requested, **left),
+            requested=_without(requested, session.absent),
             neutrality=tuple(session.neutrality),
             finished=now(),
-        )  # fmt: skip
+        )
     )
     return open_run(folder)
+
+
+def _without(requested: Requested, absent: Collection[str]) -> Requested:
+    """Return what was requested without points that the program does not show."""
+    points, support = (tuple(p for p in x if p not in absent) for x in (requested.points, requested.support))
+    return msgspec.structs.replace(requested, points=points, support=support)
 
 
 def _run_all(session: Session, prompts: list[PromptRecord], requested: Requested, progress: Progress) -> None:
