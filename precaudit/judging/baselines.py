@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -40,8 +39,8 @@ class BaselineRecord(Record, frozen=True, omit_defaults=False):
     device: str
     versions: dict[str, str]
     run: str
-    created: str
-    sha256: str
+    created: str = ""
+    sha256: str = ""
     chain: tuple[Link, ...] = ()
 
 
@@ -79,23 +78,13 @@ def place_of(e: ErrorRecord) -> Judged:
     return (e.kind, *Place.of(e))
 
 
-class Provenance(NamedTuple):
-    """Where a run's errors come from: what a baseline keeps of it, and is stale without. ``tokens``: hash by prompt."""
-
-    run: str
-    schema: int
-    model: str
-    weights: str
-    policy: dict[str, str]
-    tokens: dict[str, str]
-    device: str
-    versions: dict[str, str]
-
-    @classmethod
-    def of(cls, run: Run) -> "Provenance":
-        """Return a run's."""
-        r = run.record
-        return cls(r.id, SCHEMA, r.model.id, r.model.sha256, r.policy, token_hashes(run), r.device, r.versions)
+def provenance(run: Run) -> BaselineRecord:
+    """Return where a run's errors come from: the first line of a baseline not yet frozen."""
+    r = run.record
+    return BaselineRecord(
+        schema=SCHEMA, model=r.model.id, weights=r.model.sha256, policy=r.policy, tokens=token_hashes(run),
+        device=r.device, versions=r.versions, run=r.id,
+    )  # fmt: skip
 
 
 def token_hashes(run: Run) -> dict[str, str]:
@@ -105,11 +94,11 @@ def token_hashes(run: Run) -> dict[str, str]:
 
 def freeze(found: Comparison, path: Path, accept: bool = False, why: str = "") -> BaselineRecord:
     """Write a baseline of a compared run; raises UserError where one is there, unless ``accept`` with ``why``."""
-    return freeze_errors(found.errors, Provenance.of(found.run), str(found.folder), path, accept, why)
+    return freeze_errors(found.errors, provenance(found.run), str(found.folder), path, accept, why)
 
 
 def freeze_errors(
-    errors: Sequence[ErrorRecord], of: Provenance, where: str, path: Path, accept: bool = False, why: str = ""
+    errors: Sequence[ErrorRecord], of: BaselineRecord, where: str, path: Path, accept: bool = False, why: str = ""
 ) -> BaselineRecord:
     """Write a baseline of error records that lie at ``where``; raises UserError as ``freeze``."""
     before = None
@@ -130,9 +119,8 @@ def freeze_errors(
     chain = before.record.chain if before is not None else ()
     if before is not None:
         chain = (*chain, Link(sha256=before.record.sha256, created=before.record.created, why=why))
-    record = BaselineRecord(
-        **of._asdict(), created=datetime.now(UTC).isoformat(timespec="seconds"), sha256="", chain=chain,
-    )  # fmt: skip
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    record = msgspec.structs.replace(of, created=created, chain=chain)
     record = msgspec.structs.replace(record, sha256=seal(record, body))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,9 +163,9 @@ def read_baseline(path: Path) -> Baseline:
     return Baseline(path, record, {line.place: line for line in lines})
 
 
-def stale(baseline: Baseline, run: Run | Provenance, across_devices: bool) -> list[str]:
+def stale(baseline: Baseline, run: Run | BaselineRecord, across_devices: bool) -> list[str]:
     """Return why a baseline does not hold for a run: other weights, tokens, policy, schema or device kind."""
-    b, r = baseline.record, run if isinstance(run, Provenance) else Provenance.of(run)
+    b, r = baseline.record, run if isinstance(run, BaselineRecord) else provenance(run)
     found = []
     if b.schema != r.schema:
         found.append(f"schema {b.schema}, now {r.schema}")

@@ -7,7 +7,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
-from precaudit.judging.baselines import Provenance
+from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
 from precaudit.programs.runs import Compared, Opened, file_name, places
@@ -100,11 +100,14 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
                     )  # fmt: skip
 
 
-def provenance(opened: Opened) -> Provenance:
+def provenance(opened: Opened) -> BaselineRecord:
     """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
     r = opened.record
     inputs = {case: r.hashes.get(file_name(r, case, 0, "inputs"), "") for case in r.cases}
-    return Provenance(r.id, r.schema, r.program, r.weights, {}, inputs, r.device, r.versions)
+    return BaselineRecord(
+        schema=r.schema, model=r.program, weights=r.weights, policy={}, tokens=inputs, device=r.device,
+        versions=r.versions, run=r.id,
+    )  # fmt: skip
 
 
 def known(opened: Opened) -> Known:
