@@ -10,6 +10,7 @@ from precaudit.arrays import widen
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import compare
 from precaudit.comparison.recorded import Recorded
+from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS, present
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
@@ -244,3 +245,6 @@ def test_an_activation_without_a_tap_leaves_its_point_out(tmp_path):
     assert "gate_out" not in run.record.requested.points
     assert {v.status for v in gate(compare(run)).verdicts} <= {"unknown"}
     assert {e.point for e in run.points} >= {"mlp_act", "probs"}
+    assert "gate_out" not in {e.point for e in compare(run, select=everything()).errors}
+    with pytest.raises(UserError, match="'gate_out' was not recorded"):
+        compare(run, select=Selection.parse(points="gate_out"))

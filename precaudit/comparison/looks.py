@@ -45,7 +45,10 @@ def resolve(recorded: Recorded, select: Selection | None, accum: Sequence[str]) 
             f"layer {outside[0]} was not recorded in {recorded.run.folder}; recorded: {_spans(asked.layers)}"
         )
     known = {*asked.points, *asked.support}
-    chosen = [p for p in select.points if p in present(recorded.config.sparse)]
+    every = present(recorded.config.sparse)
+    chosen = [p for p in select.points if p in every]
+    if set(every) == set(chosen):  # all that the run has: a program need not show what lies within an operation
+        chosen = [p for p in chosen if p in known or POINTS[p].within is None]
     if not chosen:
         raise UserError(f"none of {', '.join(select.points)} is a point of {recorded.run.record.model.id}")
     for point in chosen:
