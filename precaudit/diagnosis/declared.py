@@ -110,9 +110,10 @@ def _finite(x: Array) -> Array:
 
 
 def where(pairs: Sequence[Pair]) -> str:
-    """Return the textbook's points and layers of pairs, and the program's points and lines."""
+    """Return the textbook's points and layers of pairs, and the program's points (occurrences as one) and lines."""
     points, names, lines = (
-        list(dict.fromkeys(x)) for x in zip(*((p.point, p.shown.name, p.shown.source) for p in pairs), strict=True)
+        list(dict.fromkeys(x))
+        for x in zip(*((p.point, p.shown.name.partition("#")[0], p.shown.source) for p in pairs), strict=True)
     )
     layers = sorted({p.layer for p in pairs if p.layer is not None})
     at = f" of layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
