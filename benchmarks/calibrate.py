@@ -30,7 +30,6 @@ from benchmarks.rewrites import DEVICES, REWRITES, points, rewritten
 from benchmarks.traits import models, prompts
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.judging.gate import place_text
 from precaudit.judging.rules import judge
 from precaudit.limits import Limits, Local, default_limits
 from precaudit.limits.checks import Check, forward_checks, local_checks
@@ -156,7 +155,7 @@ def made(one: Honest, folder: Path, device: str) -> dict[str, Any]:
         verdict = judge(e, default_limits())
         judged += verdict is not None
         if verdict is not None and verdict.status != "pass":
-            alarms.append(f"{verdict.status} {place_text(verdict)} {verdict.metric} {verdict.scope} {verdict.value}")
+            alarms.append(f"{verdict.status} {verdict.place.text} {verdict.metric} {verdict.scope} {verdict.value}")
         for group, key, found in ratios(e):
             half = int(e.prompt[1:].split("-")[0]) % 2
             c = checks.setdefault(f"{group}.{key}.{half}", {"bins": defaultdict(int), "top": 0.0, "at": e.point})
