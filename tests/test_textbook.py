@@ -257,6 +257,14 @@ def test_what_is_not_finite_is_no_formula():
     assert found["scopes"]["token"]["rel_l2"][1] == 1
 
 
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path):
+    """XLA takes the last row of the embedding for them, and so nothing else would say it."""
+    own = load(f"{OWN}:program")
+    program = replace(own, cases={"a": (jnp.int32(300), *own.cases["a"][1:])}, steps=0)
+    with pytest.raises(UserError, match="outside the vocabulary"):
+        compare(trace(program, tmp_path / "run"), program, Names(MAP, CONFIG))
+
+
 WRONG = {
     "a tensor without an entry": ('"model.norm.weight" = { path = "norm" }\n', "", "model.norm.weight"),
     "a path that is not there": ('path = "layers/query"', 'path = "layers/quary"', "layers/query"),
@@ -394,6 +402,10 @@ DECLARED = {
     "norm": (
         "wide = x.astype(jnp.float32)\n    return (wide *", "wide = x\n    return (wide *",
         "norm's statistics in bfloat16", {"attn_norm", "mlp_norm"},
+    ),
+    "scores wider than the policy's": (
+        'jnp.einsum("thk,shk->hts", q, k) * jnp.bfloat16(0.25)',
+        'jnp.einsum("thk,shk->hts", 4 * q, k, preferred_element_type=jnp.float32) * 0.0625', None, set(),
     ),
     "angles": (
         "angle = jnp.arange(T, dtype=jnp.float32)[:, None] * speed",

@@ -44,7 +44,7 @@ class Declared(NamedTuple):
 def declared(opened: Opened, book: Textbook, skip: Collection[str]) -> Iterator[Finding]:
     """Yield one finding for every narrow format that makes an operation's values, and float32 inside does not.
 
-    ``skip``: points whose formula is not the textbook's. Judged are operations all of whose inputs are shown, stored in
+    ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose inputs are shown, stored in
     one format, of the first case.
     """
     found: dict[str, list[Declared]] = {}
@@ -98,7 +98,7 @@ def _narrow(o: Operation, book: Textbook, policy: Policy, pair: Pair) -> Declare
         return None
     found = replay(o, book.model, policy)
     one = found.named
-    if one is None or one.variant.kind != "format" or "float32" in one.variant.name:
+    if one is None or one.variant.kind != "format":
         return None
     size = norm(_finite(found.reference))
     error, announced = (ratio(norm(_finite(x - found.reference)), size) for x in (found.candidate, found.made))
