@@ -44,8 +44,8 @@ class Declared(NamedTuple):
 def declared(opened: Opened, book: Textbook, skip: Collection[str]) -> Iterator[Finding]:
     """Yield one finding for every narrow format that makes an operation's values, and float32 inside does not.
 
-    ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose inputs are shown, stored in
-    one format, of the first case.
+    ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose
+    inputs are shown, stored in one format, of the first case.
     """
     found: dict[str, list[Declared]] = {}
     case = opened.record.cases[0]
