@@ -39,7 +39,8 @@ def layer(x, weights, cache, position):
     seen = jnp.arange(SLOTS) <= position
     probs = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)).astype(x.dtype)
     attended = jnp.einsum("hs,shk->hk", probs, values).reshape(-1)
-    x = x + attended @ weights["out"]
+    mixed = attended @ weights["out"]
+    x = x + mixed
     second = norm(x, weights["mlp_norm"])
     gate = second @ weights["gate"]
     up = second @ weights["up"]

@@ -46,7 +46,7 @@ MISTAKES = {
     "gate and up": ("jax.nn.silu(gate) * up", "jax.nn.silu(up) * gate", "gate and up are exchanged", {"mlp_act"}),
     "output": (" final, pref", " 0.5 * final, pref", "logit scale is 0.5", {"logits"}),
     "embedding": ('x = params["embed"][token]', 'x = 3 * params["embed"][token]', None, set()),
-    "one head": ("x = x + attended @", "x = x + attended.at[:16].set(0) @", "none reproduces it", {"attn_proj"}),
+    "one head": ("mixed = attended @", "mixed = attended.at[:16].set(0) @", "none reproduces it", {"attn_proj"}),
 }  # fmt: skip
 
 
