@@ -112,6 +112,11 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shifted(by))
     yield semantics("positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shifted(-1, 0))
     yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleaved())
+    yield semantics(
+        "pairs interleaved, left in halves",
+        says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
+        form=interleaved(replaced=False),
+    )
     yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
     local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
     if config.rope_scaling is not None and not local:

@@ -52,13 +52,18 @@ def no_rope() -> Form:
     return moved(np.zeros_like, bare)
 
 
-def interleaved(form: Form = plain) -> Form:
-    """Return q or k with RoPE turning pairs (2i, 2i + 1): the usual one on dimensions in another order."""
+def interleaved(form: Form = plain, replaced: bool = True) -> Form:
+    """Return q or k with RoPE turning pairs (2i, 2i + 1): the usual one on dimensions in another order.
+
+    ``replaced``: what was turned is put back in that order; otherwise first and second of all pairs stay apart.
+    """
 
     def change(o: Inputs, r: Rounding) -> Array:
         half, size = o.config.turned // 2, o.config.head_dim
         order = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1, np.arange(2 * half, size)])
         turned = holding(lambda _, weight: _reordered(weight, o, order), form)(o, r)
+        if not replaced:
+            return turned
         out = np.empty_like(turned)
         out[..., order] = turned
         return out
