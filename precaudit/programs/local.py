@@ -1,6 +1,6 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,8 +74,8 @@ class Emulations:
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
                 segments = Segments(exact, _honest(self.honest, taps, args), drawn)
                 found = [_record(opened, case, call, p, layer, taps, segments) for p, layer in every]
-                if not all(map(closes, found)):
-                    more = Segments(exact, segments.honest | _partly(self.honest, taps, args), drawn)
+                if left := {e.point for e in found if not closes(e)}:
+                    more = Segments(exact, segments.honest | _partly(self.honest, taps, args, left), drawn)
                     found = [
                         e if closes(e) else _record(opened, case, call, p, layer, taps, more)
                         for e, (p, layer) in zip(found, every, strict=True)
@@ -117,9 +117,9 @@ def _honest(
 
 
 def _partly(
-    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...]
+    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...], points: Collection[str]
 ) -> dict[tuple[str, ...], dict[str, Array]]:
-    """Return what each emulation makes where some narrow inputs are read unrounded and the others as recorded.
+    """Return what each emulation makes of ``points`` with some narrow inputs read unrounded, the others as recorded.
 
     Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
     """
@@ -131,7 +131,8 @@ def _partly(
             some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
             read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
             for name, emulation in emulations.items():
-                found[(*name, "some inputs", f"{bit}.{value}")] = _rounded(emulation(read, *args))
+                out = emulation(read, *args)
+                found[(*name, "some inputs", f"{bit}.{value}")] = _rounded({k: out[k] for k in points if k in out})
     return found
 
 
