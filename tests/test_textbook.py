@@ -34,7 +34,8 @@ MISTAKES = {
     "positions": ("position.astype(jnp.float32) *", "(position + 1).astype(jnp.float32) *", "off by +1", {"q"}),
     "pairs": (
         "a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)",
-        "a, b = x.astype(jnp.float32)[..., ::2], x.astype(jnp.float32)[..., 1::2]", None, {"q"},
+        "a, b = x.astype(jnp.float32)[..., ::2], x.astype(jnp.float32)[..., 1::2]",
+        "RoPE rotates pairs (2i, 2i + 1) and leaves", {"q"},
     ),
     "epsilon outside": (RMS, RMS.replace("lax.rsqrt(", "1 / (jnp.sqrt(").replace("True) + 1e-5)", "True)) + 1e-5)"),
                         "epsilon is added to the root", {"attn_norm"}),
@@ -45,7 +46,6 @@ MISTAKES = {
     "activation": ("jax.nn.silu(gate)", GELU, "gelu with tanh in place of silu", {"mlp_act"}),
     "gate and up": ("jax.nn.silu(gate) * up", "jax.nn.silu(up) * gate", "gate and up are exchanged", {"mlp_act"}),
     "output": (" final, pref", " 0.5 * final, pref", "logit scale is 0.5", {"logits"}),
-    "embedding": ('x = params["embed"][token]', 'x = 3 * params["embed"][token]', None, set()),
     "one head": ("mixed = attended @", "mixed = attended.at[:16].set(0) @", "none reproduces it", {"attn_proj"}),
 }  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_what_is_written_otherwise_is_named_where_it_is(name, tmp_path):
     first = {p.point: name_formula(book, made, p) for p in book.pairs if p.point in points and p.layer in (0, None)}
     for point in points:
         assert first[point] is not None
-        assert says is None or says in f"{first[point].says} {first[point].cause}", first[point]
+        assert says in f"{first[point].says} {first[point].cause}", first[point]
         assert first[point].cause == "none reproduces it" or first[point].left <= 1e-6
     # what the program shows all inputs of is judged on them, wherever it lies
     alone = {p.point for p in book.pairs if name_formula(book, made, p, suspect=True) is not None}
@@ -125,6 +125,67 @@ def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     line = opened.record.points[2].source
     assert one.says == f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
     assert found.exit_code == 1
+
+
+def tapped(folder, old="", new=""):
+    """Return a decoder of one layer with taps of its own, one thing written otherwise, and its textbook."""
+    assert not old or TAPPED.count(old) == 1
+    (folder / "mine.py").write_text(TAPPED.replace(old, new) if old else TAPPED)
+    (folder / "names.toml").write_text(TAPPED_MAP)
+    config = CONFIG.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 1')
+    (folder / "config.json").write_text(config.replace('embeddings": 16', 'embeddings": 128'))
+    return load(f"{folder / 'mine.py'}:program"), Names(folder / "names.toml", folder / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause", "says"),
+    [
+        (
+            'p["embed"][tokens]',
+            '3 * p["embed"][tokens]',
+            "embedding factor",
+            "rows are times 3, the configuration says 1",
+        ),
+        ('p["embed"][tokens]', 'p["embed"][tokens - 1]', "none reproduces it", "is not what"),
+    ],
+)
+def test_what_enters_the_first_layer_is_told(old, new, cause, says, tmp_path):
+    program, names = tapped(tmp_path, old, new)
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program, names)
+    (one,) = diagnose(opened, program).findings
+    assert (one.cause, one.point, one.layers) == (cause, "resid_in", (0,))
+    assert says in one.says
+
+
+def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
+    """A loop whose ``advance`` takes no FP64: the first call is judged and named, the others are unknown."""
+    program = written(tmp_path / "code", "+ 1e-5)", "+ 3e-5)")
+    own = program.advance
+
+    def advance(inputs, outputs):
+        if any(x.dtype == jnp.float64 for x in jax.tree.leaves(outputs)):
+            raise TypeError("no FP64 here")
+        return own(inputs, outputs)
+
+    program = replace(program, advance=advance)
+    opened = trace(program, tmp_path / "run")
+    errors = compare(opened, program, Names(MAP, CONFIG))
+    assert {e.step for e in errors if e.kind == "formula" and e.unknown is None} == {0}
+    found = diagnose(opened, program)
+    assert "no FP64 here" in found.unknown[0]
+    assert {f.cause for f in found.findings} == {"epsilon"}
+
+
+def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
+    program, opened = recorded
+    names = tmp_path / "names.toml"
+    names.write_bytes(MAP.read_bytes())
+    compare(opened, program, Names(names, CONFIG))
+    assert diagnose(opened, program).exit_code == 0
+    names.write_text(MAP.read_text() + "\n# another\n")
+    with pytest.raises(UserError, match=r"names.toml is not what compare read"):
+        diagnose(opened, program)
 
 
 def test_what_the_gate_fails_is_a_finding_or_more(recorded, tmp_path):
@@ -221,7 +282,6 @@ def test_a_function_of_the_users_is_a_reference_too(tmp_path):
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((8, 8)), jnp.bfloat16)
     program = Program(lambda w, x: jnp.tanh(x @ w) @ w, weights, {"a": (jnp.ones((2, 8), jnp.bfloat16),)}, outputs="y")
     opened = trace(program, tmp_path / "run")
-    names = [p.name for p in opened.record.points]
 
     def own(w, x, factor=1.0):
         w, x = (np.asarray(a, np.float64) for a in (w, x))
@@ -244,7 +304,6 @@ def test_a_function_of_the_users_is_a_reference_too(tmp_path):
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             compare(opened, program, wrong)
-    assert names
 
 
 def test_what_is_not_finite_is_no_formula():
@@ -422,16 +481,10 @@ DECLARED = {
 def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
     """Its own equations explain them, so the gate passes; what they cost is told."""
     old, new, cause, points = DECLARED[name]
-    assert not old or TAPPED.count(old) == 1
-    (tmp_path / "mine.py").write_text(TAPPED.replace(old, new) if old else TAPPED)
-    (tmp_path / "names.toml").write_text(TAPPED_MAP)
-    config = CONFIG.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 1')
-    (tmp_path / "config.json").write_text(config.replace('embeddings": 16', 'embeddings": 128'))
-    program = load(f"{tmp_path / 'mine.py'}:program")
+    program, names = tapped(tmp_path, old, new)
     opened = trace(program, tmp_path / "run")
-    compare(opened, program, Names(tmp_path / "names.toml", tmp_path / "config.json"))
+    compare(opened, program, names)
     found = diagnose(opened, program).findings
-    print([(f.cause, f.says) for f in found])
     assert {f.kind for f in found} <= {"format"}
     assert [cause in f.cause for f in found] == [True] * bool(cause)
     assert {p for p in points if found and f"{p}" in found[0].says.split("(")[0]} == points

@@ -151,7 +151,7 @@ def _tokenizer_of_gguf(file: GgufFile) -> Callable[[], Any]:
 
 def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoint:
     config_path = folder / "config.json"
-    raw = _json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
+    raw = json_table(config_path, f"{folder}: no config.json here; give a Hugging Face folder or a .gguf file")
     config = configs.from_config_json(raw, str(config_path), allowed)
     passed = tuple(sorted(set(allowed) & set(raw)))
     if (folder / names.NAMES).is_file():
@@ -189,7 +189,8 @@ def _block(raw: dict[str, Any], where: Path) -> tuple[int, ...] | None:
     return None if size is None else tuple(size)
 
 
-def _json_table(path: Path, missing: str) -> dict[str, Any]:
+def json_table(path: Path, missing: str) -> dict[str, Any]:
+    """Return what a JSON file holds; raises UserError: ``missing`` where it is not there, or for what is no table."""
     if not path.is_file():
         raise UserError(missing)
     try:
@@ -205,7 +206,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files: those the index names, else every one in the folder."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _json_table(index, "").get("weight_map")
+        weight_map = json_table(index, "").get("weight_map")
         if not isinstance(weight_map, dict):
             raise UserError(f"{index}: weight_map is missing")
         names = sorted({str(n) for n in weight_map.values()})

@@ -69,19 +69,17 @@ class Diagnosed(NamedTuple):
 
 
 def diagnose(
-    opened: Opened, program: Program | str | None = None, names: Names | None = None,
-    tell: Tell = lambda done, total, what: None,
-) -> Diagnosed:  # fmt: skip
+    opened: Opened, program: Program | str | None = None, tell: Tell = lambda done, total, what: None
+) -> Diagnosed:
     """Return the findings of a compared program's run, and write them beside it.
 
-    ``names``: the textbook that its formula records are against; those of compare where it is not given. Raises
-    UserError where the run was not compared, or its program is another.
+    Raises UserError where the run was not compared, or its program or its textbook's files are others than then.
     """
     errors = errors_of(opened)
     verdicts = suspect([v for e in errors if (v := judge(e, default_limits())) is not None], errors)
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
-    known = names or (Names.of(given) if (given := marks_of(opened).names) else None)
+    known = Names.of(given) if (given := marks_of(opened).names) else None
     formula = [v for v in verdicts if v.kind == "formula" and v.status not in ("pass", "unknown", "missing")]
     named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
     findings = [*named, *_segments(opened, bad)]
@@ -177,9 +175,11 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
     try:
         with jax.enable_x64(True):
             held = (opened.tensors(case, call, "inputs") for call in range(opened.record.calls))
-            found += [truth.exact for truth in chains.calls(held, drawn=False)]
-    except (CannotLift, NotImplementedError, NotChained):
-        pass
+            for truth in chains.calls(held, drawn=False):
+                found.append(truth.exact)  # what came before an exception is kept
+    except (CannotLift, NotImplementedError, NotChained) as error:
+        if not found:
+            raise UserError(f"{opened.folder}: {case}: no call in FP64 any more: {error}; compare again") from None
     return found
 
 

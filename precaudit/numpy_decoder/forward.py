@@ -143,7 +143,7 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
     table = operations(context.config.family)
     known = dict(values)
     n = len(context.positions)
-    shapes = _shapes(context.config)
+    shapes = row_shapes(context.config)
     values.update({point: np.empty((n, *shapes[point])) for point in chain if point in kept})
 
     def rows(a: int, b: int) -> None:
@@ -159,10 +159,12 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
     each(rows, row_ranges(n, context.config.width))
 
 
-def _shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of one row of every point of a layer."""
-    sizes = {"D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width, "E": c.experts}
-    return {p.name: tuple(sizes[a] for a in p.axes[1:]) for p in POINTS.values() if p.axes[0] == "T" and p.per_layer}
+def row_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one row of every point that has a row for each position."""
+    sizes = {
+        "D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width, "E": c.experts, "V": c.vocab
+    }  # fmt: skip
+    return {p.name: tuple(sizes[a] for a in p.axes[1:]) for p in POINTS.values() if p.axes[0] == "T"}
 
 
 def _outside(

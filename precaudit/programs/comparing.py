@@ -12,7 +12,7 @@ from precaudit.programs.formula import OwnReference, callable_errors, shown, tex
 from precaudit.programs.forward import Chains, NotChained, Truth, forward_numbers
 from precaudit.programs.loading import line_of, load, trusted
 from precaudit.programs.local import Emulations, lacks_of, place, step_of
-from precaudit.programs.program import LOGITS, Program
+from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.programs.runs import Compared, Opened, ProgramPoint, open_program_run, places
 from precaudit.programs.textbook import Names, Textbook, textbook_of
 from precaudit.programs.tracing import code_of, prepared, weights_of
@@ -159,5 +159,5 @@ def _forward_record(
     assert whole is not None
     one = step_of(p, layer)
     drawn = [one(values[p.name]) for values in truth.drawn]
-    numbers = forward_numbers(one(whole), one(truth.exact[p.name]), drawn, p.name == LOGITS)
+    numbers = forward_numbers(one(whole), one(truth.exact[p.name]), drawn, p.name == OUTPUT_LOGITS)
     return place(opened, case, call, p, layer, "forward", **numbers)

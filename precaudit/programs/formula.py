@@ -7,6 +7,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
+from precaudit.numpy_decoder.forward import row_shapes
 from precaudit.programs.runs import Opened, ProgramPoint, places
 from precaudit.programs.textbook import Pair, Textbook, as_textbook, whole_sequences
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
@@ -30,7 +31,7 @@ def shown(opened: Opened, book: Textbook, case: str, exact: Sequence[Values]) ->
     """Return a case's FP64 values of every call beside the textbook's; raises UserError where they do not fit."""
     sequences, calls = _sequences(opened, book, case, len(exact))
     expected = book.values(sequences)
-    return Shown(_joined(book, exact, calls, sequences, expected), expected, calls)
+    return Shown(_joined(book, exact, calls, len(sequences)), expected, calls)
 
 
 def own_sequences(opened: Opened, book: Textbook, case: str) -> dict[Pair, Array]:
@@ -39,7 +40,7 @@ def own_sequences(opened: Opened, book: Textbook, case: str) -> dict[Pair, Array
     stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
     if opened.record.outputs:
         stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
-    return _joined(book, stored, calls, sequences, book.values(sequences[:1]))
+    return _joined(book, stored, calls, len(sequences))
 
 
 def _sequences(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
@@ -51,15 +52,12 @@ def _sequences(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[A
     return sequences, rows
 
 
-def _joined(
-    book: Textbook, values: Sequence[Values], calls: list[slice], sequences: Array, like: Mapping[Any, Array]
-) -> dict[Pair, Array]:
+def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch: int) -> dict[Pair, Array]:
     """Return every pair's values of all calls, one after another."""
-    found = {}
+    found, row = {}, row_shapes(book.config)
     for pair in book.pairs:
-        shape = like[pair.layer, pair.point].shape
         parts = [
-            as_textbook(pair, x[pair.shown.name], len(sequences), rows.stop - rows.start, shape, book.where)
+            as_textbook(pair, x[pair.shown.name], batch, rows.stop - rows.start, row[pair.point], book.where)
             for x, rows in zip(values, calls, strict=True)
         ]
         found[pair] = np.concatenate(parts, axis=1)

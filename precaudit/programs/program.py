@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from precaudit.errors import UserError
+from precaudit.graphs.decoder import LOGITS
 
 MOST_STEPS = 1 << 16
-LOGITS = "outputs.logits"
+OUTPUT = "outputs."  # before the name of an output, where points are named
+OUTPUT_LOGITS = OUTPUT + LOGITS
 NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
 
 
@@ -66,8 +68,8 @@ class Program:
         parts = (out,) if isinstance(self.outputs, str) else tuple(out) if isinstance(out, tuple | list) else (out,)
         if len(parts) != len(self._names):
             raise UserError(f"Program: outputs names {len(self._names)} results, call returns {len(parts)}")
-        found = {f"outputs.{n}": x for n, x in zip(self._names, parts, strict=True) if hasattr(x, "dtype")}
-        if LOGITS not in found and LOGITS.rpartition(".")[2] in self._names:
+        found = {OUTPUT + n: x for n, x in zip(self._names, parts, strict=True) if hasattr(x, "dtype")}
+        if OUTPUT_LOGITS not in found and LOGITS in self._names:
             raise UserError("Program: the output named logits is no array")
         return {n: x for n, x in found.items() if _floats(x)}
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.checkpoints.names import Layout, configured, entry_of, layer_axis, parsed, rearranged, turned
+from precaudit.checkpoints.opening import json_table
 from precaudit.configs import FAMILIES, DecoderConfig, expected_tensors, from_config_json
 from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import POINTS, inputs_of, present
@@ -34,6 +35,7 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.programs.program import Program
 from precaudit.programs.runs import Opened, ProgramPoint
+from precaudit.store import file_hash
 
 PARTS = 64  # of an array's first axis that a path may name
 PART = re.compile(r"(.+)\[(\d+)\]")
@@ -105,14 +107,21 @@ class Names:
     family: str | None = None
 
     def record(self) -> dict[str, str]:
-        """Return it as text."""
+        """Return it as text, with the hashes of both files."""
         family = {} if self.family is None else {"family": self.family}
-        return {"map": str(self.map.resolve()), "config": str(self.config.resolve()), **family}
+        files = {"map": self.map, "config": self.config}
+        hashes = {f"{name} sha256": file_hash(path) for name, path in files.items()}
+        return {name: str(path.resolve()) for name, path in files.items()} | hashes | family
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> "Names":
-        """Return what ``record`` wrote."""
-        return cls(Path(record["map"]), Path(record["config"]), record.get("family"))
+        """Return what ``record`` wrote; raises UserError where a file is gone or was altered since."""
+        found = cls(Path(record["map"]), Path(record["config"]), record.get("family"))
+        for name in ("map", "config"):
+            path = Path(record[name])
+            if not path.is_file() or file_hash(path) != record.get(f"{name} sha256"):
+                raise UserError(f"{path} is not what compare read (gone, or its hash differs); compare again")
+        return found
 
 
 def textbook_of(names: Names, program: Program, opened: Opened) -> Textbook:
@@ -135,12 +144,7 @@ def _read(path: Path) -> bytes:
 def _configuration(path: Path, family: str | None) -> DecoderConfig:
     if family is not None and family not in FAMILIES:
         raise UserError(f"--family {family}: not supported{nearest(family, FAMILIES)}")
-    try:
-        raw = msgspec.json.decode(_read(path))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: not a JSON object")
+    raw = json_table(path, f"{path}: no such file; give the model's config.json with --config")
     said = raw.get("model_type", family)
     if family is not None and said != family:
         raise UserError(f"{path}: model_type = {said!r}, and --family is {family}")
@@ -223,9 +227,9 @@ def _pairs(names: ProgramNames, points: tuple[ProgramPoint, ...], config: Decode
             yield Pair(name, layer, shown, step, seen.axes)
 
 
-def as_textbook(pair: Pair, x: Array, batch: int, rows: int, like: tuple[int, ...], where: str) -> Array:
-    """Return a program's values as [B, T, …] of the textbook's ``like``; raises UserError where they do not fit."""
-    shape = (batch, rows, *like[2:])
+def as_textbook(pair: Pair, x: Array, batch: int, rows: int, row: tuple[int, ...], where: str) -> Array:
+    """Return a program's values as [B, T, …], a textbook's ``row`` each; raises UserError where they do not fit."""
+    shape = (batch, rows, *row)
     x = x.reshape(-1, *pair.shown.shape)[pair.step or 0]
     if pair.axes:
         x = rearranged(x, pair.axes, f"{where}: [points] {pair.point}")
