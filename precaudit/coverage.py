@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
+from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, shape_of
 from precaudit.policies import Policy
 from precaudit.records import Requested
 from precaudit.selection import parse_positions
@@ -45,11 +45,9 @@ class Entry:
 
     def shape(self, config: DecoderConfig) -> tuple[int, ...]:
         """Its shape, without batch."""
-        sizes = {
-            "T": len(self.positions), "S": self.keys, "D": config.width, "H": config.heads, "G": config.kv_heads,
-            "K": config.head_dim, "F": config.mlp_width, "V": config.vocab, "E": config.experts, "W": LANES,
-        }  # fmt: skip
-        return tuple(sizes[a] for a in self.axes)
+        if self.hashed:
+            return (self.keys, LANES)
+        return shape_of(self.axes, config, len(self.positions), self.keys)
 
 
 def formula_keys(requested: Requested, config: DecoderConfig, phases: Collection[str]) -> Iterator[Key]:

@@ -115,6 +115,19 @@ def six(tmp_path_factory):
     return folder, run
 
 
+def test_rows_gathered_and_hashed_on_the_device_are_those_that_the_recording_cuts(tmp_path, monkeypatch):
+    """Large calls cut on the device, small ones on the host: the same bits, by other programs."""
+    select = Selection.parse(points="all", layers="0,4")
+    cut = record(tmp_path / "a", prompts=[LONG], select=select, decode_steps=3)
+    monkeypatch.setattr(session, "WHOLE", 0)
+    gathered = record(tmp_path / "b", prompts=[LONG], select=select, decode_steps=3)
+    assert len(gathered.record.neutrality) > len(cut.record.neutrality)
+    assert len(cut.points) > 200
+    assert {p.positions[0] > 0 for p in cut.points if (p.phase, p.point) == ("rescore", "scores")} == {True}
+    for a, b in zip(cut.points, gathered.points, strict=True):
+        assert (a.key, a.shape, a.positions, a.hash) == (b.key, b.shape, b.positions, b.hash)
+
+
 def test_caches_are_hashed_between_the_first_and_the_last_step(six):
     folder, run = six
     caches = {p.step: p for p in run.points if (p.point, p.layer) == ("k_cache", 2)}
@@ -248,8 +261,9 @@ def test_rows_of_another_prompt_are_told_from_stale_ones():
 # Neutrality
 
 
-def test_every_compiled_program_is_checked_once(tmp_path):
-    """Two buckets, two batch sizes, and decode with and without whole caches where they are long: not three."""
+def test_every_compiled_program_is_checked_once(tmp_path, monkeypatch):
+    """Two buckets, two batch sizes, and decode with and without whole caches where they are large: not three."""
+    monkeypatch.setattr(session, "WHOLE", 1 << 20)
     prompts = ["import os", LONG * 2, "x = 1"]
     run = record(tmp_path / "run", prompts=prompts, batch=2, select=Selection.parse(points="attn_out"))
     found = [(n.phase, n.step, n.shape) for n in run.record.neutrality]

@@ -156,6 +156,20 @@ def present(sparse: bool) -> tuple[str, ...]:
     return tuple(p.name for p in POINTS.values() if p.only in (None, "sparse" if sparse else "dense"))
 
 
+def shape_of(axes: str, c: DecoderConfig, positions: int = 1, keys: int = 1) -> tuple[int, ...]:
+    """Return the sizes of axes, by the letters of ``Point.axes``."""
+    sizes = {
+        "T": positions, "S": keys, "D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width,
+        "E": c.experts, "V": c.vocab,
+    }  # fmt: skip
+    return tuple(sizes[a] for a in axes)
+
+
+def row_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one row of every point that has a row for each position."""
+    return {p.name: shape_of(p.axes[1:], c) for p in POINTS.values() if p.axes[0] == "T"}
+
+
 def inputs_of(name: str, sparse: bool) -> tuple[str, ...]:
     """Return the points a point's local error is computed from."""
     row = POINTS[name]

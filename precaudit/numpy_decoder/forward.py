@@ -11,7 +11,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig, expected_tensors
-from precaudit.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present
+from precaudit.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present, row_shapes
 from precaudit.numpy_decoder.families import Context, operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operators import Rule
@@ -157,14 +157,6 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
                 values[point][a:b] = own[point]
 
     each(rows, row_ranges(n, context.config.width))
-
-
-def row_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of one row of every point that has a row for each position."""
-    sizes = {
-        "D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width, "E": c.experts, "V": c.vocab
-    }  # fmt: skip
-    return {p.name: tuple(sizes[a] for a in p.axes[1:]) for p in POINTS.values() if p.axes[0] == "T"}
 
 
 def _outside(

@@ -7,7 +7,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
-from precaudit.numpy_decoder.forward import row_shapes
+from precaudit.graphs.decoder import row_shapes
 from precaudit.programs.runs import Opened, ProgramPoint, places
 from precaudit.programs.textbook import Pair, Textbook, as_textbook, whole_sequences
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number

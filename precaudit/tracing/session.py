@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from precaudit.arrays import Array, single
 from precaudit.coverage import Entry, entries
-from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.graphs.decoder import LOGITS, POINTS, shape_of
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
@@ -20,7 +21,7 @@ from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
 
-SHORT = 256  # slots
+WHOLE = 1 << 25  # bytes that a call may move from the device though fewer are recorded
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,19 @@ class Session:
             progress("rescore")
 
     def _capture(self, batch: Batch, phase: str, step: int) -> Capture:
-        """Return what a call collects; in long sequences rows are gathered on the device where fewer are recorded.
+        """Return what a call collects; rows are gathered, or hashed, on the device where fewer are recorded.
 
-        Caches between the first and the last step are hashed there. Short ones are cut and hashed by the recording:
-        that saves a program to compile for every length.
+        Where what is left out is small, the recording cuts and hashes: that saves a program to compile for every
+        length.
         """
         here = [e for plan in batch.at(phase, step) for e in plan if e.point != LOGITS]
-        long = batch.length > SHORT
-        partial_rows = {e.point for e in here if long and phase != "decode" and len(e.positions) < e.keys}
         points = frozenset(e.point for e in here)
-        hashed = frozenset(e.point for e in here if long and e.hashed)
-        return Capture(points, self.requested.layers, frozenset(p for p in partial_rows if POINTS[p].per_layer), hashed)
+        cut = [e for e in here if e.hashed or (phase != "decode" and len(e.positions) < e.keys and e.layer is not None)]
+        n, config = batch.length, self.subject.config
+        if sum(4 * prod(shape_of(POINTS[e.point].axes, config, n, n)) for e in cut) <= WHOLE:
+            return Capture(points, self.requested.layers)
+        hashed = frozenset(e.point for e in cut if e.hashed)
+        return Capture(points, self.requested.layers, frozenset(e.point for e in cut) - hashed, hashed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
         """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
