@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
@@ -64,7 +64,7 @@ def tensor(point: str, phase: str, change: Callable[[Any], Any]) -> Callable[[Pa
         rows = [json.loads(x) for x in (folder / "points.jsonl").read_text().splitlines()]
         row = next(r for r in rows if (r["point"], r["phase"], r["layer"]) == (point, phase, 1))
         path = folder / row["file"]
-        files = SafetensorsFiles.open([path], words=True)
+        files = SafetensorsFiles.open([path], WORDS)
         held = {k: np.array(files.read(k)) for k in files.entries}
         new = held[row["key"]] = np.ascontiguousarray(change(held[row["key"]]))
         save_file(held, path)

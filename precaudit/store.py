@@ -41,7 +41,7 @@ OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "program.json", "compared.json",
+    "kept.json", "program.json", "compared.json", "dump.json",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
@@ -216,9 +216,9 @@ class Run:
         if record.file not in self._files:
             if len(self._files) >= OPEN:
                 self._files.clear()  # every map holds a file descriptor
-            from precaudit.checkpoints.safetensors_files import SafetensorsFiles  # brings every reader of models
+            from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles  # brings every reader of models
 
-            self._files[record.file] = SafetensorsFiles.open([path], words=True)
+            self._files[record.file] = SafetensorsFiles.open([path], WORDS)
         files = self._files[record.file]
         entry = files.entries.get(record.key)
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
@@ -237,6 +237,8 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     path = folder / "run.json"
     if (folder / "program.json").is_file():
         raise UserError(f"{folder} is of a program of one's own, which compare, gate, diagnose and report take")
+    if (folder / "dump.json").is_file():
+        raise UserError(f"{folder} was imported; hold it against another run: precaudit compare {folder} RUN")
     if not path.is_file():
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)
@@ -324,17 +326,25 @@ def _replaceable(folder: Path, force: bool) -> None:
             raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
         if foreign:
             raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
-    elif "program.json" in names and not foreign and not force:
-        raise UserError(f"{folder} holds a program's run already: choose another -o, or --force to replace it")
+    elif {"program.json", "dump.json"} & set(names) and not foreign and not force:
+        kind = "a program's" if "program.json" in names else "an imported"
+        raise UserError(f"{folder} holds {kind} run already: choose another -o, or --force to replace it")
     elif foreign or not force:
         hint = "" if foreign else ", or --force to replace what a run that was cut off left"
         raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")
 
 
-def prepare_folder(folder: Path, force: bool) -> None:
-    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+def check_folder(folder: Path, force: bool) -> bool:
+    """Return whether something is in ``folder`` that a new run may replace; raises UserError where it may not."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         _replaceable(folder, force)
+        return True
+    return False
+
+
+def prepare_folder(folder: Path, force: bool) -> None:
+    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+    if check_folder(folder, force):
         folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):
         if gone.is_dir():  # of this run, or of one that was killed here

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace as replace_record
 from safetensors.numpy import save_file
 
-from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.written import recall
 from precaudit.errors import UserError
@@ -97,7 +97,7 @@ def manifest(folder, change):
 def retensor(folder, point, change):
     """Replace prompt p0's prefill tensor of layer 1 by what ``change`` makes of it; return nothing else altered."""
     path = folder / "tensors" / "p0.prefill.0.safetensors"
-    files = SafetensorsFiles.open([path], words=True)
+    files = SafetensorsFiles.open([path], WORDS)
     tensors = {k: np.array(files.read(k)) for k in files.entries}
     new = tensors[f"1.{point}"] = np.ascontiguousarray(change(tensors[f"1.{point}"]))
     save_file(tensors, path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.ad_checkpoint
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -586,6 +587,19 @@ def test_reports_say_the_same_again_and_escape_names(recorded, capsys):
     bad = replace(opened, record=msgspec.structs.replace(opened.record, points=(odd,), outputs=()))
     assert "<img>" not in render(bad, errors)
     assert not command(["report", str(opened.folder), "-v"])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_cache_in_eight_bits_is_recorded_and_compared(dtype, tmp_path):
+    def call(w, x):
+        return jax.ad_checkpoint.checkpoint_name((x @ w).astype(dtype), "held").astype(jnp.float32) @ w
+
+    draw = np.random.default_rng(0)
+    w, x = (jnp.asarray(draw.standard_normal((16, 16)) / 4, jnp.float32) for _ in range(2))
+    opened = trace(Program(call, w, {"a": (x,)}), tmp_path / "run")
+    assert {p.dtype for p in opened.record.points} >= {dtype}
+    compare(opened, Program(call, w, {"a": (x,)}))
+    assert gate(opened.folder).exit_code == 0
 
 
 def test_the_verbs_of_the_package_take_programs(own, tmp_path):

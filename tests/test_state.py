@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.exam_diagnose import MIDDLE
 from benchmarks.mistakes import MISTAKES, Mistake, placed
-from precaudit.checkpoints.safetensors_files import SafetensorsFiles
+from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import predicted_bytes
@@ -51,7 +51,7 @@ def reentered(folder, name, change):
 def altered(folder, phase, step, key, change):
     """Replace a tensor of prompt p0 by what ``change`` makes of it, as if it had been recorded so."""
     path = folder / "tensors" / f"p0.{phase}.{step}.safetensors"
-    files = SafetensorsFiles.open([path], words=True)
+    files = SafetensorsFiles.open([path], WORDS)
     tensors = {k: np.array(files.read(k)) for k in files.entries}
     new = tensors[key] = np.ascontiguousarray(change(tensors[key]))
     save_file(tensors, path)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,19 @@ DTYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
-WORDS = {"U32": "uint32"}  # what runs may hold beside floats
+WORDS = {"U32": "uint32"}  # what runs hold beside floats
+ANYTHING = WORDS | {
+    "F64": "float64",
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+}  # of programs and dumps
+NOTHING: Mapping[str, str] = MappingProxyType({})
 MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 
 
@@ -32,10 +45,10 @@ class Entry:
     end: int
 
 
-def read_header(path: Path, words: bool = False) -> dict[str, Entry]:
+def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Entry]:
     """Return the tensors of a safetensors file; raises UserError when the header contradicts the file.
 
-    ``words``: take unsigned integers too, which no model has.
+    ``also``: formats to take that no model has, ``WORDS`` or ``ANYTHING``.
     """
     size = path.stat().st_size
     with path.open("rb") as f:
@@ -52,11 +65,11 @@ def read_header(path: Path, words: bool = False) -> dict[str, Entry]:
     start, entries = 8 + length, {}
     for name, item in header.items():
         if name != "__metadata__":
-            entries[name] = _entry(path, name, item, start, size, words)
+            entries[name] = _entry(path, name, item, start, size, also)
     return entries
 
 
-def _entry(path: Path, name: str, item: Any, start: int, size: int, words: bool) -> Entry:
+def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mapping[str, str]) -> Entry:
     try:
         stored, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         sound = all(type(n) is int and n >= 0 for n in (*shape, begin, end)) and isinstance(stored, str)
@@ -64,8 +77,8 @@ def _entry(path: Path, name: str, item: Any, start: int, size: int, words: bool)
         sound = False
     if not sound:
         raise UserError(f"{path}: tensor {name!r} has a malformed header entry")
-    dtype = (DTYPES | WORDS if words else DTYPES).get(stored, stored)
-    if not (words and stored in WORDS):
+    dtype = {**DTYPES, **also}.get(stored, stored)
+    if stored not in also:
         check_format(dtype, name, str(path))
     nbytes = prod(shape) * _dtype(dtype).itemsize
     if end - begin != nbytes or start + end > size:
@@ -77,7 +90,7 @@ def _entry(path: Path, name: str, item: Any, start: int, size: int, words: bool)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name) if name in WORDS.values() else FORMATS[name].dtype
+    return FORMATS[name].dtype if name in FORMATS else np.dtype(name)
 
 
 @dataclass(frozen=True)
@@ -89,15 +102,15 @@ class SafetensorsFiles:
     _maps: dict[Path, Array] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, paths: list[Path], words: bool = False) -> "SafetensorsFiles":
+    def open(cls, paths: list[Path], also: Mapping[str, str] = NOTHING) -> "SafetensorsFiles":
         """Read the headers of ``paths``; raises UserError for a broken one or a tensor in two files.
 
-        ``words``: as of ``read_header``.
+        ``also``: as of ``read_header``.
         """
         entries: dict[str, Entry] = {}
         where: dict[str, Path] = {}
         for path in paths:
-            for name, entry in read_header(path, words).items():
+            for name, entry in read_header(path, also).items():
                 if name in entries:
                     raise UserError(f"{path}: tensor {name!r} is also in {where[name].name}")
                 entries[name], where[name] = entry, path

@@ -112,13 +112,10 @@ class Opened:
 
 @lru_cache(maxsize=4)
 def _loaded(path: str, digest: str) -> "dict[str, Array]":
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from precaudit.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
 
-    try:
-        return load_file(path)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: not safetensors: {error}") from None
+    files = SafetensorsFiles.open([Path(path)], ANYTHING)
+    return {name: files.read(name) for name in files.entries}
 
 
 def places(points: tuple[ProgramPoint, ...]) -> Iterator[tuple[ProgramPoint, int | None]]:
