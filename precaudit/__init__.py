@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
     from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis
+    from precaudit.dumps.importing import import_dump
     from precaudit.judging.gate import Judgement, gate
     from precaudit.programs.program import Program
     from precaudit.selection import Selection
@@ -36,6 +37,7 @@ _LAZY = {
     "Judgement": "precaudit.judging.gate",
     "diagnose": "precaudit.verbs",
     "Diagnosis": "precaudit.diagnosis.diagnose",
+    "import_dump": "precaudit.dumps.importing",
     "assert_close": "precaudit.assertions",
     "assert_within_budget": "precaudit.assertions",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "compare",
     "diagnose",
     "gate",
+    "import_dump",
     "load",
     "open_run",
     "repeat",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, Remedy, Shares
+from precaudit.dumps.runs import DumpRun
 from precaudit.programs.runs import Compared, ProgramRun
 from precaudit.records import (
     CompareRecord,
@@ -34,6 +35,7 @@ FILES = {
     "shares.jsonl": Shares,
     "program.json": ProgramRun,
     "compared.json": Compared,
+    "dump.json": DumpRun,
 }
 
 

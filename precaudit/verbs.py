@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from precaudit.dumps.runs import Imported, is_imported
 from precaudit.programs.program import Program
 from precaudit.programs.runs import Opened, is_program_run
 
 if TYPE_CHECKING:
+    from precaudit.between import Between
     from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
@@ -34,14 +36,22 @@ def trace(subject: Any, output: Path | str, *given: Any, **options: Any) -> Any:
 
 
 @overload
+def compare(run: Imported, *given: Any, **options: Any) -> "Between": ...
+@overload
 def compare(run: Opened, *given: Any, **options: Any) -> "list[ErrorRecord]": ...
 @overload
 def compare(run: "Run | Path | str", *given: Any, **options: Any) -> "Comparison": ...
 def compare(run: Any, *given: Any, **options: Any) -> Any:
     """Compute a run's errors and write them beside it.
 
-    Of a program's run: ``precaudit.programs.comparing.compare``; else ``precaudit.comparison.compare.compare``.
+    Of a program's run: ``precaudit.programs.comparing.compare``; against another run, where one of the two is a
+    program's or imported: ``precaudit.between.compare_runs``; else ``precaudit.comparison.compare.compare``.
     """
+    other = options.get("against", given[0] if given else None)
+    if _imported(run) or _imported(other) or (_of_a_program(run) and (_of_a_program(other) or _a_models(other))):
+        from precaudit.between import compare_runs
+
+        return compare_runs(_folder(run), *map(_folder, given), **options)
     if _of_a_program(run):
         from precaudit.programs.comparing import compare as compared
 
@@ -68,6 +78,18 @@ def diagnose(run: Any, *given: Any, **options: Any) -> Any:
     from precaudit.diagnosis.diagnose import diagnose as found
 
     return found(run, *given, **options)
+
+
+def _folder(run: Any) -> Any:
+    return getattr(run, "folder", run)
+
+
+def _imported(run: Any) -> bool:
+    return isinstance(run, Imported) or (isinstance(run, Path | str) and is_imported(run))
+
+
+def _a_models(run: Any) -> bool:
+    return isinstance(run, Path | str) and (Path(run) / "run.json").is_file()
 
 
 def _of_a_program(run: Any) -> bool:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
     "__main__": 6, "pytest_plugin": 6, "schemas": 5, "verbs": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
-    "diagnosis": 3.7, "judging": 3.5, "programs": 3.2, "comparison": 3, "tracing": 2, "store": 1.5,
+    "diagnosis": 3.7, "judging": 3.5, "between": 3.4, "programs": 3.2, "comparison": 3, "tracing": 2, "dumps": 1.8,
+    "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
     "places": 0, "coverage": 0, "arrays": 0, "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
@@ -66,7 +67,7 @@ def test_comparing_and_reporting_import_no_jax():
         "import sys; sys.modules['jax'] = None\n"
         "import precaudit.judging.gate, precaudit.comparison.compare\n"
         "import precaudit.reports.terminal, precaudit.reports.markdown, precaudit.reports.judgement\n"
-        "import precaudit.checkpoints, precaudit.cli.compare, precaudit.cli.report"
+        "import precaudit.checkpoints, precaudit.cli.compare, precaudit.cli.report, precaudit.between"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -116,13 +116,17 @@ def turned(entry: Entry, x: Array, name: str) -> Array:
     return rearranged(x, f"{before} ->{entry.axes.partition('->')[2]}", f"names map: {name!r} of {entry.path!r}")
 
 
-def rearranged(x: Array, pattern: str, where: str) -> Array:
-    """Return an array's axes as an einops pattern has them; raises UserError where it does not fit."""
+def rearranged(x: Array, pattern: str, where: str, given: Mapping[str, int] | None = None) -> Array:
+    """Return an array's axes as an einops pattern has them; raises UserError where it does not fit.
+
+    ``given``: sizes of axes that no array tells.
+    """
     try:
         import einops
     except ImportError:
         raise UserError(f"{where}: axes = {pattern!r} needs einops: pip install einops") from None
-    sizes = {a: n for a, n in SIZES.items() if a in re.findall(r"\w+", pattern.partition("->")[0])}
+    named = re.findall(r"\w+", pattern.partition("->")[0])
+    sizes = {a: n for a, n in (SIZES | dict(given or {})).items() if a in named}
     try:
         found: Array = einops.rearrange(x, pattern, **sizes)
     except einops.EinopsError as error:

@@ -66,15 +66,27 @@ def command(
     not there yet.
     """
     from precaudit.comparison.compare import Options, compare
+    from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
     from precaudit.programs.runs import is_program_run
     from precaudit.reports import markdown, terminal
     from precaudit.store import open_run
     from precaudit.writing import write_whole
 
-    if is_program_run(run):
+    kinds = [kind(x) for x in (run, against) if x is not None for kind in (is_program_run, is_imported)]
+    if any(kinds) and against is not None:
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        given |= {"--model": model, "--formula": formula or None, "--partial": partial or None, "AGAINST": against}
+        given |= {"--model": model}
+        given |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
+        if other := [name for name, value in given.items() if value is not None]:
+            raise UserError(f"{run} and {against} are compared whole; leave out {', '.join(other)}")
+        _between(run, against, as_json)
+        return
+    if is_imported(run):
+        raise UserError(f"{run} was imported and holds no program: precaudit compare {run} RUN")
+    if is_program_run(run):
+        given = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
+        given |= {"--model": model, "--formula": formula or None, "--partial": partial or None}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program and compared whole; leave out {', '.join(other)}")
         _program(run, program, _reference(reference, names, config, family), as_json)
@@ -114,6 +126,23 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
         raise UserError("give --reference or --map, not both")
     beside = names.with_suffix(".json")
     return Names(names, config or (beside if beside.is_file() else names.parent / "config.json"), family)
+
+
+def _between(run: Path, against: Path, as_json: bool) -> None:
+    """Hold a run against another, of which one is a program's or imported."""
+    from precaudit.between import compare_runs
+    from precaudit.reports import terminal
+
+    with progress_bar() as advance:
+        found = compare_runs(run, against, advance)
+    if as_json:
+        from precaudit.records import encode
+
+        for record in found.errors:
+            click.echo(encode(record), nl=False)
+        return
+    terminal.show_between(found, console())
+    say(f"Records: {found.folder}/errors.jsonl")
 
 
 def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> None:

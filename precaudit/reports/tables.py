@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
+
+if TYPE_CHECKING:
+    from precaudit.between import Beside
 
 
 @dataclass(frozen=True)
@@ -166,3 +170,16 @@ def pair_table(errors: Sequence[ErrorRecord]) -> Table:
         rows.append((_layer(layer), point, *sizes, str(unknown or ""), place_text(worst)))
     columns = ("layer", "point", "mae", "max_diff", "rel_l2", "unknown", "worst")
     return Table("Candidate against reference run", columns, tuple(rows), ("point", "worst"))
+
+
+def reported_table(beside: "Sequence[Beside]") -> Table:
+    """Return the numbers that a dump reports beside what compare found of the other run."""
+    rows = []
+    for x, here in beside:
+        step = f" {x.step}" if x.phase == "decode" else ""
+        whole = value(x.value).is_integer()
+        theirs, ours = ("" if v is None else f"{value(v):.0f}" if whole else short(v) for v in (x.value, here))
+        times = "" if here is None or whole or not value(here) else f"{value(x.value) / value(here):.3g} ×"
+        rows.append((x.prompt, f"{x.phase}{step}", _layer(x.layer), x.name, theirs, ours, times))
+    columns = ("case", "call", "layer", "number", "dump", "here", "dump / here")
+    return Table("Numbers that the dump reports", columns, tuple(rows), ("case", "call", "number"))

@@ -1,11 +1,15 @@
 """The report on a terminal."""
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from precaudit.comparison.written import Comparison
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
-from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode
+from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode, reported_table
+
+if TYPE_CHECKING:
+    from precaudit.between import Between
 
 FEW_LAYERS = 4  # up to here every layer and point is shown in full
 
@@ -28,6 +32,22 @@ def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
     console.print("Places: prompt, d decode step or r rescore position, t position, h head.", style="dim")
     for sentence in sentences(errors, pairs):
         console.print(f"- {escape(terminal(sentence))}")
+
+
+def show_between(found: "Between", console: Any) -> None:
+    """Print what one run is against another of any kind: notes, the worst of every layer and point, what is missing."""
+    from rich.markup import escape
+
+    for note in found.notes:
+        console.print(f"[bold red]{escape(terminal(note))}[/]", soft_wrap=True)
+    if found.errors:
+        _print(pair_table(found.errors), console)
+    if lacking := [e for e in found.errors if e.numberless is not None]:
+        whys = Counter(e.numberless for e in lacking)
+        said = ", ".join(f"{n} {why}" for why, n in whys.most_common(3))
+        console.print(f"{len(lacking)} of {len(found.errors)} without numbers: {escape(terminal(said))}")
+    if found.beside:
+        _print(reported_table(found.beside), console)
 
 
 def _print(table: Table, console: Any) -> None:

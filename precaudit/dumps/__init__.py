@@ -1,0 +1,1 @@
+"""Tensors that another framework wrote, as runs: read, named by a map, and held against ours. No JAX."""
