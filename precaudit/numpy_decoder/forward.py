@@ -152,7 +152,9 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
         for point in chain:
             if POINTS[point].within is not None and point not in kept:
                 continue
-            own[point] = table[point](here, *(own[name] for name in inputs_of(point, context.config.sparse)))
+            inputs = (own[name] for name in inputs_of(point, context.config.sparse))
+            made = {name: own[name] for name in parts_of(point) if name in own}
+            own[point] = table[point](here, *inputs, **made)
             if point in kept:
                 values[point][a:b] = own[point]
 

@@ -75,10 +75,12 @@ def table(norm: Norm) -> dict[str, Operation]:
         """act(gate) [T, F]."""
         return activated(_project(c, mlp_norm, "mlp.gate_proj"), c.config.activation, c.rounding)
 
-    def mlp_act(c: Context, mlp_norm: Array) -> Array:
-        """act(gate) · up [T, F]."""
-        gate, up = (_project(c, mlp_norm, f"mlp.{name}_proj") for name in ("gate", "up"))
-        return gated(gate, up, c.config.activation, c.rounding)
+    def mlp_act(c: Context, mlp_norm: Array, gate_out: Array | None = None) -> Array:
+        """act(gate) · up [T, F]; of ``gate_out`` where that is made already."""
+        up = _project(c, mlp_norm, "mlp.up_proj")
+        if gate_out is None:
+            return gated(_project(c, mlp_norm, "mlp.gate_proj"), up, c.config.activation, c.rounding)
+        return c.rounding.mlp_act(gate_out * c.rounding.up(up))
 
     def mlp_out(c: Context, *inputs: Array) -> Array:
         """What the MLP adds to the residual [T, D]; of mlp_act, with experts of mlp_norm and their weights."""
