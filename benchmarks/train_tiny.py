@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from precaudit.configs import expected_tensors, from_config_json
 from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.jax_decoder.decoder import Decoder
-from precaudit.jax_decoder.families import layer_tensors, parts
+from precaudit.jax_decoder.family import layer_tensors, parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import load_policy
 

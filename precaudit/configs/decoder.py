@@ -52,6 +52,9 @@ NORMS = {
 }
 
 
+NORM_ONCE = {"gemma2", "gemma3_text", "olmo2"}
+
+
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes and constants of a decoder; widths in elements, ``context`` in positions.
 
@@ -145,6 +148,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def norm_names(self) -> Norms:
         """Checkpoint names of a layer's norms."""
         return NORMS[self.norms]
+
+    @property
+    def norm_once(self) -> bool:
+        """Whether a norm is rounded once, after its weight, and not before it, too."""
+        return self.family in NORM_ONCE
 
     @property
     def score_scale(self) -> float:

@@ -16,8 +16,9 @@ from precaudit.comparison.rows import unseen
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import POINTS
 from precaudit.graphs.point import Point
-from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, attend
 from precaudit.numpy_decoder.rounding import Rounding
 
@@ -215,7 +216,7 @@ def normalised_by(scale: Callable[[Array, float], Array]) -> Form:
     def form(o: Inputs, r: Rounding) -> Array:
         with np.errstate(all="ignore"):
             factor = r.norm_scale(scale(o.values[0], o.config.norm_eps))
-        operation = operations(o.config.family)[o.point]
+        operation = operations(o.config)[o.point]
         return operation(o.context(replace(r, norm_scale=lambda s: factor)), *o.values)
 
     return form

@@ -1,11 +1,7 @@
-"""What differs between model families: their parts, one file each, and the names of their tensors."""
-
-from dataclasses import replace
-from importlib import import_module
-from typing import cast
+"""What a configuration makes of the decoder: its parts, and the names of its tensors."""
 
 from precaudit.configs import DecoderConfig
-from precaudit.jax_decoder.parts import Parts, geglu, swiglu
+from precaudit.jax_decoder.parts import Parts, geglu, rms_norm_once, swiglu
 
 TENSORS = {
     "wq": "self_attn.q_proj.weight",
@@ -31,9 +27,9 @@ EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_do
 
 
 def parts(config: DecoderConfig) -> Parts:
-    """Return the operations in ``jax_decoder/families/<family>.py``, with the configuration's activation."""
-    own = cast(Parts, import_module(f"{__name__}.{config.family}").PARTS)
-    return replace(own, activate={"silu": swiglu, "gelu_tanh": geglu}[config.activation])
+    """Return the operations that a configuration asks for."""
+    activate = {"silu": swiglu, "gelu_tanh": geglu}[config.activation]
+    return Parts(norm=rms_norm_once, activate=activate) if config.norm_once else Parts(activate=activate)
 
 
 def layer_tensors(config: DecoderConfig) -> dict[str, str]:

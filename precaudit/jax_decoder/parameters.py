@@ -9,7 +9,7 @@ import numpy as np
 
 from precaudit.arrays import Array, as_format, release, wider
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
-from precaudit.jax_decoder.families import EXPERT_TENSORS, layer_tensors
+from precaudit.jax_decoder.family import EXPERT_TENSORS, layer_tensors
 from precaudit.policies import Policy
 
 Parameters = dict[str, Any]

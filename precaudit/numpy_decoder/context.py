@@ -1,9 +1,7 @@
-"""The operation behind every point, one file per model family."""
+"""What an operation needs besides its inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import cast
 
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
@@ -32,8 +30,3 @@ class Context:
 
 
 Operation = Callable[..., Array]
-
-
-def operations(family: str) -> dict[str, Operation]:
-    """Return {point: operation(context, *inputs)} of ``numpy_decoder/families/<family>.py``, attention aside."""
-    return cast(dict[str, Operation], import_module(f"{__name__}.{family}").OPERATIONS)

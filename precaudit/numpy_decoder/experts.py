@@ -3,7 +3,7 @@
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.numpy_decoder.families import Context
+from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.operators import gated
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present, row_shapes
-from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import WORKERS, each, one_blas_thread, row_ranges
@@ -140,7 +141,7 @@ def rows_of_layer(config: DecoderConfig) -> tuple[str, tuple[str, ...], str, tup
 
 def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kept: Collection[str]) -> None:
     """Evaluate a chain of row-wise operations, each thread its own rows; the points ``kept`` go into ``values``."""
-    table = operations(context.config.family)
+    table = operations(context.config)
     known = dict(values)
     n = len(context.positions)
     shapes = row_shapes(context.config)
@@ -166,7 +167,7 @@ def _outside(
 ) -> None:
     context = model.context(None, positions, rounding)
     (normed,) = POINTS[LOGITS].inputs
-    h = operations(model.config.family)[normed](context, x)
+    h = operations(model.config)[normed](context, x)
     if normed in wanted.points:
         for i, span in enumerate(spans):
             emit(i, None, normed, h[span])

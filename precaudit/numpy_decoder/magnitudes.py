@@ -14,8 +14,8 @@ from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
-from precaudit.numpy_decoder.families import operations
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.passes import operand_roundoff
 from precaudit.numpy_decoder.rounding import FP64, Rounding, single_precision_dot
@@ -58,7 +58,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
 
     if row.normalises_inside(model.config):
         # What is summed is divided by its true size, not by that of the sum of sizes.
-        operation = operations(model.config.family)[point]
+        operation = operations(model.config)[point]
         scales: list[Array] = []
         operation(replace(context, rounding=replace(FP64, norm_scale=lambda s: _note(scales, s))), *inputs)
         given = replace(SINGLE, norm_scale=lambda s: scales.pop(0))

@@ -7,7 +7,8 @@ import numpy as np
 
 from precaudit.arrays import Array, identity, release, widen
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
-from precaudit.numpy_decoder.families import Context, operations
+from precaudit.numpy_decoder.context import Context
+from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.numpy_decoder.threads import INLINE, each, row_ranges, widened
@@ -100,7 +101,7 @@ class Model:
 
     def apply(self, point: str, context: Context, inputs: Sequence[Array]) -> Array:
         """Return the operation behind ``point`` (attention and logits aside), rows split over threads."""
-        operation = operations(self.config.family)[point]
+        operation = operations(self.config)[point]
         ranges = row_ranges(len(inputs[0]), inputs[0][:1].size)
         if len(ranges) == 1:
             return operation(context, *inputs)
@@ -114,7 +115,7 @@ class Model:
     def _touch(self, point: str, context: Context, inputs: Sequence[Array]) -> None:
         """Run the operation on one row, so that threads find its tensors widened."""
         one = replace(context, positions=context.positions[:1], rounding=Rounding())
-        operations(self.config.family)[point](one, *(x[:1] for x in inputs))
+        operations(self.config)[point](one, *(x[:1] for x in inputs))
 
 
 def attention(q: Array, k: Array, v: Array, positions: Array, rule: Rule, rounding: Rounding) -> Array:

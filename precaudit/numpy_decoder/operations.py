@@ -1,22 +1,37 @@
 """The decoder's operations, one function per point; each takes the points listed as its inputs in docs/design.md §4.
 
-What the configuration says (norms after, QK norm, caps, factors, partial RoPE) is here; a family that computes its norm
-another way gives that to ``table``.
+What varies between families is the configuration's: norms after, QK norm, caps, factors, partial RoPE, how a norm is
+rounded.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 from precaudit.arrays import Array
+from precaudit.configs import DecoderConfig
+from precaudit.numpy_decoder.context import Context, Operation
 from precaudit.numpy_decoder.experts import experts, mixed, router
-from precaudit.numpy_decoder.families import Context, Operation
-from precaudit.numpy_decoder.operators import activated, gated, linear, rms_norm, rope, rope_frequencies
+from precaudit.numpy_decoder.operators import (
+    activated,
+    gated,
+    linear,
+    rms_norm,
+    rms_norm_once,
+    rope,
+    rope_frequencies,
+)
 from precaudit.numpy_decoder.rounding import Rounding
 
 Norm = Callable[[Array, Array, float, Rounding], Array]
 
 
-def table(norm: Norm) -> dict[str, Operation]:
-    """Return {point: operation(context, *inputs)} with a family's norm, its MLP dense or of experts."""
+def operations(config: DecoderConfig) -> dict[str, Operation]:
+    """Return {point: operation(context, *inputs)} of a configuration, attention aside."""
+    return _table(rms_norm_once if config.norm_once else rms_norm)
+
+
+@cache
+def _table(norm: Norm) -> dict[str, Operation]:
 
     def normed(c: Context, x: Array, name: str) -> Array:
         return norm(x, c.tensor(f"{name}.weight") + c.config.norm_offset, c.config.norm_eps, c.rounding)
@@ -106,6 +121,3 @@ def _project(c: Context, x: Array, name: str) -> Array:
 def _rounded(c: Context, y: Array, name: str) -> Array:
     """Round a projection before what follows it: after the bias, where it has one."""
     return c.rounding.linear(y) if c.weight(f"{name}.bias") is None else c.rounding.biased(y)
-
-
-OPERATIONS = table(rms_norm)

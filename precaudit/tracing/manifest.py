@@ -11,7 +11,7 @@ from importlib import metadata
 import msgspec
 
 import precaudit
-from precaudit.jax_decoder.families import parts as family_parts
+from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.records import SCHEMA, ModelRecord, Requested, RunRecord
 from precaudit.tracing.subject import Subject
 

@@ -11,7 +11,7 @@ from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
-from precaudit.jax_decoder.families import parts as family_parts
+from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
