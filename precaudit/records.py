@@ -226,7 +226,8 @@ class ErrorRecord(Record, frozen=True):
     number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``slices``: how
-    many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``gain``:
+    many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``skipped``:
+    in a branch that was not taken. ``gain``:
     ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was handed on,
     whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
     that differ. ``rows``: which rows, as [first, end).
@@ -268,10 +269,13 @@ class ErrorRecord(Record, frozen=True):
     noise: Number | None = None
     missing: str | None = None
     unknown: str | None = None
+    skipped: str | None = None
 
     @property
     def numberless(self) -> str | None:
-        """Why there are no numbers: missing or unknown; None where there are."""
+        """Why there are no numbers: missing, unknown or skipped; None where there are."""
+        if self.skipped is not None:
+            return f"not run: {self.skipped}"
         return self.unknown if self.missing is None else f"missing: {self.missing}"
 
 

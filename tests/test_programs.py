@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 import precaudit
 from precaudit import Program, gate
 from precaudit.cli import run as command
+from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
@@ -379,15 +380,34 @@ def test_an_operation_without_fp64_meaning_is_unknown_and_not_passed(tmp_path):
     assert gate(tmp_path / "run").exit_code == 3
 
 
-def test_a_branch_that_is_not_taken_is_unknown_and_not_passed(tmp_path):
-    def call(w, x):
-        return jax.lax.cond(x[0, 0] > 0, lambda v: v @ w, lambda v: (v @ w) @ w, x)
+def branching(w, x):
+    return jax.lax.cond(x[0, 0] > 0, lambda v: v @ w, lambda v: (v @ w) @ w, x)
 
-    errors = compared(call, jnp.eye(4), tmp_path / "run", jnp.ones((3, 4)))
-    untaken = [e for e in errors if e.unknown == "its branch was not taken"]
+
+def test_a_branch_that_no_case_takes_is_unknown_and_not_passed(tmp_path):
+    errors = compared(branching, jnp.eye(4), tmp_path / "run", jnp.ones((3, 4)))
+    untaken = [e for e in errors if e.skipped == "its branch was not taken"]
     assert untaken
     assert len(untaken) < len(errors)
-    assert gate(tmp_path / "run").exit_code == 3
+    found = gate(tmp_path / "run")
+    assert found.exit_code == 3
+    assert found.counts["unknown"] == len(untaken)
+    assert "in any case: give one that takes it" in found.verdicts[0].text
+    assert diagnose(open_program_run(tmp_path / "run")).exit_code == 3
+
+
+def test_a_branch_that_a_case_takes_is_not_run_in_the_others_and_passes(tmp_path):
+    program = Program(branching, jnp.eye(4), {"a": (jnp.ones((3, 4)),), "b": (-jnp.ones((3, 4)),)})
+    opened = trace(program, tmp_path / "run")
+    errors = compare(opened, program)
+    skipped = [e for e in errors if e.skipped]
+    assert {e.prompt for e in skipped} == {"a", "b"}
+    found = gate(opened.folder)
+    assert found.counts == {"not run": len(skipped), "pass": len(errors) - len(skipped)}
+    assert found.exit_code == 0
+    assert diagnose(opened, program).exit_code == 0
+    (tmp_path / "b.toml").write_text('[[budget]]\nwhy = "all"\npoints = "*"\nmetric = "rel_l2"\nlimit = 1.0\n')
+    assert gate(opened.folder, tmp_path / "b.toml").counts == found.counts
 
 
 def test_a_file_named_as_a_library_leaves_the_library(tmp_path):

@@ -18,7 +18,7 @@ from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.programs import errors_of, marks_of, suspect
 from precaudit.judging.rules import judge
-from precaudit.judging.verdicts import Verdict
+from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
 from precaudit.numpy_decoder.rounding import FP64
@@ -76,7 +76,11 @@ def diagnose(
     Raises UserError where the run was not compared, or its program or its textbook's files are others than then.
     """
     errors = errors_of(opened)
-    verdicts = suspect([v for e in errors if (v := judge(e, default_limits())) is not None], errors)
+    judged = never_run(
+        (v for e in errors if (v := judge(e, default_limits())) is not None),
+        {e.point for e in errors if e.skipped is None},
+    )
+    verdicts = suspect(list(judged), errors)
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None

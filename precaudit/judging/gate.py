@@ -18,7 +18,7 @@ from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import STATUSES, Status, Verdict, suspect
+from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
 from precaudit.limits import Limits, default_limits
 from precaudit.places import Place
 from precaudit.programs.runs import is_program_run, open_program_run
@@ -41,10 +41,8 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """0 all pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
-        if self.counts.get("fail") or self.counts.get("nonfinite"):
-            return 1
-        return 0 if set(self.counts) == {"pass"} else 3
+        """0 all that ran pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
+        return exit_code(self.counts)
 
 
 class Seen:
@@ -76,6 +74,7 @@ class Rules:
     stale: tuple[str, ...] = ()
     seen: Seen = field(default_factory=Seen)
     passed: int = 0
+    ran: set[str] = field(default_factory=set)  # points with numbers
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
@@ -86,6 +85,8 @@ class Rules:
             raise UserError(
                 f"{where}: a second {e.kind} record of {Place.of(e).text}; the file was put together wrongly"
             )
+        if e.skipped is None:
+            self.ran.add(e.point)
         under = select(self.budgets, e) if self.budgets else []
         verdict = self._budgeted(e, under) if under else judge(e, self.limits)
         if verdict is not None and verdict.status == "pass":
@@ -96,7 +97,7 @@ class Rules:
     def _budgeted(self, e: ErrorRecord, under: Sequence[Budget]) -> Verdict | None:
         """Judge by budgets: a limit or ratchet stands in for the default rule, ``unexplained`` for its excess limit."""
         verdict = judge(e, self.limits)
-        if verdict is None or verdict.status in ("missing", "nonfinite"):
+        if verdict is None or verdict.status in ("missing", "nonfinite", "not run"):
             return verdict
         stated = [v for b in under if (v := self._stated(e, b)) is not None]
         if verdict.status == "unknown":
@@ -285,6 +286,7 @@ def _stream(path: Path) -> Iterator[ErrorRecord]:
 
 
 def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:
+    verdicts = list(never_run(verdicts, rules.ran))
     found = Counter(v.status for v in verdicts)
     found["pass"] += rules.passed
     ordered = sorted(verdicts, key=lambda v: (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step))

@@ -13,6 +13,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
+    if e.skipped is not None:
+        return Verdict.of(e, "not run", text=e.skipped)
     if e.unknown is not None:
         return Verdict.of(e, "unknown", text=e.unknown)
     if e.nonfinite:

@@ -1,7 +1,7 @@
 """Verdicts as records, what they add up to, and which of them only inherit (input suspect)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -10,8 +10,8 @@ from precaudit.graphs.decoder import LOGITS, POINTS, parts_of
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
-Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect"]
-STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "pass")
+Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
+STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run", "pass")
 HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
 
 
@@ -88,12 +88,20 @@ def _holds_worst(e: ErrorRecord, scope: str, index: Any) -> bool:
 PASS = Verdict(status="pass", kind="")  # of a record that passes: nothing is said of it, so one stands for all
 
 
-def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """0 all pass; 1 a fail or nonfinite; 3 only missing, stale, unknown (docs/design.md §6). Nothing judged is 3."""
-    statuses = {v.status for v in verdicts}
-    if statuses & {"fail", "nonfinite"}:
+def exit_code(statuses: Iterable[Status]) -> int:
+    """0 all that ran pass; 1 a fail or nonfinite; 3 only missing, stale, unknown (docs/design.md §6), or nothing."""
+    found = set(statuses)
+    if found & {"fail", "nonfinite"}:
         return 1
-    return 0 if statuses == {"pass"} else 3
+    return 0 if found - {"not run"} == {"pass"} else 3
+
+
+def never_run(verdicts: Iterable[Verdict], ran: Container[str]) -> Iterator[Verdict]:
+    """Yield verdicts, those of points that ran nowhere called ``unknown``; ``ran``: points with numbers."""
+    for v in verdicts:
+        if v.status == "not run" and v.point not in ran:
+            v = msgspec.structs.replace(v, status="unknown", text=f"{v.text} in any case: give one that takes it")
+        yield v
 
 
 def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:

@@ -142,7 +142,7 @@ def lacks_of(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict
         return {"missing": "recorded with another shape or format, or not at all"}
     taken = taps.get(f"{p.name}@taken", ALWAYS).reshape(-1)
     if not taken[(layer or 0) if len(taken) > 1 else 0]:
-        return {"unknown": "its branch was not taken"}
+        return {"skipped": "its branch was not taken"}
     return {}
 
 

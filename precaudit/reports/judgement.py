@@ -28,8 +28,8 @@ def groups(verdicts: Iterable[Verdict]) -> list[Group]:
     for _, members in groupby(listed, key=_key):
         rows = tuple(sorted(members, key=lambda v: (v.depth[0], -_over(v))))
         found.append(Group(rows[0], rows))
-    order = {"fail": 0, "nonfinite": 0, "missing": 1, "stale": 1, "unknown": 2, "input suspect": 3}
-    return sorted(found, key=lambda g: (order.get(g.first.status, 4), g.first.depth))
+    order = {"fail": 0, "nonfinite": 0, "missing": 1, "stale": 1, "unknown": 2, "input suspect": 3, "not run": 4}
+    return sorted(found, key=lambda g: (order.get(g.first.status, 5), g.first.depth))
 
 
 def _key(v: Verdict) -> tuple[str, str, str, str]:

@@ -18,7 +18,7 @@ def render(j: Judgement) -> str:
         text = xml(message(v) + rest(g))
         if v.status in ("fail", "nonfinite"):
             case.result = [Failure(text, v.status)]
-        elif v.status == "input suspect":
+        elif v.status in ("input suspect", "not run"):
             case.result = [Skipped(text, v.status)]
         else:
             case.result = [Error(text, v.status)]
