@@ -380,6 +380,50 @@ def test_an_operation_without_fp64_meaning_is_unknown_and_not_passed(tmp_path):
     assert gate(tmp_path / "run").exit_code == 3
 
 
+def quantised(x):
+    scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+    whole = jnp.round(x / scale)
+    return whole.astype(jnp.int8), scale
+
+
+@jax.jit
+def counted(q, w):
+    return jax.lax.dot_general(q, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
+
+
+def in_eight_bits(p, x):
+    def layer(x, p):
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+        q, scale = quantised(normed)
+        made = counted(q, p["w"]) + 1
+        return x + (made.astype(jnp.float32) * scale * p["s"]).astype(x.dtype), None
+
+    return jax.lax.scan(layer, x, p)[0]
+
+
+def test_integer_products_have_the_points_of_float_ones(tmp_path):
+    """What was quantised, as the integers it is; and what the sums become as floats, through jit and scan."""
+    draw = np.random.default_rng(0)
+    p = {
+        "w": jnp.asarray(draw.integers(-127, 128, (2, 32, 32)), jnp.int8),
+        "s": jnp.asarray(draw.uniform(0.001, 0.002, (2, 1, 32)), jnp.float32),
+    }
+    x = jnp.asarray(draw.standard_normal((4, 32)), jnp.bfloat16)
+    program = Program(in_eight_bits, p, {"a": (x,)})
+    opened = trace(program, tmp_path / "run")
+    known = {point.name: point for point in opened.record.points}
+    assert {"whole", "counted"} <= set(known)
+    taps = opened.tensors("a", 0, "taps")
+    assert (taps["whole"] == np.round(taps["whole"])).all()
+    assert np.abs(taps["whole"]).max() == 127
+    sums = np.einsum("ltk,lkn->ltn", taps["whole"].astype(int), np.asarray(p["w"], int)) + 1
+    assert (taps["counted"] == sums).all()
+    assert known["counted"].primitive == "dot_general"
+    compare(opened, program)
+    assert gate(opened.folder).exit_code == 0
+
+
 def branching(w, x):
     return jax.lax.cond(x[0, 0] > 0, lambda v: v @ w, lambda v: (v @ w) @ w, x)
 

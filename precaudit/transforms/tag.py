@@ -50,6 +50,8 @@ class Plan:
     covered: set[Any] = field(default_factory=set)  # tapped, or a layout of what is
     maker: dict[Any, Any] = field(default_factory=dict)
     scopes: dict[int, str] = field(default_factory=dict)
+    counted: dict[Any, tuple[Label, str, str]] = field(default_factory=dict)  # integers that a product gave
+    handed: dict[Any, Any] = field(default_factory=dict)  # integers in a body, and what they are outside
     given: dict[str, dict[Any, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def walk(self, jaxpr: Any, fixed: Sequence[bool], scope: str = "") -> None:
@@ -67,19 +69,47 @@ class Plan:
             if name == "scan":
                 n_consts, n_carry = scanned(params)
                 inner = [*still[:n_consts], *[False] * n_carry, *still[n_consts + n_carry :]]
-                self.walk(closed(params["jaxpr"])[0], inner, here)
+                self._within(closed(params["jaxpr"])[0], e.invars, e.outvars, inner, here)
             elif name == "cond":
                 for branch in params["branches"]:
-                    self.walk(closed(branch)[0], still[1:], here)
+                    self._within(closed(branch)[0], e.invars[1:], e.outvars, still[1:], here)
             elif name in CALLS and CALLS[name] in params:
-                self.walk(called(params, CALLS[name])[0], still, here)
+                self._within(called(params, CALLS[name])[0], e.invars, e.outvars, still, here)
             if all(still):
                 self.fixed.update(e.outvars)
             elif name in PRODUCTS | WRITES:
                 for v in e.outvars:
-                    self.tap(v, of_equation(e), name, here)
+                    self._made(v, of_equation(e), name, here)
+            elif not any(True for value in params.values() for _ in bodies(value)):
+                for v in e.outvars:
+                    if (found := self._count(e.invars)) is not None:
+                        self._made(v, *found)
             elif name in MOVES and e.invars[0] in self.covered:
                 self.covered.update(e.outvars)
+
+    def _within(self, body: Any, given: Sequence[Any], made: Sequence[Any], fixed: Sequence[bool], scope: str) -> None:
+        """Plan the taps of a body; integers that a product gave are that on both sides of its borders."""
+        for inner, outer in zip(body.invars, given, strict=True):
+            if (found := self._count([outer])) is not None:
+                self.counted[inner] = found
+            if _integers(inner.aval) and inner.aval.shape == outer.aval.shape:  # no slice of it, as a scan's are
+                self.handed[inner] = outer
+        self.walk(body, fixed, scope)
+        for inner, outer in zip(body.outvars, made, strict=True):
+            if (found := self._count([inner])) is not None:
+                self.counted[outer] = found
+
+    def _count(self, variables: Sequence[Any]) -> tuple[Label, str, str] | None:
+        """Return what gave integers that are among variables, a product; None where none are."""
+        known = (self.counted.get(v) for v in variables if not isinstance(v, jex.Literal))
+        return next((x for x in known if x is not None), None)
+
+    def _made(self, v: Any, found: Label, primitive: str, scope: str) -> None:
+        """Tap what a product or a write gives; of integers the floats that they become first."""
+        if _floats(v.aval):
+            self.tap(v, found, primitive, scope)
+        elif primitive in PRODUCTS and _integers(v.aval):
+            self.counted[v] = (found, primitive, scope)
 
     def results(self, jaxpr: Any) -> None:
         """Plan the taps of a program's float results that have none."""
@@ -91,8 +121,8 @@ class Plan:
         """Tap what an operand was made as, before it was laid out for the product."""
         if isinstance(v, jex.Literal) or v in self.fixed:
             return
-        while v not in self.covered and v in self.maker and self.maker[v][0].primitive.name in MOVES:
-            v = self.maker[v][0].invars[0]
+        while v not in self.covered and (v in self.handed or (v in self.maker and _moves(self.maker[v][0]))):
+            v = self.handed[v] if v in self.handed else self.maker[v][0].invars[0]
             if isinstance(v, jex.Literal):
                 return
         if v in self.covered or v in self.fixed:
@@ -126,6 +156,17 @@ class Plan:
         name = f"{base}~{number}" if number else base
         self.names[v] = Tag(name, found.source, scope, primitive)
         self.covered.add(v)
+
+
+def _moves(e: Any) -> bool:
+    """Whether an equation lays out one array of values, or takes floats as the integers they are."""
+    if e.primitive.name == "convert_element_type":
+        return _floats(e.invars[0].aval) and _integers(e.outvars[0].aval)
+    return e.primitive.name in MOVES
+
+
+def _integers(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and bool(jnp.issubdtype(aval.dtype, jnp.integer))
 
 
 def _floats(aval: Any) -> bool:
