@@ -1,7 +1,9 @@
 """What can go wrong, and the exit code each kind ends with (design §6)."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PrecauditError(Exception):
@@ -27,3 +29,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(words)}"
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Raise UserError, in a sentence, for what ran out of a device's or the machine's memory; also a decorator."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in text:
+            raise
+        asked = re.search(r"allocat\w+ (\d+) ?bytes", text)
+        much = f": it was asked for {int(asked[1]) / 1e9:,.1f} GB at once" if asked else ""
+        raise UserError(f"the device's memory is too small{much}; give smaller inputs, or another device") from None

@@ -357,8 +357,8 @@ def prepare_folder(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} is not writable")
 
 
-def check_space(folder: Path, needed: int) -> None:
-    """Raise UserError when the disk under ``folder`` has less than ``needed`` bytes left."""
+def check_space(folder: Path, needed: int, less: str = "record less with --layers, --points or --positions") -> None:
+    """Raise UserError when the disk under ``folder`` has less than ``needed`` bytes left; ``less``: what needs less."""
     place = folder
     while not place.exists():
         place = place.parent
@@ -366,7 +366,7 @@ def check_space(folder: Path, needed: int) -> None:
     if needed > free:
         raise UserError(
             f"no space: the run needs about {needed / 1e6:,.0f} MB, {place} has {free / 1e6:,.0f} MB left; "
-            "record less with --layers, --points or --positions, or choose another -o"
+            f"{less}, or choose another -o"
         )
 
 

@@ -424,6 +424,23 @@ def test_integer_products_have_the_points_of_float_ones(tmp_path):
     assert gate(opened.folder).exit_code == 0
 
 
+def test_a_device_too_small_is_said_in_a_line(tmp_path, monkeypatch, capsys):
+    def exhausted(*given):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17592186044416 bytes.")
+
+    monkeypatch.setattr("precaudit.programs.tracing.reap", lambda call: exhausted)
+    assert command(["trace", f"{EXAMPLES / 'own_decoder.py'}:program", "-o", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "precaudit: the device's memory is too small: it was asked for 17,592.2 GB at once; give smaller inputs, or "
+        "another device"
+    ]
+    with pytest.raises(UserError, match="cut off before it finished"):
+        open_program_run(tmp_path / "run")
+    with pytest.raises(UserError, match="memory is too small"):
+        trace(load(f"{EXAMPLES / 'own_decoder.py'}:program"), tmp_path / "again")
+
+
 def branching(w, x):
     return jax.lax.cond(x[0, 0] > 0, lambda v: v @ w, lambda v: (v @ w) @ w, x)
 

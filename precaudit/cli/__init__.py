@@ -71,10 +71,11 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
-    from precaudit.errors import PrecauditError
+    from precaudit.errors import PrecauditError, enough_memory
 
     try:
-        code = cli.main(args=arguments, prog_name="precaudit", standalone_mode=False)
+        with enough_memory():
+            code = cli.main(args=arguments, prog_name="precaudit", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code

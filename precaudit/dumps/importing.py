@@ -88,7 +88,7 @@ def import_dump(
     taken, tokens, left = _taken(dump, given, case, calls, where, strict=names is not None)
     if not taken and not dump.reported:
         raise UserError(f"{source}: no array has a name of ours; say what is what with --map FILE")
-    check_space(folder, sum(_size(held) for _, _, held in taken) + (1 << 20))
+    check_space(folder, sum(_size(held) for _, _, held in taken) + (1 << 20), "map fewer points")
     check_folder(folder, force)
     part = temporary(folder)
     try:

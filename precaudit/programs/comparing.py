@@ -7,7 +7,7 @@ import jax
 import msgspec
 
 from precaudit.arrays import Array
-from precaudit.errors import UserError
+from precaudit.errors import UserError, enough_memory
 from precaudit.programs.formula import OwnReference, callable_errors, shown, textbook_errors
 from precaudit.programs.forward import Chains, NotChained, Truth, forward_numbers
 from precaudit.programs.loading import line_of, load, trusted
@@ -26,6 +26,7 @@ Tell = Callable[[int, int, str], None]
 CHAINED = "calls in FP64 and as drawn realisations"
 
 
+@enough_memory()
 def compare(
     run: Opened | Path | str, program: Program | str | None = None, reference: OwnReference | Names | None = None,
     tell: Tell = lambda done, total, what: None,

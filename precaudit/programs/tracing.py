@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, enough_memory
 from precaudit.programs.program import Program
 from precaudit.programs.runs import (
     SCHEMA,
@@ -98,6 +98,7 @@ def weights_of(program: Program, made: Tagged) -> str:
     return digest.hexdigest()
 
 
+@enough_memory()
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Tell = lambda done, total, what: None,
@@ -113,7 +114,8 @@ def trace(
     folder, calls, found = Path(folder), program.steps + 1, _points(made)
     size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
     inputs_size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
-    check_space(folder, len(program.cases) * calls * (size + inputs_size) + (1 << 20))
+    needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
+    check_space(folder, needed, "give smaller inputs or fewer steps")
     prepare_folder(folder, force)
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
