@@ -97,6 +97,7 @@ bench: .venv/oracle
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python -m benchmarks.decoding
 	$(BIN)/python benchmarks/judging.py
+	$(BIN)/python -m benchmarks.programs_speed
 
 tiny: .venv/test
 	$(PIP) -e '.[train]'

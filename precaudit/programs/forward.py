@@ -1,6 +1,7 @@
 """Forward errors of a program's run: against its FP64 shadow, call after call through its own state (JAX)."""
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +19,7 @@ from precaudit.transforms.tag import Tagged
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
 ROUNDED = Realisation("converted", sums="single")
-# FP64 values do not depend on how well they are compiled, and most of the time would be the compiler's.
-QUICK = {"xla_backend_optimization_level": 0}
+SMALL = 1 << 22  # values of all points
 
 
 class Truth(NamedTuple):
@@ -44,8 +44,9 @@ class Chains:
             jaxpr, shape = jax.make_jaxpr(reap(made.call), return_shape=True)(program.params, *first)
         self.structure = jax.tree.structure(shape)
         self.inputs = jax.tree.structure(first)
-        self.exact = jax.jit(whole(jaxpr, None), compiler_options=QUICK)
-        self.rounded = jax.jit(whole(jaxpr, ROUNDED), compiler_options=QUICK)
+        how = effort(made)
+        self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
+        self.rounded = jax.jit(whole(jaxpr, ROUNDED), compiler_options=how)
 
     def calls(self, recorded: Iterator[dict[str, Array]], drawn: bool = True) -> Iterator[Truth]:
         """Yield every call's values; ``recorded``: each call's input leaves, whose integers are given to all chains.
@@ -82,6 +83,16 @@ class Chains:
             raise NotChained(f"advance, on FP64 outputs: gave shapes {shapes}, not those of the inputs")
         floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in given]
         return [mine if is_float else x for mine, x, is_float in zip(own, given, floats, strict=True)]
+
+
+def effort(made: Tagged) -> dict[str, Any]:
+    """Return how hard XLA is to optimise FP64 passes: their values do not depend on it.
+
+    Of a small program most of the time would be the compiler's (examples/own_decoder.py: 23 s unoptimised, 32 s at
+    level 1); of a large one it is the passes' (128 tokens of SmolLM2: 37 s, then 27 s).
+    """
+    values = sum(prod((*s.stacked, *s.shape)) for s in made.sites)
+    return {"xla_backend_optimization_level": 0 if values < SMALL else 1}
 
 
 def forward_numbers(stored: Array, exact: Array, drawn: list[Array], logits: bool = False) -> dict[str, Any]:

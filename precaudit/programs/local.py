@@ -16,7 +16,7 @@ from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import canonical, explained, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numpy_decoder.magnitudes import half_ulp
-from precaudit.programs.forward import QUICK
+from precaudit.programs.forward import effort
 from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.transforms import CannotLift
@@ -54,12 +54,13 @@ class Emulations:
 
     def __init__(self, made: Tagged) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
+        options = effort(made)
         with jax.enable_x64(True):
-            self.exact = jax.jit(exactly(made.call), compiler_options=QUICK)
+            self.exact = jax.jit(exactly(made.call), compiler_options=options)
             self.honest = {
-                name: jax.jit(emulated(made.call, how), compiler_options=QUICK) for name, how in ways.items()
+                name: jax.jit(emulated(made.call, how), compiler_options=options) for name, how in ways.items()
             }
-            self.drawn = [jax.jit(emulated(made.call, how), compiler_options=QUICK) for how in DRAWS]
+            self.drawn = [jax.jit(emulated(made.call, how), compiler_options=options) for how in DRAWS]
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]

@@ -1,0 +1,113 @@
+"""What auditing a program costs beside running it: SmolLM2's decoder as a program, over one prompt (``make bench``).
+
+Capture of all its points against the bare program; the local check (FP64, every honest emulation, drawn realisations)
+against a forward; and the memory of the FP64 pass with twice the layers of a scan.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.programs.local import Emulations
+from precaudit.programs.own import prefill_of
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import prepared, trace
+from precaudit.tracing.subject import load
+from precaudit.transforms import reap
+from precaudit.transforms.emulate import exactly
+
+CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
+
+
+def seconds(run: Callable[[], Any], times: int) -> float:
+    """Return the median of some runs after one that compiles."""
+    jax.block_until_ready(run())
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        jax.block_until_ready(run())
+        took.append(time.perf_counter() - began)
+    return median(took)
+
+
+def line(what: str, value: float, bound: float | None, note: str) -> None:
+    """Print a ratio and its bound."""
+    verdict = "" if bound is None else f" (bound {bound:g}: {'ok' if value <= bound else 'over'})"
+    print(f"{what:<44} {value:8.2f} x{verdict}  {note}")
+
+
+def speeds(program: Program, times: int) -> None:
+    """Print what capture and the local check take against the bare program."""
+    made = prepared(program)
+    (inputs,) = program.cases.values()
+    bare, captured = jax.jit(program.call), jax.jit(reap(made.call))
+    plain = seconds(lambda: bare(program.params, *inputs), times)
+    tapped = seconds(lambda: captured(program.params, *inputs), times)
+    line("capture of all points / bare", tapped / plain, CAPTURE, f"{tapped:.2f} s : {plain:.2f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        opened = trace(program, Path(folder) / "run")
+        taps, segments, took = opened.tensors("a", 0, "taps"), Emulations(made), []
+        for _ in range(2):
+            began = time.perf_counter()
+            segments.records(opened, "a", 0, taps, (program.params, *inputs))
+            took.append(time.perf_counter() - began)
+    line(
+        "local check of all points / bare", took[-1] / plain, CHECK, f"{took[-1]:.1f} s, {took[0]:.1f} s with compiling"
+    )
+
+
+def scanned(layers: int) -> Program:
+    """Return a program that scans over layers of two products."""
+    draw = np.random.default_rng(0)
+    weights = draw.standard_normal((2, layers, 256, 256)).astype(np.float32) / 16
+
+    def layer(x: Any, w: Any) -> Any:
+        return x + jax.nn.silu(x @ w[0]) @ w[1], None
+
+    def call(params: Any, x: Any) -> Any:
+        return jax.lax.scan(layer, x, params)[0]
+
+    return Program(call, (weights[0], weights[1]), {"a": (draw.standard_normal((512, 256)).astype(np.float32),)})
+
+
+def memory(program: Program) -> float:
+    """Return the bytes of temporaries of the FP64 pass of a program, as XLA plans them."""
+    made = prepared(program)
+    (inputs,) = program.cases.values()
+    shapes = {s.name: jax.ShapeDtypeStruct((*s.stacked, *s.shape), s.dtype) for s in made.sites}
+    with jax.enable_x64(True):
+        compiled = jax.jit(exactly(made.call)).lower(shapes, program.params, *inputs).compile()
+    return float(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def main() -> int:
+    """Print the lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--times", type=int, default=3)
+    args = parser.parse_args()
+    try:
+        subject = load("smollm2", device="cpu")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    ids = np.random.default_rng(0).integers(0, subject.config.vocab, args.tokens)
+    program = prefill_of(subject, {"a": ids})
+    speeds(replace(program, outputs=None), args.times)
+    few, many = (memory(scanned(n)) for n in (8, 32))
+    line("temporaries of FP64, 32 layers / 8", many / few, 1.1, f"{many / 1e6:.1f} MB : {few / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
