@@ -16,7 +16,7 @@ from precaudit.dumps.runs import Imported, Reported, is_imported, open_imported
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
-from precaudit.programs.runs import MANIFEST, Opened, is_program_run, open_program_run, places
+from precaudit.programs.runs import MANIFEST, Opened, is_program_run, not_taken, open_program_run, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, Number, PrefillDecodeRecord, read_lines, write_lines
 from precaudit.store import file_hash, open_run
 
@@ -124,7 +124,13 @@ def _program(run: Opened) -> Side:
             raise UserError(f"{run.folder}: {place.text} was not recorded; the run is damaged: trace again")
         return np.asarray(found[p.name].reshape(-1, *p.shape)[place.layer or 0])
 
-    return Side(run.record.id, run.folder, held, tensor, lambda place: None, lambda case: None)
+    def skipped(place: Place) -> str | None:
+        p = held[place]
+        if p in run.record.outputs:
+            return None
+        return not_taken(p, place.layer, run.tensors(place.prompt, place.step, "taps"))
+
+    return Side(run.record.id, run.folder, held, tensor, lambda place: None, lambda case: None, skipped)
 
 
 def _as_calls(side: Side) -> Side:

@@ -280,4 +280,8 @@ def test_a_model_without_common_cases_or_points_is_refused(ours, tmp_path):
     found = import_dump(tmp_path / "q.npy", tmp_path / "run", tmp_path / "names.toml")
     with pytest.raises(UserError, match="no cases in common: other; and p0"):
         compare_runs(found.folder, ours.folder)
+    (tmp_path / "names.toml").write_text('case = "p0"\n[points]\nq = "q"')
+    found = import_dump(tmp_path / "q.npy", tmp_path / "again", tmp_path / "names.toml")
+    (one,) = compare_runs(found.folder, ours.folder).errors
+    assert one.missing == "not in the reference run"
     assert open_run(ours.folder).record.id

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import precaudit
 from precaudit import Program, gate
+from precaudit.between import compare_runs
 from precaudit.cli import run as command
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
@@ -469,6 +470,11 @@ def test_a_branch_that_a_case_takes_is_not_run_in_the_others_and_passes(tmp_path
     assert diagnose(opened, program).exit_code == 0
     (tmp_path / "b.toml").write_text('[[budget]]\nwhy = "all"\npoints = "*"\nmetric = "rel_l2"\nlimit = 1.0\n')
     assert gate(opened.folder, tmp_path / "b.toml").counts == found.counts
+    between = compare_runs(opened.folder, trace(program, tmp_path / "again").folder)
+    assert sum(e.skipped is not None for e in between.errors) == len([e for e in skipped if e.kind == "local"])
+    own = compare(opened, program, lambda w, x: {p.name: np.zeros((3, 4)) for p in opened.record.points})
+    formula = [e for e in own if e.kind == "formula"]
+    assert [e.skipped for e in formula] == [e.skipped for e in errors if e.kind == "local"]
 
 
 def test_a_file_named_as_a_library_leaves_the_library(tmp_path):

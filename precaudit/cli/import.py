@@ -1,5 +1,6 @@
 """``precaudit import``: tensors that another framework wrote become a run."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -24,9 +25,8 @@ def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
     """
     from precaudit.dumps.importing import import_dump
 
-    words = click.get_current_context().command_path
     with progress_bar() as advance:
-        found = import_dump(dump, output, names, force, f"{words} {dump}", advance)
+        found = import_dump(dump, output, names, force, " ".join(["precaudit", *sys.argv[1:]]), advance)
     record = found.record
     for what, its in (("not taken", record.left_out), ("not there", record.absent)):
         if its:

@@ -25,7 +25,8 @@ class Side:
     """A run of any kind, as far as another is held against it.
 
     ``places``: what it holds, in its order. ``rows``: the positions of a tensor's rows, None where they are not known.
-    ``tokens``: a case's token ids as they were fed, None where they are not known.
+    ``tokens``: a case's token ids as they were fed, None where they are not known. ``skipped``: why a tensor holds
+    nothing, where the program did not run it.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Side:
     tensor: Callable[[Place], Array]
     rows: Callable[[Place], Array | None]
     tokens: Callable[[str], Sequence[int] | None]
+    skipped: Callable[[Place], str | None] = lambda place: None
 
     @property
     def cases(self) -> tuple[str, ...]:
@@ -81,6 +83,8 @@ def pair_error(a: Side, b: Side, here: Place, same: int | None) -> ErrorRecord:
         return here.record("pair", a.id, b.id, missing="in the reference run, not in this one")
     if here not in b.places:
         return here.record("pair", a.id, b.id, missing="not in the reference run")
+    if (why := a.skipped(here) or b.skipped(here)) is not None:
+        return here.record("pair", a.id, b.id, skipped=why)
     rows, others = a.rows(here), b.rows(here)
     keyed = here.point in POINTS and "S" in POINTS[here.point].axes
     if rows is None or others is None:
@@ -168,8 +172,10 @@ def sides_errors(a: Side, b: Side, tell: Callable[[int, int, str], None]) -> tup
             )
         wanted = [p for p in wanted if kind(p) in mine and kind(p) in others]
         for side, names, rest in ((a, mine, others), (b, others, mine)):
-            lone = [n for n in names if n not in rest and n != "None"]
+            lone = ["outside layers" if n == "None" else n for n in names if n not in rest]
             notes += [f"only {side.folder} has the {name} {_listed(lone)}"] if lone else []
+    if not wanted:
+        raise UserError(f"{a.folder} and {b.folder} have no tensor in common: {'; '.join(notes)}")
     notes += [note for c in cases_of(a, b) if (note := _tokens(a, b, c))]
     errors = []
     for i, here in enumerate(sorted(wanted, key=lambda p: (p.prompt, p.phase != "prefill", p.phase, p.step, p.order))):

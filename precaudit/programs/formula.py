@@ -8,7 +8,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import row_shapes
-from precaudit.programs.runs import Opened, ProgramPoint, places
+from precaudit.programs.runs import Opened, ProgramPoint, not_taken, places
 from precaudit.programs.textbook import Pair, Textbook, as_textbook, whole_sequences
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 
@@ -70,7 +70,8 @@ def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> I
         expected = made.expected[pair.layer, pair.point]
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         for call, rows in enumerate(made.calls):
-            found = distance(seen[:, rows], expected[:, rows])
+            why = not_taken(pair.shown, pair.step, opened.tensors(case, call, "taps"))
+            found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows])
             yield _record(opened, case, call, pair.shown, pair.step, named, found)
 
 
@@ -88,6 +89,9 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
         wanted, seen = np.asarray(expected[p.name], np.float64), exact[p.name]
         if wanted.shape != seen.shape:
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
+        if (why := not_taken(p, layer, opened.tensors(case, call, "taps"))) is not None:
+            yield _record(opened, case, call, p, layer, "reference", {"skipped": why})
+            continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]
         rows = [x.reshape(1, -1, p.shape[-1] if p.shape else 1) for x in cut]
         yield _record(opened, case, call, p, layer, "reference", distance(*rows))

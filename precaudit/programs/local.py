@@ -17,7 +17,7 @@ from precaudit.metrics.sizes import canonical, explained, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.programs.forward import effort
-from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, places
+from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, not_taken, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.transforms import CannotLift
 from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
@@ -37,7 +37,6 @@ DRAWS = (
     Realisation(seed=2, sums="reversed"),
     Realisation("converted", seed=3, sums="single"),
 )
-ALWAYS = np.ones(1, bool)
 
 
 @dataclass(frozen=True)
@@ -141,10 +140,8 @@ def lacks_of(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict
     """Return why a point has no numbers; empty where it has."""
     if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
         return {"missing": "recorded with another shape or format, or not at all"}
-    taken = taps.get(f"{p.name}@taken", ALWAYS).reshape(-1)
-    if not taken[(layer or 0) if len(taken) > 1 else 0]:
-        return {"skipped": "its branch was not taken"}
-    return {}
+    why = not_taken(p, layer, taps)
+    return {} if why is None else {"skipped": why}
 
 
 def step_of(p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:

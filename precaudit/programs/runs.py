@@ -1,6 +1,6 @@
 """Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -123,6 +123,15 @@ def places(points: tuple[ProgramPoint, ...]) -> Iterator[tuple[ProgramPoint, int
     for p in points:
         for layer in range(prod(p.stacked)) if p.stacked else (None,):
             yield p, layer
+
+
+def not_taken(p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
+    """Return why a point was not run in a step of its scans: a branch that was not taken; None where it was run."""
+    marks = taps.get(f"{p.name}@taken")
+    if marks is None:
+        return None
+    taken = marks.reshape(-1)
+    return None if taken[(layer or 0) if len(taken) > 1 else 0] else "its branch was not taken"
 
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
