@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from precaudit.arrays import widen
 from precaudit.audit import read_config
@@ -30,6 +31,8 @@ from precaudit.checkpoints.names import read_layout
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.comparison.written import recall
+from precaudit.dumps.importing import import_dump
+from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
@@ -191,6 +194,19 @@ def read_policy(path: Path) -> None:
     load_policy(str(path))
 
 
+def read_dumped(path: Path) -> None:
+    """Import a dump and read it again."""
+    with tempfile.TemporaryDirectory() as name:
+        read_imported(import_dump(path, Path(name) / "run", path / "names.toml").folder)
+
+
+def read_imported(path: Path) -> None:
+    """Open an imported run and read its tensors."""
+    run = open_imported(path)
+    for t in run.record.tensors:
+        run.tensor(t)
+
+
 def outcome(path: Path, named: str, read: Callable[[Path], object] = read_model) -> str:
     """Read what may be broken; return what happened: loaded, refused, or what went wrong."""
     listing = sorted(p.name for p in path.parent.rglob("*"))
@@ -247,6 +263,34 @@ query_scale = 1.0
 """
 
 
+MAP = """case = "a"
+tokens = "ids"
+ignore = ["names"]
+
+[points]
+q = { name = "layers/{i}", axes = "1 t (h k) -> t h k", sizes = { h = 2 }, dtype = "bfloat16" }
+k = "more/{i}"
+v = { name = "rest/{i}", axes = "h t k -> t h k" }
+logits = "{case}/{call}/logits"
+"""
+DUMPS = 1_000_000  # the first seed of broken dumps: those of other files stay what they were
+
+
+def sound_dump(folder: Path) -> None:
+    """Write arrays of every kind that a dump may hold, and the map of their names."""
+    draw = np.random.default_rng(0)
+    (folder / "layers").mkdir(parents=True)
+    for i in range(2):
+        x = draw.standard_normal((1, 5, 8)).astype(np.float32).view(np.uint32) >> 16
+        np.save(folder / "layers" / f"{i}.npy", x.astype(np.uint16))
+    np.savez(folder / "more.npz", **{str(i): draw.standard_normal((5, 2, 4)) for i in range(2)})
+    save_file({str(i): draw.standard_normal((2, 5, 4)) for i in range(2)}, folder / "rest.safetensors")
+    np.save(folder / "ids.npy", np.arange(5))
+    row = {"prompt": "a", "step": 0, "logits": draw.standard_normal((5, 7)).tolist(), "attn_ref_mae": 0.04}
+    (folder / "audit.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "names.toml").write_text(MAP)
+
+
 def sound_run(folder: Path) -> None:
     """Trace and compare two short prompts of a fixture."""
     prompts = [Prompt(id=name, tokens=tuple(range(1, n))) for name, n in (("a", 9), ("b", 5))]
@@ -291,10 +335,21 @@ class Corpus:
             ("baseline.jsonl", "", lines, read_baselined), ("names", "names.toml", toml, read_layout),
         ]  # fmt: skip
 
+        sound_dump(folder / "dump")
+        import_dump(folder / "dump", folder / "imported", folder / "dump" / "names.toml")
+        self.dumps: list[tuple[str, str, tuple[Way, ...], Reader]] = [
+            ("dump", "layers/0.npy", raw, read_dumped), ("dump", "more.npz", raw, read_dumped),
+            ("dump", "rest.safetensors", (header, *raw), read_dumped), ("dump", "ids.npy", raw, read_dumped),
+            ("dump", "audit.jsonl", lines, read_dumped), ("dump", "names.toml", toml, read_dumped),
+            ("imported", "dump.json", json_, read_imported),
+            ("imported", "tensors/0.safetensors", (header, *raw), read_imported),
+        ]  # fmt: skip
+
     def case(self, seed: int) -> tuple[str, str]:
         """Mutate one file, read what it belongs to, put it back; return (what was mutated, outcome)."""
         r = random.Random(seed)
-        owner, name, ways, read = self.files[seed % len(self.files)]
+        files = self.files if seed < DUMPS else self.dumps
+        owner, name, ways, read = files[seed % len(files)]
         path = self.folder / owner / name if name else self.folder / owner
         way = r.choice(ways)
         with self.kept(owner, path):
@@ -322,7 +377,8 @@ def main() -> int:
     counts: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as name:
         corpus = Corpus(Path(name))
-        for seed in range(given.first, given.first + given.count):
+        dumps = range(DUMPS + given.first, DUMPS + given.first + given.count // 10)
+        for seed in (*range(given.first, given.first + given.count), *dumps):
             what, found = corpus.case(seed)
             if found not in ("loaded", "refused"):
                 print(f"seed {seed}, {what}: {found}")
@@ -332,7 +388,7 @@ def main() -> int:
     for what in sorted({w for w, _ in counts}):
         print(f"{what:32} {counts[what, 'loaded']:6} {counts[what, 'refused']:7} {counts[what, 'WRONG']:5}")
     wrong = sum(n for (_, found), n in counts.items() if found == "WRONG")
-    print(f"{given.count} files, {wrong} wrong")
+    print(f"{counts.total()} files, {wrong} wrong")
     return 1 if wrong else 0
 
 

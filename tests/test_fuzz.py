@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.fuzz import Corpus, sealed
+from benchmarks.fuzz import DUMPS, Corpus, sealed
 from precaudit.cli import run
 
 
@@ -16,6 +16,12 @@ def corpus(tmp_path_factory):
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_a_broken_file_is_named_or_loads(corpus, first):
     found = {seed: corpus.case(seed) for seed in (*range(first, first + 100), 721)}
+    assert not {s: f for s, f in found.items() if f[1] not in ("loaded", "refused")}
+    assert {what for _, what in found.values()} == {"loaded", "refused"}
+
+
+def test_a_broken_dump_is_named_or_loads(corpus):
+    found = {seed: corpus.case(seed) for seed in range(DUMPS, DUMPS + 200)}
     assert not {s: f for s, f in found.items() if f[1] not in ("loaded", "refused")}
     assert {what for _, what in found.values()} == {"loaded", "refused"}
 

@@ -129,7 +129,7 @@ def rearranged(x: Array, pattern: str, where: str, given: Mapping[str, int] | No
     sizes = {a: n for a, n in (SIZES | dict(given or {})).items() if a in named}
     try:
         found: Array = einops.rearrange(x, pattern, **sizes)
-    except einops.EinopsError as error:
+    except (einops.EinopsError, ValueError) as error:  # the latter for a pattern without an arrow
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
             f"{where}: axes {pattern!r} do not fit {list(x.shape)} ({reason}); for example 'd l h k -> (h k) d'"
