@@ -16,7 +16,7 @@ help:
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
 	@echo 'make families  every family end to end on random models'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
-	@echo 'make fuzz      read 110,000 broken files: models, runs, prompts, settings'
+	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
