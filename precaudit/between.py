@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.comparison.pairs import Side, side_of, sides_errors
+from precaudit.comparison.pairs import Side, side_of, sides_errors, token_notes
 from precaudit.comparison.recorded import Recorded
 from precaudit.dumps.runs import MANIFEST as DUMP
 from precaudit.dumps.runs import Imported, Reported, is_imported, open_imported
@@ -65,10 +65,9 @@ def compare_runs(run: Path | str, against: Path | str, tell: Tell = lambda done,
     notes: list[str] = []
     if not beside or all(side.places for side in sides):  # a dump may hold reported numbers alone
         errors, notes = sides_errors(sides[0], sides[1], tell)
-    if all(programs):
-        notes = [n for n in notes if "does not say which tokens" not in n]
-        notes += _inputs(open_program_run(run), open_program_run(against))
-    notes += [f"not in the dump: {text}" for x in (run, against) if is_imported(x) for text in _lacks(open_imported(x))]
+    notes += _inputs(*map(open_program_run, (run, against))) if all(programs) else token_notes(*sides)
+    dumps = [open_imported(x) for x in (run, against) if is_imported(x)]
+    notes += [f"not in the dump: {text}" for dump in dumps for text in dump.record.absent]
     folder = Path(run) / "against" / hashlib.sha256(_identity(Path(against)).encode()).hexdigest()[:8]
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / "errors.jsonl", errors)
@@ -152,10 +151,6 @@ def _inputs(a: Opened, b: Opened) -> Iterator[str]:
         differ = sorted(k for k in {**x, **y} if k not in x or k not in y or x[k].tobytes() != y[k].tobytes())
         if differ:
             yield f"{case}: the inputs of the first call differ (leaves {', '.join(differ[:5])})"
-
-
-def _lacks(run: Imported) -> Iterator[str]:
-    yield from run.record.absent
 
 
 def _beside(run: Path, against: Path) -> Iterator[Beside]:

@@ -190,6 +190,17 @@ def _point_record(t: Tensor, values: "Array", prompt: str, phase: str, step: int
     )  # fmt: skip
 
 
+def known_hash(path: Path) -> str:
+    """Return ``file_hash`` of a file that is read many times: again where its time or size changed."""
+    stat = path.stat()
+    return _hashed(str(path), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(path: str, changed: int, size: int) -> str:
+    return file_hash(Path(path))
+
+
 def file_hash(path: Path) -> str:
     """Return the XXH3-128 of a file."""
     return f"xxh3:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"

@@ -250,6 +250,7 @@ def test_an_imported_run_is_whole_checked_and_taken_by_compare_alone(ours, mappe
     assert command(again) == 2
     assert "holds an imported run already" in capsys.readouterr().err
     assert command([*again, "--force"]) == 0
+    assert not list(tmp_path.glob(".*"))
     assert command(["compare", str(found.folder), str(ours.folder), "--layers", "0"]) == 2
     file = found.folder / "tensors" / "0.safetensors"
     data = bytearray(file.read_bytes())

@@ -176,7 +176,6 @@ def sides_errors(a: Side, b: Side, tell: Callable[[int, int, str], None]) -> tup
             notes += [f"only {side.folder} has the {name} {_listed(lone)}"] if lone else []
     if not wanted:
         raise UserError(f"{a.folder} and {b.folder} have no tensor in common: {'; '.join(notes)}")
-    notes += [note for c in cases_of(a, b) if (note := _tokens(a, b, c))]
     errors = []
     for i, here in enumerate(sorted(wanted, key=lambda p: (p.prompt, p.phase != "prefill", p.phase, p.step, p.order))):
         errors.append(pair_error(a, b, here, agreeing(a, b, here.prompt)))
@@ -185,9 +184,9 @@ def sides_errors(a: Side, b: Side, tell: Callable[[int, int, str], None]) -> tup
     return errors, notes
 
 
-def cases_of(a: Side, b: Side) -> list[str]:
-    """Return the cases both runs have."""
-    return [c for c in a.cases if c in b.cases]
+def token_notes(a: Side, b: Side) -> list[str]:
+    """Return how far the tokens of the cases that both have agree, where they do not to the end."""
+    return [note for c in a.cases if c in b.cases and (note := _tokens(a, b, c))]
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

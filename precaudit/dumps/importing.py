@@ -90,7 +90,7 @@ def import_dump(
         raise UserError(f"{source}: no array has a name of ours; say what is what with --map FILE")
     check_space(folder, sum(_size(held) for _, _, held in taken) + (1 << 20), "map fewer points")
     check_folder(folder, force)
-    part = temporary(folder)
+    part, old = temporary(folder), temporary(folder)
     try:
         (part / "tensors").mkdir(parents=True)
         tensors, hashes = _tensors(part, taken, where, tell)
@@ -102,10 +102,13 @@ def import_dump(
         )  # fmt: skip
         write_whole(part / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         if folder.exists():
-            shutil.rmtree(folder) if not any(folder.iterdir()) else folder.rename(temporary(folder))
+            folder.rename(old)
         part.rename(folder)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for gone in (part, old):
+            shutil.rmtree(gone, ignore_errors=True)
     return open_imported(folder)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.places import Place
 from precaudit.records import Index, Number, Record
-from precaudit.store import file_hash
+from precaudit.store import known_hash
 
 if TYPE_CHECKING:
     from precaudit.arrays import Array
@@ -81,7 +81,7 @@ class Imported:
         path = self.folder / t.file
         if t.file not in self.record.hashes or not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: import again")
-        if file_hash(path) != self.record.hashes[t.file]:
+        if known_hash(path) != self.record.hashes[t.file]:
             raise UserError(f"{path} was altered since it was imported (its hash differs); import again")
         files = SafetensorsFiles.open([path], ANYTHING)
         if t.key not in files.entries:

@@ -11,7 +11,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.records import Count, Index, Number, Record
-from precaudit.store import file_hash
+from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Opened:
         path = self.folder / name
         if name not in self.record.hashes or not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
-        if file_hash(path) != self.record.hashes[name]:
+        if known_hash(path) != self.record.hashes[name]:
             raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
         return path
 
