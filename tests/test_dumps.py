@@ -19,8 +19,10 @@ from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
 from precaudit.places import Place
 from precaudit.programs.loading import load
+from precaudit.programs.own import prefill_of
 from precaudit.programs.tracing import trace
 from precaudit.records import value
+from precaudit.tracing.subject import load as load_subject
 from tests.programs import record
 
 OWN = Path(__file__).parent.parent / "examples" / "own_decoder.py"
@@ -156,6 +158,35 @@ def test_calls_are_prefill_and_steps_and_jsonl_needs_no_map(ours, tmp_path):
     assert [beside["attn_ref_mae", i] for i in range(5)] == [mine[i] for i in range(5)]
     assert beside["prefill_last_top1", None] == compared.prefill_decode[0].prefill_top1
     assert beside["gap", None] is None
+
+
+def test_steps_are_at_the_positions_after_the_prompt(ours, tmp_path):
+    """A dump of prefill and of the step that was fed the first generated token, all tokens given."""
+    dump = tmp_path / "dump"
+    for call, held in enumerate((tensors(ours), tensors(ours, "decode", 1))):
+        (dump / str(call)).mkdir(parents=True)
+        np.save(dump / str(call) / "attn.npy", held[0, "attn_out"].astype(np.float32))
+    fed = Recorded.of(ours).fed_tokens("p0")
+    np.save(dump / "ids.npy", np.asarray(fed))
+    entry = 'attn_out = { name = "{call}/attn", layer = 0 }'
+    (tmp_path / "names.toml").write_text(f'case = "p0"\ntokens = "ids"\n[points]\n{entry}')
+    found = compare_runs(import_dump(dump, tmp_path / "theirs", tmp_path / "names.toml").folder, ours.folder)
+    assert [(e.phase, e.step, e.max_diff) for e in found.errors] == [("prefill", 0, 0.0), ("decode", 1, 0.0)]
+    np.save(dump / "ids.npy", np.asarray([*fed[:-2], fed[-2] + 1]))
+    again = import_dump(dump, tmp_path / "theirs", tmp_path / "names.toml", force=True)
+    prefill, step = compare_runs(again.folder, ours.folder).errors
+    assert prefill.max_diff == 0.0
+    assert step.unknown == "the tokens of the two runs differ before this, or end"
+
+
+def test_a_program_is_held_against_a_models_run(ours, tmp_path):
+    """Our own decoder as a program, a batch of one: its first call is prefill, and bit for bit the same."""
+    program = prefill_of(load_subject("tiny", device="cpu"), {"p0": ours.prompts["p0"].tokens})
+    found = compare_runs(trace(program, tmp_path / "run").folder, ours.folder)
+    known = [e for e in found.errors if e.numberless is None]
+    assert {(e.phase, e.step) for e in known} == {("call", 0)}
+    assert {e.point for e in known} >= {"q", "k", "v", "attn_out"}
+    assert max(value(e.rel_l2) for e in known) < 0.05  # another length, another honest rounding
 
 
 def test_numbers_alone_are_a_run_too(ours, tmp_path, capsys):

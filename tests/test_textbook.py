@@ -188,6 +188,24 @@ def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
         diagnose(opened, program)
 
 
+def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
+    """The same norm in two branches, of which the map names one: each case takes another."""
+    new = (
+        'lax.cond(tokens[0] > 5, lambda: tap(norm(x, p["mlp_norm"]), "second"), '
+        'lambda: tap(norm(x, p["mlp_norm"]), "other"))'
+    )
+    program, names = tapped(tmp_path, 'tap(norm(x, p["mlp_norm"]), "second")', new)
+    (first,) = program.cases["a"]
+    program = replace(program, cases={"a": (first.at[0].set(9),), "b": (first.at[0].set(1),)})
+    opened = trace(program, tmp_path / "run")
+    errors = compare(opened, program, names)
+    formula = {(e.prompt, e.point): e.skipped for e in errors if e.kind == "formula"}
+    assert formula["a", "second"] is None
+    assert formula["b", "second"] == "its branch was not taken"
+    assert gate(opened.folder).exit_code == 0
+    assert diagnose(opened, program).exit_code == 0
+
+
 def test_what_the_gate_fails_is_a_finding_or_more(recorded, tmp_path):
     """Forward errors alone: no segment says why, and it is no clean bill."""
     program, opened = recorded

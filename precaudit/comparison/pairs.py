@@ -100,6 +100,7 @@ def pair_error(a: Side, b: Side, here: Place, same: int | None) -> ErrorRecord:
 
 
 def _numbers(a: Side, b: Side, here: Place, x: Array, y: Array, rows: Array | None) -> ErrorRecord:
+    x, y = (z[0] if z.ndim == other.ndim + 1 and len(z) == 1 else z for z, other in ((x, y), (y, x)))  # a batch of one
     if x.shape != y.shape:
         return here.record("pair", a.id, b.id, unknown=f"shapes differ: {list(x.shape)} and {list(y.shape)}")
     known = here.point in POINTS and x.ndim == len(POINTS[here.point].axes)

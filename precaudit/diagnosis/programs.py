@@ -84,7 +84,8 @@ def diagnose(
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None
-    formula = [v for v in verdicts if v.kind == "formula" and v.status not in ("pass", "unknown", "missing")]
+    off = ("fail", "nonfinite", "input suspect")
+    formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
     named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
     findings = [*named, *_segments(opened, bad)]
     if bad and not findings:
