@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
 from precaudit.checkpoints import open_checkpoint
@@ -17,6 +18,9 @@ from precaudit.cli import run
 from precaudit.configs.huggingface import FAMILIES
 from precaudit.configs.unread import BESIDE, DERIVED, LEFT_BEHIND, UNREAD
 from precaudit.errors import UserError
+from precaudit.numpy_decoder.operators import rms_norm, rms_norm_once
+from precaudit.numpy_decoder.rounding import of_policy
+from precaudit.policies import load_policy
 from precaudit.store import open_run
 from tests.conftest import FIXTURES
 from tests.test_oracle import reference
@@ -353,3 +357,30 @@ def test_a_field_the_user_names_is_passed_over_and_recorded(tmp_path, capsys):
     assert run(audit) == 0
     assert run(["models", str(folder)]) == 2
     assert run(["models", str(folder), "--allow-field", "my_field", "--allow-field", "other_field"]) == 0
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_rounded_as_transformers_rounds_them(family):
+    """Once after the weight, or before it too: bits of transformers' own norm of bfloat16 rows."""
+    torch = pytest.importorskip("torch")
+    modelling = importlib.import_module(f"transformers.models.{family.removesuffix('_text')}.modeling_"
+                                        f"{family.removesuffix('_text')}")  # fmt: skip
+    (kind,) = {getattr(modelling, n) for n in dir(modelling) if n.endswith("RMSNorm") and "Gated" not in n}
+    made = kind(64, eps=1e-6)
+    draw = np.random.default_rng(0)
+    x, w = draw.standard_normal((200, 64)).astype(np.float32), draw.standard_normal(64).astype(np.float32)
+    x, w = (z.astype(bfloat16) for z in (x, w))
+    with torch.no_grad():
+        made.weight.copy_(torch.from_numpy(w.astype(np.float32)))
+        given = torch.from_numpy(x.astype(np.float32)).bfloat16()
+        theirs = made.bfloat16()(given).float().numpy()
+    config = next(
+        c for p in sorted(FIXTURES.iterdir()) if (p / "config.json").is_file()
+        for c in [open_checkpoint(str(p)).config] if c.family == family
+    )  # fmt: skip
+    policy = of_policy(load_policy("bf16"))
+    wide, weight = x.astype(np.float64), w.astype(np.float64) + config.norm_offset
+    own = {once: norm(wide, weight, 1e-6, policy) for once, norm in ((True, rms_norm_once), (False, rms_norm))}
+    off = {once: np.mean(y.astype(np.float32) != theirs) for once, y in own.items()}
+    assert off[config.norm_once] < 0.01 < off[not config.norm_once]
