@@ -112,6 +112,23 @@ def test_what_differs_is_placed(ours, mapped, tmp_path):
     assert precaudit.compare(found, ours.folder).errors[0].kind == "pair"
 
 
+def test_what_is_not_finite_is_shown_and_never_equal(ours, mapped, tmp_path, capsys):
+    """It is in no size: without a column of its own a row of NaN would read as one of zeros."""
+
+    def change(key, x):
+        return x * np.nan if key == (1, "attn_out") else x
+
+    found = import_dump(dumped(tmp_path / "dump", ours, change), tmp_path / "theirs", mapped)
+    (one,) = (e for e in compare_runs(found.folder, ours.folder).errors if e.nonfinite)
+    assert (one.layer, one.point, one.nonfinite) == (1, "attn_out", one.n)
+    capsys.readouterr()
+    assert command(["compare", str(found.folder), str(ours.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 16 tensors hold NaN or infinity, first layer 1 attn_out" in out
+    (row,) = (line.split() for line in out.splitlines() if line.split()[:2] == ["1", "attn_out"])
+    assert row[5] == str(one.n)
+
+
 def test_other_tokens_are_said_and_not_compared(ours, mapped, tmp_path):
     dump = dumped(tmp_path / "dump", ours)
     ids = np.load(dump / "ids.npy")

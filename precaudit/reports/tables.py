@@ -165,10 +165,11 @@ def pair_table(errors: Sequence[ErrorRecord]) -> Table:
     for (layer, point), records in groups.items():
         known = [e for e in records if e.numberless is None]
         unknown = len(records) - len(known)
-        worst = max(known, key=lambda e: value(e.rel_l2), default=None)
+        worst = max(known, key=lambda e: (e.nonfinite > 0, value(e.rel_l2)), default=None)
         sizes = [short(getattr(worst, k)) for k in ("mae", "max_diff", "rel_l2")] if worst else ["", "", ""]
-        rows.append((_layer(layer), point, *sizes, str(unknown or ""), place_text(worst)))
-    columns = ("layer", "point", "mae", "max_diff", "rel_l2", "unknown", "worst")
+        off = sum(e.nonfinite for e in known)  # which are in none of the sizes
+        rows.append((_layer(layer), point, *sizes, str(off or ""), str(unknown or ""), place_text(worst)))
+    columns = ("layer", "point", "mae", "max_diff", "rel_l2", "NaN or inf", "unknown", "worst")
     return Table("Candidate against reference run", columns, tuple(rows), ("point", "worst"))
 
 

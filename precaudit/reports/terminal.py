@@ -4,6 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from precaudit.comparison.written import Comparison
+from precaudit.places import Place
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode, reported_table
@@ -42,6 +43,9 @@ def show_between(found: "Between", console: Any) -> None:
         console.print(f"[bold red]{escape(terminal(note))}[/]", soft_wrap=True)
     if found.errors:
         _print(pair_table(found.errors), console)
+    if off := [e for e in found.errors if e.nonfinite]:
+        where = escape(terminal(Place.of(off[0]).text))
+        console.print(f"[bold red]{len(off)} of {len(found.errors)} tensors hold NaN or infinity, first {where}[/]")
     if lacking := [e for e in found.errors if e.numberless is not None]:
         whys = Counter(e.numberless for e in lacking)
         said = ", ".join(f"{n} {why}" for why, n in whys.most_common(3))
