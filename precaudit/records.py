@@ -359,6 +359,16 @@ def decode_lines(data: bytes, kind: type[R], where: str, tolerate_tail: bool = F
                 raise UserError(f"{where}:{i}: {error}") from None
 
 
+def read_record(path: Path, kind: type[R], what: str) -> R:
+    """Return the record that a JSON file holds; raises UserError where it is not there or is not ``what``."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not {what}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+
+
 def read_lines(path: Path, kind: type[R]) -> list[R]:
     """Return every record of a JSONL file; raises UserError naming file, line and field."""
     return list(decode_lines(path.read_bytes(), kind, str(path)))

@@ -8,7 +8,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.places import Place
-from precaudit.records import Index, Number, Record
+from precaudit.records import Index, Number, Record, read_record
 from precaudit.store import known_hash
 
 if TYPE_CHECKING:
@@ -100,12 +100,7 @@ def is_imported(folder: Path | str) -> bool:
 def open_imported(folder: Path | str) -> Imported:
     """Open an imported run; raises UserError for what is none or was cut off."""
     path = Path(folder) / MANIFEST
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=DumpRun)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not an imported run: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+    record = read_record(path, DumpRun, "an imported run")
     names = [t.file for t in record.tensors]
     if bad := next((n for n in names if Path(n).is_absolute() or ".." in Path(n).parts), None):
         raise UserError(f"{path}: {bad!r} lies outside the run; it was altered")

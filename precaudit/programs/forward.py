@@ -88,8 +88,7 @@ class Chains:
 def effort(made: Tagged) -> dict[str, Any]:
     """Return how hard XLA is to optimise FP64 passes: their values do not depend on it.
 
-    Of a small program most of the time would be the compiler's (examples/own_decoder.py: 23 s unoptimised, 32 s at
-    level 1); of a large one it is the passes' (128 tokens of SmolLM2: 37 s, then 27 s).
+    Of a small program most of the time would be the compiler's, of a large one it is the passes'.
     """
     values = sum(prod((*s.stacked, *s.shape)) for s in made.sites)
     return {"xla_backend_optimization_level": 0 if values < SMALL else 1}

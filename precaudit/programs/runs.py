@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.records import Count, Index, Number, Record
+from precaudit.records import Count, Index, Number, Record, read_record
 from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
@@ -147,12 +147,7 @@ def is_program_run(folder: Path | str) -> bool:
 def open_program_run(folder: Path | str) -> Opened:
     """Open a run of a program; raises UserError for what is none, was cut off, or is newer than us."""
     path = Path(folder) / MANIFEST
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=ProgramRun)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not a program's run: {error}") from None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+    record = read_record(path, ProgramRun, "a program's run")
     if record.finished is None:
         raise UserError(f"{folder}: this run was cut off before it finished; trace again")
     if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
