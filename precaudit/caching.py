@@ -25,7 +25,7 @@ READS = (
     "numpy_decoder",
 )
 COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "row_hashes.py")
-DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "tracing", "transforms")
+DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "programs", "tracing", "transforms")
 
 
 def cache_folder(kind: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, Remedy, Shares
+from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.dumps.runs import DumpRun
 from precaudit.programs.runs import Compared, ProgramRun
 from precaudit.records import (
@@ -31,6 +31,7 @@ FILES = {
     "findings.jsonl": Finding,
     "formula.json": FormulaRecord,
     "kept.json": Kept,
+    "lines.jsonl": LineRemedy,
     "remedies.jsonl": Remedy,
     "shares.jsonl": Shares,
     "program.json": ProgramRun,

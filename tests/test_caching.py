@@ -127,14 +127,14 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
 def test_what_diagnosis_kept_holds_only_as_it_was(compared, monkeypatch):
     _, made, _ = compared
     one = [kept.Kept(run="a", code="b", files={})]
-    kept.keep(made, "shares.jsonl", one)
-    assert kept.held(made, "shares.jsonl", kept.Kept) == tuple(one)
+    kept.keep(made.folder, "shares.jsonl", one)
+    assert kept.held(made.folder, "shares.jsonl", kept.Kept) == tuple(one)
     path = made.folder / "shares.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"'))
-    assert kept.held(made, "shares.jsonl", kept.Kept) is None
-    kept.keep(made, "shares.jsonl", one)
+    assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
+    kept.keep(made.folder, "shares.jsonl", one)
     monkeypatch.setattr(kept, "computed_by", lambda sources: "other")
-    assert kept.held(made, "shares.jsonl", kept.Kept) is None
+    assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
 
 
 def test_the_cache_is_where_the_user_says_or_in_the_users_folder(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def command(
         given |= {"--model": model, "--lift": lift or None, "--invariance": invariance or None}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program and diagnosed whole; leave out {', '.join(other)}")
-        return _program(run, program, as_json)
+        return _program(run, program, objective, verbose, as_json)
     if program is not None:
         raise UserError(f"{run} is no run of a program; leave out --program")
     opened = open_run(run, partial)
@@ -78,20 +78,22 @@ def command(
     return 1 if 1 in codes else max(codes)
 
 
-def _program(run: Path, program: str | None, as_json: bool) -> int:
-    """Print what a program's run shows: causes of its formula, and segments that nothing explains."""
+def _program(run: Path, program: str | None, objective: str, verbose: bool, as_json: bool) -> int:
+    """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose
+    from precaudit.judging.programs import errors_of
     from precaudit.programs.runs import open_program_run
     from precaudit.records import encode
-    from precaudit.reports import program as report
+    from precaudit.reports import program_diagnosis as report
 
     with progress_bar() as advance:
-        found = diagnose(open_program_run(run), program, tell=advance)
+        opened = open_program_run(run)
+        found = diagnose(opened, program, advance, objective)
     if as_json:
         for finding in found.findings:
             click.echo(encode(finding), nl=False)
     else:
-        report.findings(found.findings, found.unknown, found.explained, console())
+        report.show(found, errors_of(opened), console(), verbose)
     return found.exit_code
 
 

@@ -32,7 +32,7 @@ def establish(recorded: Recorded, model: Model, prompt: str, program_on: Program
     compared = [e for e in _compared(run) if e.phase in PHASES and e.unknown is None]
     if compared:
         return _summary(given, compared)
-    if kept and (before := held(run, NAME, FormulaRecord)):
+    if kept and (before := held(run.folder, NAME, FormulaRecord)):
         return before[0]
     asked = [p for p in PHASES if p in recorded.requested.phases]
     if not asked:
@@ -41,7 +41,7 @@ def establish(recorded: Recorded, model: Model, prompt: str, program_on: Program
     if unknown := next((e.unknown for e in found if e.unknown is not None), None):
         return replace(given, unknown=unknown)
     made = _summary(given, [e for e in found if e.missing is None])
-    return keep(run, NAME, [made])[0] if kept else made
+    return keep(run.folder, NAME, [made])[0] if kept else made
 
 
 def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:

@@ -1,6 +1,7 @@
 """What diagnosis keeps beside a run, and whether it still holds: the run, the code and the bytes are what they were."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -8,36 +9,39 @@ import msgspec
 from precaudit.caching import DIAGNOSES, computed_by
 from precaudit.diagnosis.records import Kept
 from precaudit.records import Record, read_lines, write_lines
-from precaudit.store import Run, file_hash
+from precaudit.store import file_hash
 
 NAME = "kept.json"
+MANIFESTS = ("run.json", "program.json")
 R = TypeVar("R", bound=Record)
 
 
-def held(run: Run, name: str, kind: type[R]) -> tuple[R, ...] | None:
+def held(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
     """Return what was kept in a file of JSON lines; None where it is not there, of another run, code or content."""
-    before, path = _read(run), run.folder / name
+    before, path = _read(folder), folder / name
     if before is None or not path.is_file() or before.files.get(name) != file_hash(path):
         return None
     return tuple(read_lines(path, kind))
 
 
-def keep(run: Run, name: str, records: Sequence[R]) -> tuple[R, ...]:
+def keep(folder: Path, name: str, records: Sequence[R]) -> tuple[R, ...]:
     """Write records to a file that ``held`` will return; return them."""
-    before = _read(run)
-    write_lines(run.folder / name, records)
-    files = {**(before.files if before is not None else {}), name: file_hash(run.folder / name)}
-    write_lines(run.folder / NAME, [Kept(*_identity(run), files)])
+    before = _read(folder)
+    write_lines(folder / name, records)
+    files = {**(before.files if before is not None else {}), name: file_hash(folder / name)}
+    write_lines(folder / NAME, [Kept(*_identity(folder), files)])
     return tuple(records)
 
 
-def _identity(run: Run) -> tuple[str, str]:
-    return file_hash(run.folder / "run.json"), computed_by(DIAGNOSES)
+def _identity(folder: Path) -> tuple[str, str]:
+    """Return the hashes of a run's manifest, a model's or a program's, and of the code."""
+    manifest = next(p for name in MANIFESTS if (p := folder / name).is_file())
+    return file_hash(manifest), computed_by(DIAGNOSES)
 
 
-def _read(run: Run) -> Kept | None:
+def _read(folder: Path) -> Kept | None:
     try:
-        found = msgspec.json.decode((run.folder / NAME).read_bytes(), type=Kept)
+        found = msgspec.json.decode((folder / NAME).read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return found if (found.run, found.code) == _identity(run) else None
+    return found if (found.run, found.code) == _identity(folder) else None

@@ -42,7 +42,7 @@ class Program:
 
     def shares(self, tell: Tell) -> tuple[Shares, ...]:
         """Return the shares of operations in the change of the objective, of a few prompts."""
-        before = held(self.recorded.run, "shares.jsonl", Shares)
+        before = held(self.recorded.run.folder, "shares.jsonl", Shares)
         if before and all(s.objective == self.objective for s in before):
             return before
         subject = self._program()
@@ -62,11 +62,11 @@ class Program:
             found.append(msgspec.structs.replace(made, run=self.identity))
         if any(s.unknown is not None for s in found):
             return tuple(found)  # another look may bring the meaning that lacked
-        return keep(self.recorded.run, "shares.jsonl", found)
+        return keep(self.recorded.run.folder, "shares.jsonl", found)
 
     def remedies(self, tell: Tell, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...]:
         """Return what raising parts of the policy buys; ``shared`` tells the layer to raise alone."""
-        if before := held(self.recorded.run, "remedies.jsonl", Remedy):
+        if before := held(self.recorded.run.folder, "remedies.jsonl", Remedy):
             return before
         try:
             subject = self._program(device_kind(self.recorded.run.record.device))
@@ -78,7 +78,7 @@ class Program:
 
         tokens = [t for _, t in self._prompts()][-TRIED:]
         made = remedies(subject, self.model, self.identity, tokens, tell, heaviest(shared))
-        return keep(self.recorded.run, "remedies.jsonl", made)
+        return keep(self.recorded.run.folder, "remedies.jsonl", made)
 
     def _prompts(self) -> list[tuple[str, Array]]:
         """Return the prompts of up to LONGEST tokens by length, or the shortest."""

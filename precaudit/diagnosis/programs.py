@@ -10,6 +10,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.diagnosis.candidates import variants
 from precaudit.diagnosis.declared import declared, where
+from precaudit.diagnosis.effects import Effects, effects
 from precaudit.diagnosis.fitting import Fit, fits, minimise
 from precaudit.diagnosis.forms import Form, Inputs, made, plain
 from precaudit.diagnosis.products import narrow_constants
@@ -61,6 +62,7 @@ class Diagnosed(NamedTuple):
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
     explained: int
+    effects: Effects = Effects()
 
     @property
     def exit_code(self) -> int:
@@ -69,10 +71,12 @@ class Diagnosed(NamedTuple):
 
 
 def diagnose(
-    opened: Opened, program: Program | str | None = None, tell: Tell = lambda done, total, what: None
-) -> Diagnosed:
+    opened: Opened, program: Program | str | None = None, tell: Tell = lambda done, total, what: None,
+    objective: str | None = None,
+) -> Diagnosed:  # fmt: skip
     """Return the findings of a compared program's run, and write them beside it.
 
+    ``objective``: also what changed its outputs, and what its lines gain in float32; of logits as ``shares`` takes it.
     Raises UserError where the run was not compared, or its program or its textbook's files are others than then.
     """
     errors = errors_of(opened)
@@ -95,7 +99,16 @@ def diagnose(
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
     told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
-    return Diagnosed(tuple(findings), told, passed)
+    effect = Effects() if objective is None else _effects(opened, program, objective, tell)
+    return Diagnosed(tuple(findings), told, passed, effect)
+
+
+def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Tell) -> Effects:
+    """Return what changed the outputs and what would help; not told where the program may not or cannot be run."""
+    try:
+        return effects(opened, *traced_program(opened, program), objective, tell)
+    except UserError as error:
+        return Effects(unknown=str(error))
 
 
 def _segments(opened: Opened, bad: Sequence[Verdict]) -> Iterator[Finding]:

@@ -64,6 +64,29 @@ class Remedy(Record, frozen=True, omit_defaults=False):
     memory: Number
 
 
+class LineRemedy(Record, frozen=True, omit_defaults=False):
+    """A line of lines.jsonl: a line of a program's source, or several together, in float32; pairs are (before, after).
+
+    Emulated: ``size`` is the mean KL of the rows of ``output`` from FP64 in nats, or its relative distance
+    (``measure``), over realisations of the program's rounding; ``all``: the same with every line in float32; ``flips``:
+    of top-1 in ``rows``; ``gain``: the share of size that is gone, ``error`` its standard error; ``bytes``: that their
+    results take more. ``run``: hash of program.json.
+    """
+
+    run: str
+    output: str
+    measure: Literal["kl", "distance"]
+    sources: tuple[str, ...]
+    text: tuple[str, ...]
+    size: tuple[Number, Number]
+    all: Number
+    flips: tuple[int, int]
+    rows: int
+    gain: Number
+    error: Number
+    bytes: int
+
+
 class Differs(Record, frozen=True, omit_defaults=False):
     """A place where the program's FP64 shadow is not the reference; ``distance``: relative."""
 

@@ -1,6 +1,7 @@
 """Does it matter? The share every operation's own error has in a change of logits, by the FP64 gradient (JAX)."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow
 
 NODES = (0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2)
+Goal = Callable[[Any], Any]  # a number of a program's output
+
 PLANTED = tuple(p.name for p in POINTS.values() if p.kind not in ("stream", "cache", "head") and p.within is None)
 
 
@@ -41,46 +44,83 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
         program, args = _prefill(subject, tokens)
-        errors = _forced(program, subject)(values, *args)
-        del values
-        add = plant(program, "add", subject.lift)
-        exact = np.asarray(jitted(shadow(program, subject.lift), subject.platform)(*args))[0, 0]
-        made = np.asarray(jitted(add, subject.platform)(errors, *args)[0])[0, 0]
-        last = widen(candidate)[-1]
-        own = last - made  # the error of the output matrix, the last operation
+        found = split(
+            program, values, args, widen(candidate)[-1], lambda exact: goal_of(objective, exact), subject.lift,
+            lambda f: jitted(f, subject.platform), {p: layers for p in values if POINTS[p].per_layer},
+        )  # fmt: skip
+    return found.record(prompt, objective, LOGITS)
 
-        def goal(d: Any, e: Any, *a: Any) -> Any:
-            return _objective(objective, exact, add(d, *a)[0][0, 0] + e)
 
-        def at(t: Any, d: Any, e: Any, *a: Any) -> Any:
-            """Sums of gradient · error over each layer of each point, at the fraction t of the errors."""
-            by_tap, by_logit = jax.grad(goal, argnums=(0, 1))(jax.tree.map(lambda x: t * x, d), t * e, *a)
-            return {k: _per_step(k, by_tap[k] * d[k]) for k in d}, by_logit @ e
+class Split(NamedTuple):
+    """What changed a number of a program's output, in the order of program and steps: {point: share of each step}.
 
-        rule = jitted(at, subject.platform)
-        found = [rule(t, errors, own, *args) for t in NODES]
-        sums = {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}
-        parts = [Share(layer=None, point=LOGITS, share=number(float(np.mean([float(x) for _, x in found]))))]
-        for point, each in sums.items():
-            for i, x in enumerate(np.atleast_1d(each)):
-                parts.append(Share(layer=i if POINTS[point].per_layer else None, point=point, share=number(float(x))))
-        change = float(_objective(objective, exact, last) - _objective(objective, exact, exact))
-        start = float(_objective(objective, exact, exact))
-    total = sum(float(s.share) for s in parts)
-    return Shares(
-        run="", prompt=prompt, objective=objective, fp64=number(start), change=number(change), explained=number(total),
-        absolute=number(sum(abs(float(s.share)) for s in parts)),
-        shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
+    ``start`` and ``change``: that number in FP64, and what the candidate's is more; ``last``: the share of what no
+    point comes after, the output's own error. ``stepped``: points that are in a loop over steps.
+    """
+
+    start: float
+    change: float
+    last: float
+    shares: dict[str, Array]
+    stepped: frozenset[str]
+
+    def record(self, prompt: str, objective: str, output: str) -> Shares:
+        """Return a line of shares.jsonl, largest first."""
+        parts = [Share(layer=None, point=output, share=number(self.last))]
+        for point, each in self.shares.items():
+            for i, x in enumerate(each):
+                parts.append(Share(layer=i if point in self.stepped else None, point=point, share=number(float(x))))
+        return Shares(
+            run="", prompt=prompt, objective=objective, fp64=number(self.start), change=number(self.change),
+            explained=number(sum(float(s.share) for s in parts)),
+            absolute=number(sum(abs(float(s.share)) for s in parts)),
+            shares=tuple(sorted(parts, key=lambda s: -abs(float(s.share)))),
+        )  # fmt: skip
+
+
+def split(
+    program: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...], recorded: Array,
+    goal: Callable[[Array], Goal], lift: Mapping[str, Any] | None = None, compiled: Callable[..., Any] = jax.jit,
+    steps: Mapping[str, int] | None = None,
+) -> Split:  # fmt: skip
+    """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
+
+    ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
+    scans have, those that are told one by one. All own errors together turn FP64 into what was recorded, so nothing
+    but the curvature of the goal is left over. Under ``jax.enable_x64(True)``.
+    """
+    steps = steps or {}
+    planted, add = plant(program, "force", lift), plant(program, "add", lift)
+    errors = compiled(lambda planted_values, *a: planted(planted_values, *a)[1])(values, *args)
+    values.clear()
+    exact = np.asarray(compiled(shadow(program, lift))(*args))
+    own = recorded - np.asarray(compiled(add)(errors, *args)[0])
+    number_of = goal(exact)
+
+    def each(d: Any, e: Any, *a: Any) -> Any:
+        return number_of(add(d, *a)[0] + e)
+
+    def at(t: Any, d: Any, e: Any, *a: Any) -> Any:
+        """Sums of gradient · error over each step of each point, at the fraction t of the errors."""
+        by_tap, by_output = jax.grad(each, argnums=(0, 1))(jax.tree.map(lambda x: t * x, d), t * e, *a)
+        return {k: (by_tap[k] * d[k]).reshape(steps.get(k, 1), -1).sum(axis=1) for k in d}, by_output @ e
+
+    rule = compiled(at)
+    found = [rule(t, errors, own, *args) for t in NODES]
+    start = float(number_of(exact))
+    return Split(
+        start, float(number_of(recorded)) - start, float(np.mean([float(x) for _, x in found])),
+        {k: np.mean([np.asarray(taps[k]) for taps, _ in found], axis=0) for k in errors}, frozenset(steps),
     )  # fmt: skip
 
 
 def _prefill(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
-    """Return prefill of one prompt without padding as a function of its last row's logits [1, 1, V], and arguments."""
+    """Return prefill of one prompt without padding as a function of its last row's logits [V], and arguments."""
     n = len(tokens)
 
     def program(*a: Any) -> Any:
         params, tables, *rest = a
-        return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0]
+        return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0][0, 0]
 
     rows = np.asarray([[n - 1]], np.int32)
     return program, (subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32), rows)
@@ -119,22 +159,17 @@ def unknown_shares(prompt: str, why: str, objective: str = "margin") -> Shares:
     )  # fmt: skip
 
 
-def _per_step(point: str, x: Any) -> Any:
-    """Sum a product over everything but layers."""
-    return x.reshape(x.shape[0], -1).sum(axis=1) if POINTS[point].per_layer else x.sum()
-
-
-def _objective(name: str, exact: Any, logits: Any) -> Any:
-    """Return the objective of one row of logits [V]."""
+def goal_of(name: str, exact: Any) -> Goal:
+    """Return the objective as a function of one row of logits [V]; ``exact``: FP64's."""
     order = np.argsort(-np.asarray(exact), kind="stable")
     if name == "margin":
-        return logits[int(order[0])] - logits[int(order[1])]
-    log_q = jax.nn.log_softmax(jnp.asarray(logits))
+        return lambda logits: logits[int(order[0])] - logits[int(order[1])]
     if name.startswith("logprob"):
         token = name.partition(":")[2]
-        return log_q[int(token) if token else int(order[0])]
+        chosen = int(token) if token else int(order[0])
+        return lambda logits: jax.nn.log_softmax(jnp.asarray(logits))[chosen]
     log_p = jax.nn.log_softmax(jnp.asarray(exact))
-    return jnp.sum(jnp.exp(log_p) * (log_p - log_q))
+    return lambda logits: jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(jnp.asarray(logits))))
 
 
 def _stacked(recorded: Recorded, prompt: str, point: str, layers: int, n: int) -> Array | None:

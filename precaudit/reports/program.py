@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from precaudit.diagnosis.records import Finding
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
@@ -146,14 +145,3 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
         said = f"; largest KL {max(known):.1e}" if known else ""
         lost = f"; {rows - len(known)} have none: logits are NaN or infinite" if len(known) < rows else ""
         yield f"Logits: top-1 is FP64's in {same} of {rows} rows{said}{lost}."
-
-
-def findings(found: Sequence[Finding], unknown: Sequence[str], explained: int, console: Any) -> None:
-    """Print the findings of a program's run, what is unknown, or that there are none."""
-    for f in found:
-        size = "" if f.rel_l2 is None else f"; {value(f.rel_l2):.2e} off at {f.point}, {f.records} records"
-        console.print(terminal(f"✗ {f.kind}: {f.says}{size}"), highlight=False)
-    for text in unknown:
-        console.print(terminal(f"unknown: {text}"), highlight=False)
-    if not found and not unknown:
-        console.print(f"✓ rounding explains all {explained} records: the equations' own, and FP64's", highlight=False)

@@ -55,7 +55,7 @@ def emulated(
     FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
     reader the latter. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
     """
-    return planting(function, lambda names: _Emulated(dict(lift or {}), names, how))
+    return planting(function, lambda names: Emulated(dict(lift or {}), names, how))
 
 
 def exactly(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Values]:
@@ -72,7 +72,7 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
     """
 
     def run(seed: Any, *leaves: Any) -> list[Any]:
-        found = Shadow(dict(lift or {})) if how is None else _Emulated(dict(lift or {}), (), how, seed)
+        found = Shadow(dict(lift or {})) if how is None else Emulated(dict(lift or {}), (), how, seed)
         return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
 
     return run
@@ -93,7 +93,7 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
     return small / factor
 
 
-class _Emulated(Planted):
+class Emulated(Planted):
     """Evaluates a planted shadow with rounded results."""
 
     def __init__(self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any = None) -> None:
@@ -107,7 +107,7 @@ class _Emulated(Planted):
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
-            if not hasattr(read, "val") and read in self.before and _bits(made) > _bits(read.aval.dtype):
+            if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype):
                 inputs = [self.before[read]]
         return super().equation(equation, inputs)
 
@@ -122,7 +122,7 @@ class _Emulated(Planted):
             out = [_own_sum(inputs[0], equation.params["axes"], own)]
         elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
             out = self.summed(equation, inputs)
-        elif name in EXPANDED and self.how.expanded and 8 < _bits(equation.outvars[0].aval.dtype) < 32:
+        elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         else:
             out = super().operation(equation, inputs)
@@ -134,9 +134,9 @@ class _Emulated(Planted):
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
         """Return a result as its format holds it; a narrow one unrounded where all are."""
         dtype = getattr(variable.aval, "dtype", None)
-        if dtype is None or not _bits(dtype) or dtype == np.float64:
+        if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
-        if _bits(dtype) < 32:
+        if float_bits(dtype) < 32:
             if self.how.unrounded == "all":
                 return x
             self.before[variable] = x
@@ -162,7 +162,7 @@ class _Emulated(Planted):
         read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
-        made = rounded(x, dtype) if _bits(dtype) and dtype != np.float64 else x
+        made = rounded(x, dtype) if float_bits(dtype) and dtype != np.float64 else x
         return [values[0]], [(made, before)]
 
     def none(self, value: Any) -> Any:
@@ -224,8 +224,10 @@ def _power(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
 EXPANDED = {"logistic": _logistic, "integer_pow": _power}
 
 
-def _bits(dtype: Any) -> int:
-    """Return the width of a float format; 0 of others."""
+def float_bits(dtype: Any) -> int:
+    """Return the width of a float format; 0 of others, and of None."""
+    if dtype is None:
+        return 0
     return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
 
 
@@ -238,9 +240,9 @@ def sums_narrow(jaxpr: Any) -> bool:
 
 
 def _narrow_sum(equation: Any) -> bool:
-    return equation.primitive.name == "reduce_sum" and 8 < _bits(equation.outvars[0].aval.dtype) < 32
+    return equation.primitive.name == "reduce_sum" and 8 < float_bits(equation.outvars[0].aval.dtype) < 32
 
 
 def _single(equation: Any) -> bool:
     """Whether a sum is one of floats of 32 bits or less."""
-    return 0 < _bits(equation.outvars[0].aval.dtype) <= 32
+    return 0 < float_bits(equation.outvars[0].aval.dtype) <= 32

@@ -223,7 +223,8 @@ class _Tagged:
 class Tagged:
     """A program with taps: ``call(params, *inputs)``, the taps as ``sites`` has them, and what is known of each name.
 
-    ``automatic``: whether the taps are ours; where the program has taps of its own, they are its points.
+    ``automatic``: whether the taps are ours; where the program has taps of its own, they are its points. ``jaxpr``: of
+    the program as it is, whose outputs ``structure`` puts together.
     """
 
     call: Callable[..., Any]
@@ -231,6 +232,7 @@ class Tagged:
     tags: dict[str, Tag]
     automatic: bool
     jaxpr: Any
+    structure: Any
 
 
 def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> dict[Any, Tag]:
@@ -283,4 +285,4 @@ def tagged(function: Callable[..., Any], params: Any, *inputs: Any, renamed: Map
         known = {tag.name: tag for tag in plan.names.values()}
     found = sites(jax.make_jaxpr(call)(params, *inputs).jaxpr)
     used = Counter(s.name for s in found)
-    return Tagged(call, found, {n: t for n, t in known.items() if n in used}, not own, jaxpr)
+    return Tagged(call, found, {n: t for n, t in known.items() if n in used}, not own, jaxpr, structure)

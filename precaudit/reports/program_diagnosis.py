@@ -1,0 +1,85 @@
+"""The diagnosis of a program's run in the terminal: the verdict first, then what matters and what would help."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from precaudit.diagnosis.effects import MOST, WORTH, worth
+from precaudit.diagnosis.programs import Diagnosed
+from precaudit.diagnosis.records import LineRemedy
+from precaudit.records import ErrorRecord, value
+from precaudit.reports.diagnosis import JUMP, shared
+from precaudit.reports.escaping import terminal
+from precaudit.reports.tables import short
+
+LEAST = 3  # steps of a point that tell how its error grows
+
+
+def show(found: Diagnosed, errors: Sequence[ErrorRecord], console: Any, verbose: bool) -> None:
+    """Print the findings of a program's run, what is unknown, or that there are none; then effects and growth."""
+    for line in text(found, errors, verbose):
+        console.print(terminal(line), highlight=False, soft_wrap=True)
+
+
+def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False) -> list[str]:
+    """Return the verdict, the findings and what there is to know of the outputs as lines."""
+    lines = []
+    for f in found.findings:
+        size = "" if f.rel_l2 is None else f"; {value(f.rel_l2):.2e} off at {f.point}, {f.records} records"
+        lines.append(f"✗ {f.kind}: {f.says}{size}")
+    lines += [f"unknown: {x}" for x in found.unknown]
+    if not found.findings and not found.unknown:
+        lines.append(f"✓ rounding explains all {found.explained} records: the equations' own, and FP64's")
+    lines += [f"Growth: {x}." for x in growth(errors)[: None if verbose else 1]]
+    lines += [f"Output: {shared(s)}" for s in found.effects.shares[: None if verbose else 1]]
+    lines += list(_remedies(found.effects.lines, verbose))
+    if found.effects.unknown:
+        lines.append(f"To change: unknown: {found.effects.unknown}")
+    return lines
+
+
+def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
+    """Yield what lines gain in float32: those worth a word, or all of them."""
+    if not lines:
+        return
+    first, several = lines[0], sum(len(r.sources) == 1 for r in lines)
+    what = "KL from FP64" if first.measure == "kl" else f"distance of {first.output} from FP64"
+    yield (
+        f"To change, emulated: {what} is {short(first.size[0])}, and {short(first.all)} with all {several} lines that "
+        "round to less in float32"
+    )
+    shown = [r for r in lines if verbose or worth(r)]
+    single = [r for r in shown if len(r.sources) == 1]
+    for r in [*single[: None if verbose else MOST], *(r for r in shown if len(r.sources) > 1)]:
+        yield f"  {remedy(r)}"
+    if not shown:
+        yield f"  no line alone takes away {100 * WORTH:.0f} % of it"
+
+
+def remedy(r: LineRemedy) -> str:
+    """Return what a line, or several together, gain in float32 and cost."""
+    which = f"{r.sources[0]} `{r.text[0]}`" if len(r.sources) == 1 else " and ".join(r.sources)
+    flips = f", top-1 flips {r.flips[0]} to {r.flips[1]} of {r.rows}" if any(r.flips) else ""
+    gain, error = 100 * value(r.gain), 100 * value(r.error)
+    return f"{-gain:+.0f} % (± {error:.0f}){flips}, {r.bytes:,} bytes more: {which}"
+
+
+def growth(errors: Sequence[ErrorRecord]) -> list[str]:
+    """Return how the error of each point grows over its steps, jumps first, then the one that grows most."""
+    sizes: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for e in errors:
+        if e.kind == "forward" and e.rel_l2 is not None and not e.nonfinite:
+            name, _, occurrence = e.point.partition("#")
+            sizes[name][int(occurrence or 0), e.layer or 0].append(value(e.rel_l2))
+    told = []
+    for name, steps in sizes.items():
+        each = [median(x) for _, x in sorted(steps.items())]
+        if len(each) < LEAST or not each[0]:
+            continue
+        at = [(i, b / a) for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
+        jumps = f", with a jump at step {', '.join(f'{i} (× {x:.1f})' for i, x in at)}" if at else ", without a jump"
+        says = f"{name} is off by {short(each[0])} at its first step and {short(each[-1])} at its last of {len(each)}"
+        told.append((not at, -each[-1] / each[0], f"{says} (relative, median){jumps}"))
+    return [x[2] for x in sorted(told)]

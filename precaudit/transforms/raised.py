@@ -1,0 +1,123 @@
+"""What a line of a program's source would gain: the emulated program with float32 where the line makes less.
+
+Every line whose results are of a narrow format has a place in a vector of truth values that the compiled function
+takes, so that one compilation tries them all. Where a line is raised its results are rounded to float32 instead, what
+only moves or selects them rounds nothing, and everything that reads them computes as before.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from linecache import getline
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.transforms.emulate import Emulated, Realisation, float_bits, rounded
+from precaudit.transforms.jax_versions import bodies
+from precaudit.transforms.labels import of_equation
+from precaudit.transforms.shadow import Lift
+from precaudit.transforms.wide import up
+
+# A result is an operand's value: in a format that holds the operand nothing is rounded.
+EXACT = {
+    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "device_put",
+    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "neg",
+    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n",
+    "sharding_constraint", "slice", "sort", "split", "squeeze", "stop_gradient", "tile", "top_k", "transpose",
+    "unstack",
+}  # fmt: skip
+WIDE = np.dtype(np.float32)
+
+
+class Line(NamedTuple):
+    """A line of a program's source that rounds to less than float32."""
+
+    file: str
+    number: int
+
+    @property
+    def source(self) -> str:
+        """Return ``file.py:12``."""
+        return f"{Path(self.file).name}:{self.number}"
+
+    @property
+    def text(self) -> str:
+        """Return what stands there; empty where the file is not there any more."""
+        return getline(self.file, self.number).strip()
+
+
+def rounding_lines(jaxpr: Any, times: int = 1) -> dict[Line, int]:
+    """Return the lines that make an open jaxpr's narrow results, in its order, and the bytes that float32 adds."""
+    found: dict[Line, int] = {}
+    for e in jaxpr.eqns:
+        inside = [body for value in e.params.values() for body in bodies(value)]
+        steps = times * (e.params["length"] if e.primitive.name == "scan" else 1)
+        for body in inside:
+            for inner, size in rounding_lines(body, steps).items():
+                found[inner] = found.get(inner, 0) + size
+        if not inside and e.primitive.name not in EXACT and (line := line_of(e)) is not None:
+            size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
+            if size:
+                found[line] = found.get(line, 0) + times * size
+    return found
+
+
+def line_of(equation: Any) -> Line | None:
+    """Return the innermost line of the user's code that an equation was made in; None where JAX kept none."""
+    stack = of_equation(equation).stack
+    return Line(*stack[0][:2]) if stack else None
+
+
+def raising(
+    jaxpr: Any, how: Realisation, lines: Sequence[Line], lift: Mapping[str, Lift] | None = None
+) -> Callable[..., list[Any]]:
+    """Return ``g(seed, raised, *leaves) → outputs`` of a closed jaxpr as its equations round, some lines in float32.
+
+    ``raised``: a truth value [len(lines)] for every line. All else as ``precaudit.transforms.emulate.whole``.
+    """
+    order = {line: i for i, line in enumerate(lines)}
+
+    def run(seed: Any, raised: Any, *leaves: Any) -> list[Any]:
+        found = _Raised(dict(lift or {}), (), how, seed, order, raised)
+        return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
+
+    return run
+
+
+class _Raised(Emulated):
+    """Evaluates an emulated program with some lines in float32."""
+
+    def __init__(
+        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any, order: Mapping[Line, int],
+        raised: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(lift, names, how, seed)
+        self.order, self.raised = order, raised
+        self.place: int | None = None
+        self.moved = False
+
+    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate one operation and round what it gives, to float32 where its line is raised."""
+        line = line_of(equation)
+        self.place = None if line is None else self.order.get(line)
+        self.moved = equation.primitive.name in EXACT
+        return super().operation(equation, inputs)
+
+    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+        """Return a result as its format holds it, or float32 where that is raised."""
+        narrow = super().stored(variable, x, factor)
+        if not _narrow(variable):
+            return narrow
+        if self.moved:
+            return x
+        if self.place is None:
+            return narrow
+        return jnp.where(self.raised[self.place], rounded(x, WIDE, factor), narrow)
+
+
+def _narrow(variable: Any) -> int:
+    """Return the bytes of an element of a float format narrower than float32; 0 of others."""
+    bits = float_bits(getattr(variable.aval, "dtype", None))
+    return bits // 8 if bits < WIDE.itemsize * 8 else 0

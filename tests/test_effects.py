@@ -1,0 +1,180 @@
+"""What changed a program's outputs, and what its lines gain in float32: against the program edited so, and run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from precaudit.cli import run as command
+from precaudit.diagnosis import effects as module
+from precaudit.diagnosis.programs import diagnose
+from precaudit.metrics.logits import kl
+from precaudit.programs.comparing import compare, traced_program
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import trace
+from precaudit.reports.program_diagnosis import growth, text
+from precaudit.transforms.raised import rounding_lines
+
+ROWS, WIDTH, LAYERS, VOCAB = 96, 64, 6, 128
+DRAW = np.random.default_rng(3)
+WEIGHTS = {
+    "mlp": jnp.asarray(DRAW.standard_normal((LAYERS, WIDTH, WIDTH)) / WIDTH**0.5, jnp.bfloat16),
+    "head": jnp.asarray(DRAW.standard_normal((WIDTH, VOCAB)) / WIDTH**0.5, jnp.bfloat16),
+}
+INPUT = jnp.asarray(4 * DRAW.standard_normal((ROWS, WIDTH)), jnp.bfloat16)
+
+
+def stream(stored, acted):
+    """Return a residual network whose stream is held in one format and whose activations in another."""
+
+    def call(params, x):
+        def layer(x, w):
+            mid = jnp.tanh(x.astype(jnp.bfloat16).astype(jnp.float32)).astype(acted)
+            mixed = jnp.dot(mid, w, preferred_element_type=jnp.float32)
+            x = (x.astype(jnp.float32) + mixed).astype(stored)  # the stream
+            return x, None
+
+        x, _ = jax.lax.scan(layer, x.astype(stored), params["mlp"])
+        return jnp.dot(x, params["head"], preferred_element_type=jnp.float32)
+
+    return call
+
+
+def run(call, folder, outputs="logits", **cases):
+    program = Program(call, WEIGHTS, cases or {"a": (INPUT,)}, outputs=outputs)
+    opened = trace(program, folder)
+    return program, opened
+
+
+def off(call):
+    """Return the mean KL of a program as it runs, from itself in FP64."""
+    x = np.asarray(INPUT, np.float64)
+    for w in np.asarray(WEIGHTS["mlp"], np.float64):
+        x = x + np.tanh(x) @ w
+    exact = x @ np.asarray(WEIGHTS["head"], np.float64)
+    made = np.asarray(jax.jit(call)(WEIGHTS, INPUT), np.float64)
+    return np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)])
+
+
+def test_a_line_in_float32_gains_what_the_program_edited_so_gains(tmp_path):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin").effects
+    streamed = next(r for r in found.lines if "# the stream" in r.text[0])
+    narrow = off(stream(jnp.bfloat16, jnp.bfloat16))
+    edited = off(stream(jnp.float32, jnp.bfloat16))
+    assert float(streamed.size[0]) == pytest.approx(narrow, rel=0.25)
+    assert float(streamed.gain) == pytest.approx(1 - edited / narrow, abs=0.1)
+    assert float(streamed.gain) > 0.3
+    assert streamed is found.lines[0]
+    assert streamed.bytes == 2 * ROWS * WIDTH * LAYERS
+    said = text(diagnose(opened, program, objective="margin"), [])
+    assert any("the stream" in line for line in said)
+    assert any(line.startswith("To change, emulated: KL") for line in said)
+
+
+def test_shares_of_a_programs_points_add_up_to_what_changed(tmp_path):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
+    compare(opened, program)
+    for objective in ("margin", "kl", "logprob:5"):
+        (one,) = diagnose(opened, program, objective=objective).effects.shares
+        assert one.objective == objective
+        assert one.unknown is None
+        assert float(one.explained) == pytest.approx(float(one.change), rel=0.02)
+        assert {s.layer for s in one.shares if s.point == "mixed"} == set(range(LAYERS))
+
+
+def test_the_share_of_what_rounds_nothing_is_nothing(tmp_path):
+    def call(params, x):
+        exact = x @ (2 * jnp.eye(WIDTH, dtype=jnp.float32))
+        inexact = exact @ params["w"]
+        return inexact.astype(jnp.bfloat16)
+
+    weights = {"w": jnp.asarray(DRAW.standard_normal((WIDTH, 8)), jnp.float32)}
+    program = Program(call, weights, {"a": (INPUT.astype(jnp.float32),)}, outputs="y")
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin").effects
+    (one,) = found.shares
+    assert one.objective == "distance"
+    sizes = {s.point: abs(float(s.share)) for s in one.shares}
+    assert sizes["exact"] <= 1e-12 < sizes["inexact"]
+    assert float(one.explained) == pytest.approx(float(one.change), rel=1e-9)
+    exact = np.asarray(INPUT, np.float64) @ (2 * np.asarray(weights["w"], np.float64))
+    recorded = np.asarray(opened.tensors("a", 0, "outputs")["outputs.y"], np.float64)
+    assert float(one.change) == pytest.approx(np.linalg.norm(recorded - exact), rel=1e-9)
+    (line,) = found.lines
+    assert line.measure == "distance"
+    assert float(line.gain) == pytest.approx(1.0, abs=1e-3)
+    assert line.text == ("return inexact.astype(jnp.bfloat16)",)
+
+
+def test_a_program_with_taps_of_its_own_has_shares_and_lines(tmp_path):
+    def call(params, x):
+        mid = checkpoint_name(x @ params["head"], "mid")
+        return (jnp.tanh(mid) * 2).astype(jnp.bfloat16)
+
+    program, opened = run(call, tmp_path / "run", outputs="y")
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin").effects
+    assert {s.point for s in found.shares[0].shares} == {"mid", "outputs.y"}
+    assert float(found.shares[0].explained) == pytest.approx(float(found.shares[0].change), rel=1e-6)
+    assert found.lines
+
+
+def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tmp_path, monkeypatch):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
+    compare(opened, program)
+    first = diagnose(opened, program, objective="margin").effects
+    made = []
+    monkeypatch.setattr(module, "_lines", lambda *a: made.append("lines") or ())
+    monkeypatch.setattr(module, "split", lambda *a, **k: made.append("split"))
+    assert diagnose(opened, program, objective="margin").effects == first
+    assert made == []
+    monkeypatch.undo()
+    assert diagnose(opened, program, objective="kl").effects.shares[0].objective == "kl"
+
+
+def test_what_cannot_be_told_is_said(tmp_path, capsys):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "bare", outputs=None)
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin")
+    assert found.exit_code == 0
+    assert text(found, [])[-1].startswith('To change: unknown: no output is named: Program(..., outputs="logits")')
+    # a run of someone else's program: its code is not run, the findings are told all the same
+    assert command(["diagnose", str(tmp_path / "bare")]) == 0
+    assert "To change: unknown" in capsys.readouterr().out
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "nan", a=(INPUT.at[0, 0].set(jnp.nan),))
+    compare(opened, program)
+    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    assert one.unknown == "values that were recorded are not finite"
+
+
+def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):
+    def call(params, x):
+        wide = jnp.tanh(x.astype(jnp.float32))
+        moved = x.reshape(-1)[:4]
+        return wide.sum() + moved.astype(jnp.float32).max()
+
+    program = Program(call, {}, {"a": (INPUT,)}, outputs="y")
+    opened = trace(program, tmp_path / "run")
+    _, made = traced_program(opened, program)
+    assert rounding_lines(made.jaxpr.jaxpr) == {}
+    compare(opened, program)
+    assert diagnose(opened, program, objective="margin").effects.lines == ()
+
+
+def test_growth_is_told_by_steps_and_occurrences(tmp_path):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
+    errors = compare(opened, program)
+    told = growth(errors)
+    assert any(f"at its last of {LAYERS}" in x for x in told)
+
+    def jumps(params, x):
+        for w in params["mlp"]:
+            x = x + jnp.tanh(x) @ w
+        return x
+
+    program, opened = run(jumps, tmp_path / "loop", outputs="y")
+    assert any(f"at its last of {LAYERS}" in x for x in growth(compare(opened, program)))
