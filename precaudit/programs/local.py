@@ -1,7 +1,8 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import jax
@@ -16,6 +17,7 @@ from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import canonical, explained, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.numpy_decoder.threads import each, one_blas_thread
 from precaudit.programs.forward import effort
 from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, not_taken, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
@@ -25,6 +27,8 @@ from precaudit.transforms.tag import Tagged
 
 # How the equations may round, the best kept; and realisations more, of which noise is made.
 CONVERTED = ("results converted to a wider format",)
+# What is tried of every segment; the others of those that these leave open.
+FIRST: tuple[tuple[str, ...], ...] = ((), CONVERTED)
 HONEST = {
     (): Realisation(),
     CONVERTED: Realisation("converted"),
@@ -37,6 +41,10 @@ DRAWS = (
     Realisation(seed=2, sums="reversed"),
     Realisation("converted", seed=3, sums="single"),
 )
+
+
+Made = dict[str, tuple[Any, Any]]  # what an emulation makes of each tap: rounded, and before
+Ways = Mapping[tuple[str, ...], Callable[..., Made]]
 
 
 @dataclass(frozen=True)
@@ -66,23 +74,37 @@ class Emulations:
     ) -> list[ErrorRecord]:
         """Return a call's local records, one for every point and step of its scans.
 
-        What does not close is tried with some inputs as they were before they were rounded, and others as recorded.
+        What does not close as most segments do is tried in every honest way, with its inputs as they were before they
+        were rounded, too; what still does not, with some inputs so and others as recorded.
         """
         every = list(places(opened.record.points))
         try:
-            with jax.enable_x64(True):
+            with one_blas_thread(), jax.enable_x64(True):
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
-                segments = Segments(exact, _honest(self.honest, taps, args), drawn)
-                found = [_record(opened, case, call, p, layer, taps, segments) for p, layer in every]
-                if left := {e.point for e in found if not closes(e)}:
-                    more = Segments(exact, segments.honest | _partly(self.honest, taps, args, left), drawn)
-                    found = [
-                        e if closes(e) else _record(opened, case, call, p, layer, taps, more)
-                        for e, (p, layer) in zip(found, every, strict=True)
-                    ]
+                first = {name: self.honest[name](taps, *args) for name in FIRST}
+                honest = {name: _rounded(made) for name, made in first.items()}
+                found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
+                for more in (_unrounded, _others, _partly):
+                    left = {e.point for e in found if not closes(e)}
+                    if not left:
+                        break
+                    honest |= more(self.honest, first, taps, args, left)
+                    open_ = [i for i, e in enumerate(found) if not closes(e)]
+                    made = _each(opened, case, call, taps, Segments(exact, honest, drawn), [every[i] for i in open_])
+                    for i, e in zip(open_, made, strict=True):
+                        found[i] = e
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [place(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+
+def _each(
+    opened: Opened, case: str, call: int, taps: dict[str, Array], made: Segments,
+    some: Sequence[tuple[ProgramPoint, int | None]],
+) -> list[ErrorRecord]:  # fmt: skip
+    """Return the records of some places of a call, made by as many threads as there are cores."""
+    elements = sum(prod(p.shape) for p, _ in some)
+    return each(_record, [(opened, case, call, p, layer, taps, made) for p, layer in some], elements)
 
 
 def closes(e: ErrorRecord) -> bool:
@@ -95,35 +117,42 @@ def _host(values: dict[str, Any]) -> dict[str, Array]:
     return {name: np.asarray(x) for name, x in values.items()}
 
 
-def _rounded(values: dict[str, tuple[Any, Any]]) -> dict[str, Array]:
+def _rounded(values: Made) -> dict[str, Array]:
     return {name: np.asarray(x) for name, (x, _) in values.items()}
 
 
-def _honest(
-    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...]
-) -> dict[tuple[str, ...], dict[str, Array]]:
-    """Return what each emulation makes of recorded inputs, and of narrow ones as they were before they were rounded.
+def _unrounded(
+    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
+    points: Collection[str],
+) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
+    """Return what the first emulations make of ``points`` from narrow inputs as they were before they were rounded.
 
     A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
     """
-    found: dict[tuple[str, ...], dict[str, Array]] = {}
-    for name, emulation in emulations.items():
-        made = emulation(taps, *args)
-        found[name] = _rounded(made)
-        if not name or name == CONVERTED:
-            read = {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
-            found[(*name, "inputs")] = _rounded(emulation(read, *args))
+    found = {}
+    for name, made in first.items():
+        read = {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
+        found[(*name, "inputs")] = _of(points, emulations[name](read, *args))
     return found
 
 
+def _others(
+    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
+    points: Collection[str],
+) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
+    """Return what the other emulations make of ``points``."""
+    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in FIRST}
+
+
 def _partly(
-    emulations: dict[tuple[str, ...], Any], taps: dict[str, Array], args: tuple[Any, ...], points: Collection[str]
-) -> dict[tuple[str, ...], dict[str, Array]]:
+    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
+    points: Collection[str],
+) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
     """Return what each emulation makes of ``points`` with some narrow inputs read unrounded, the others as recorded.
 
     Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
     """
-    made = emulations[()](taps, *args)
+    made = first[()]
     narrow = [k for k, x in taps.items() if k in made and x.dtype.itemsize < 4]
     found = {}
     for bit in range(max(len(narrow) - 1, 1).bit_length()):
@@ -131,9 +160,12 @@ def _partly(
             some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
             read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
             for name, emulation in emulations.items():
-                out = emulation(read, *args)
-                found[(*name, "some inputs", f"{bit}.{value}")] = _rounded({k: out[k] for k in points if k in out})
+                found[(*name, "some inputs", f"{bit}.{value}")] = _of(points, emulation(read, *args))
     return found
+
+
+def _of(points: Collection[str], made: Made) -> dict[str, Array]:
+    return _rounded({name: made[name] for name in points if name in made})
 
 
 def lacks_of(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]) -> dict[str, Any]:
@@ -170,7 +202,7 @@ def _record(
     if p.name not in made.exact:
         return place(opened, case, call, p, layer, unknown="no segment ends in it")
     step = step_of(p, layer)
-    honest = {name: step(values[p.name]) for name, values in made.honest.items()}
+    honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
     drawn = [step(values[p.name]) for values in made.drawn]
     return place(opened, case, call, p, layer, **_numbers(step(whole), step(made.exact[p.name]), honest, drawn))
 

@@ -163,7 +163,7 @@ class Emulated(Planted):
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
         made = rounded(x, dtype) if float_bits(dtype) and dtype != np.float64 else x
-        return [values[0]], [(made, before)]
+        return [up(values[0])], [(made, before)]
 
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""

@@ -66,7 +66,7 @@ def _bases(values: Values, found: Sequence[Site]) -> set[str]:
 
 
 def _fitting(name: str, site: Site, value: Any) -> Any:
-    """Return a tap's value in FP64; raises for one of another shape, or where it cannot be planted."""
+    """Return a tap's value, lifted where it is planted: a step of a scan at a time; raises for one of another shape."""
     if value is None:
         return None
     if site.inside:
@@ -74,7 +74,7 @@ def _fitting(name: str, site: Site, value: Any) -> Any:
     value, shape = jnp.asarray(value), site.stacked + site.shape
     if value.shape != shape:
         raise ValueError(f"tap {name} has shape {list(shape)}, its value {list(value.shape)}")
-    return value.astype(wide(site.dtype))
+    return value if wide(value.dtype) == wide(site.dtype) else value.astype(wide(site.dtype))
 
 
 class Planted(Shadow):
@@ -108,7 +108,7 @@ class Planted(Shadow):
         if name in self.lift:
             raise NotImplementedError(f"a planted tap lies inside {name}, which has a given meaning")
         if name == "name":
-            return self.tap(up(jnp.asarray(inputs[0])), values[0], equation.outvars[0].aval.dtype)
+            return self.tap(up(jnp.asarray(inputs[0])), up(values[0]), equation.outvars[0].aval.dtype)
         if name == "scan":
             return self.planted_scan(params, inputs, values)
         if name == "cond":
@@ -125,7 +125,7 @@ class Planted(Shadow):
 
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""
-        return None if value is None or self.mode == "add" else jnp.zeros_like(value)
+        return None if value is None or self.mode == "add" else jnp.zeros_like(up(value))
 
     def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan; every step takes its slice of the values."""
