@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
+from precaudit.runs.written import Comparison
 from precaudit.store import file_hash, tensor_hash
 
 Row = dict[str, Any]

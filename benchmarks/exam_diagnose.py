@@ -19,7 +19,7 @@ from benchmarks.pairs import Pair, pairs
 from benchmarks.rewrites import REWRITES, points, rewritten
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
-from precaudit.diagnosis.records import Finding
+from precaudit.evidence.records import Finding
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
 from precaudit.tracing.subject import Subject

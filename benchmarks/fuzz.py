@@ -30,7 +30,6 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.names import read_layout
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.comparison.written import recall
 from precaudit.dumps.importing import import_dump
 from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
@@ -40,6 +39,7 @@ from precaudit.policies import load_policy
 from precaudit.prompts import Prompt, read_prompts
 from precaudit.reports.judgement import message
 from precaudit.reports.markdown import render
+from precaudit.runs.written import recall
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run
 from precaudit.tracing.subject import load

@@ -12,9 +12,6 @@ import numpy as np
 from benchmarks.faults import FAULTS, Fault, Target, size
 from precaudit.arrays import widen
 from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.local import Emulations, local_errors
-from precaudit.comparison.operations import prepare
-from precaudit.comparison.recorded import Recorded
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, present
@@ -28,6 +25,9 @@ from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord
+from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.textbook.operations import prepare
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.store import Run
 from precaudit.tracing.subject import load

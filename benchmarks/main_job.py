@@ -32,10 +32,10 @@ from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import BLOCK, Model, attention
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import FP64, Rounding
-from precaudit.numpy_decoder.threads import WORKERS, one_blas_thread
 from precaudit.prompts import Prompt, encode_prompt
 from precaudit.records import PromptRecord, Requested
 from precaudit.store import RunWriter
+from precaudit.threads import WORKERS, one_blas_thread
 
 LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
 SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next
@@ -261,7 +261,8 @@ def copy_line(rounds: int) -> Line:
 
 
 def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Iterator[Line]:
-    from precaudit.numpy_decoder.accumulation import FORMATS, accumulating
+    from precaudit.formats import ACCUMULATIONS
+    from precaudit.numpy_decoder.accumulation import accumulating
 
     kept: dict[tuple[int | None, str], Array] = {}
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
@@ -274,8 +275,8 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
             for i in range(config.layers):
                 attention(kept[i, "q"], kept[i, "k"], kept[i, "v"], rows, rule, Rounding(dot=accumulating(name)))
 
-    found = alternated({name: partial(emulate, name) for name in FORMATS}, rounds)
-    for name, bound in zip(FORMATS, (5.0, None, None), strict=True):
+    found = alternated({name: partial(emulate, name) for name in ACCUMULATIONS}, rounds)
+    for name, bound in zip(ACCUMULATIONS, (5.0, None, None), strict=True):
         yield Line(f"{name} accumulation, attention of {config.layers} layers", median(found[name]), "s", bound)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit import Program, gate
+from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
-from precaudit.programs.comparing import compare
 from precaudit.programs.loading import load
-from precaudit.programs.textbook import Names
 from precaudit.programs.tracing import trace
 from precaudit.records import ErrorRecord, value
+from precaudit.references.mapped import Names
+from precaudit.runs.programs import Opened, ProgramPoint
+from precaudit.transforms.tag import PRODUCTS, WRITES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OF_OURS = ("own_decoder", "tapped_decoder", "equinox_decoder", "linen_decoder", "nnx_decoder", "training_step")
 TOKENS, VOCAB, LAYERS = 32, 256, 3
+SUMS = {"reduce_sum", "cumsum", "add_any"}
 SMALL = {"num_layers": LAYERS, "vocab_size": VOCAB, "embed_dim": 64, "hidden_dim": 128, "num_heads": 4, "head_dim": 16,
          "num_kv_heads": 2, "norm_eps": 1e-5}  # fmt: skip
 
@@ -160,8 +163,40 @@ def worst(errors: list[ErrorRecord]) -> tuple[float, str]:
     return max(sizes, default=(float("nan"), ""))
 
 
-def row(name: str, program: Program, folder: Path) -> tuple[str, list[str], bool]:
-    """Audit a program; return its row of the table, what the textbook says of it, and whether all is as known."""
+def kind_of(p: ProgramPoint) -> str:
+    """Return what kind of segment ends in a point: a product, a write, a sum, or what goes into a product."""
+    if p.primitive in PRODUCTS:
+        return "product"
+    return "write" if p.primitive in WRITES else "sum" if p.primitive in SUMS else "operand or result"
+
+
+def by_kind(opened: Opened, errors: list[ErrorRecord]) -> Iterator[tuple[tuple[str, str], float, bool]]:
+    """Yield every segment's (kind, format), its largest number over its limit, and whether it came out bit for bit."""
+    kinds = {p.name: kind_of(p) for p in opened.record.points}
+    for e in errors:
+        if e.kind == "local" and e.unexplained is not None and e.dtype is not None:
+            checks = local_checks(e, default_limits().local(e.dtype))
+            size = max(found / limit for _, _, found, limit, _ in checks)
+            yield (kinds[e.point], e.dtype), size, value(e.unexplained.rel_l2) == 0.0
+
+
+def kinds_table(found: Mapping[tuple[str, str], list[tuple[float, bool]]]) -> str:
+    """Return the table of segment kinds."""
+    head = "| kind of segment | format | segments | bit for bit | worst |\n| --- | --- | --- | --- | --- |"
+    rows = (
+        f"| {kind} | {dtype} | {len(each)} | {sum(equal for _, equal in each)} | {max(size for size, _ in each):.2f} |"
+        for (kind, dtype), each in sorted(found.items())
+    )
+    return "\n".join([head, *rows])
+
+
+def row(
+    name: str, program: Program, folder: Path, kinds: dict[tuple[str, str], list[tuple[float, bool]]]
+) -> tuple[str, list[str], bool]:
+    """Audit a program; return its row of the table, what the textbook says of it, and whether all is as known.
+
+    ``kinds`` takes in its segments by kind.
+    """
     start = time.perf_counter()
     opened = trace(program, folder)
     names = Names(TEXTBOOK[name], TEXTBOOK[name].with_suffix(".json")) if name in TEXTBOOK else None
@@ -178,6 +213,8 @@ def row(name: str, program: Program, folder: Path) -> tuple[str, list[str], bool
     size, point = worst(errors)
     ratio = max(value(e.ratio) for e in errors if e.kind == "forward" and e.ratio is not None)
     told = ", ".join(f"{n} {status}" for status, n in counts.items())
+    for kind, over_limit, bitwise in by_kind(opened, errors):
+        kinds.setdefault(kind, []).append((over_limit, bitwise))
     neutral = "yes" if all(n.bitwise for n in opened.record.neutrality) else "no"
     text = (
         f"| {name} | {len(opened.record.points)} | {len(local)} | {equal} | {size:.2f} at {point} | {ratio:.2f} | "
@@ -216,12 +253,14 @@ def main() -> int:
     asked = parser.parse_args()
     print(HEAD)
     passed, findings = [], []
+    kinds: dict[tuple[str, str], list[tuple[float, bool]]] = {}
     for i, (name, make) in enumerate(programs(asked.only)):
         with tempfile.TemporaryDirectory() as folder:
-            text, said, ok = row(name, make(), Path(folder) / str(i))
+            text, said, ok = row(name, make(), Path(folder) / str(i), kinds)
         print(text, flush=True)
         passed.append(ok)
         findings += said
+    print("\nAll their segments, by what they end in:\n\n" + kinds_table(kinds))
     if findings:
         print("\nWhat the textbook finds, as `precaudit diagnose` says it:\n\n" + "\n".join(findings))
     print(f"\njax {jax.__version__}, {jax.devices()[0].platform}: {sum(passed)} of {len(passed)} are as known.")

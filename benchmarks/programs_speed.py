@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from precaudit.errors import UserError
-from precaudit.programs.local import Emulations
 from precaudit.programs.own import prefill_of
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
+from precaudit.references.traced.local import Emulations
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly

@@ -10,11 +10,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
-    from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.dumps.importing import import_dump
     from precaudit.judging.gate import Judgement, gate
     from precaudit.programs.program import Program
+    from precaudit.runs.written import Comparison
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
     from precaudit.tracing.repeat import repeat
@@ -29,7 +29,7 @@ _LAZY = {
     "Program": "precaudit.programs.program",
     "repeat": "precaudit.tracing.repeat",
     "compare": "precaudit.verbs",
-    "Comparison": "precaudit.comparison.written",
+    "Comparison": "precaudit.runs.written",
     "Selection": "precaudit.selection",
     "open_run": "precaudit.store",
     "Run": "precaudit.store",

@@ -8,18 +8,17 @@ import msgspec
 import numpy as np
 
 from precaudit.arrays import Array, as_format, rounder, widen
-from precaudit.comparison.closing import Yardstick
-from precaudit.comparison.written import Comparison
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.metrics.residue import Noise
-from precaudit.metrics.sizes import Difference, canonical, norm, ratio, sizes
-from precaudit.numpy_decoder.magnitudes import half_ulp
+from precaudit.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
 from precaudit.policies import Policy, load_policy
 from precaudit.records import ErrorRecord, Worst, number, value
+from precaudit.references.closing import Yardstick
 from precaudit.reports.judgement import lines, message
+from precaudit.runs.written import Comparison
 
 DRAWS = 8
 SEED = 20020801

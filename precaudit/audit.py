@@ -1,7 +1,7 @@
 """The verb ``audit``: trace, compare and gate as precaudit.toml says. And its starter, ``init``."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -13,6 +13,7 @@ from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.judging.gate import Judgement, gate
 from precaudit.policies import apply_settings, load_policy
+from precaudit.progress import Advance, Progress, silent
 from precaudit.selection import Selection
 from precaudit.writing import write_whole
 
@@ -21,7 +22,6 @@ FILES = {
     "budgets.toml": "budgets.toml",
     "workflow.yml": ".github/workflows/precaudit.yml",
 }
-Tell = Callable[[int, int, str], None]
 
 
 class AuditConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ def read_config(path: Path) -> AuditConfig:
 def audit(
     config: Path | str = "precaudit.toml",
     settings: Mapping[str, str] | None = None,
-    tell: Tell = lambda d, t, w: None,
+    tell: Advance = silent,
     cache: Path | None = None,
 ) -> Audit:
     """Trace, compare and gate as ``config`` says; ``settings`` replace single policy keys, ``cache`` holds references.
@@ -87,7 +87,7 @@ def audit(
     from precaudit.comparison.compare import Options as CompareOptions
     from precaudit.comparison.compare import compare
     from precaudit.tracing.subject import load
-    from precaudit.tracing.trace import Options, Progress, trace
+    from precaudit.tracing.trace import Options, trace
 
     path = Path(config)
     c, root = read_config(path), path.parent

@@ -1,7 +1,7 @@
 """Two runs of any kind against each other: a model's, a program's, an imported dump. No JAX."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,17 +10,17 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.comparison.pairs import Side, side_of, sides_errors, token_notes
-from precaudit.comparison.recorded import Recorded
 from precaudit.dumps.runs import MANIFEST as DUMP
 from precaudit.dumps.runs import Imported, Reported, is_imported, open_imported
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
-from precaudit.programs.runs import MANIFEST, Opened, is_program_run, not_taken, open_program_run, places
+from precaudit.progress import Advance, silent
 from precaudit.records import PROGRAM_CALL, ErrorRecord, Number, PrefillDecodeRecord, read_lines, write_lines
+from precaudit.runs.programs import MANIFEST, Opened, is_program_run, not_taken, open_program_run, places
+from precaudit.runs.recorded import Recorded
 from precaudit.store import file_hash, open_run
 
-Tell = Callable[[int, int, str], None]
 # What the JSONL of an attention audit calls its numbers of what attention makes: kind of record, and field
 STATISTICS = {
     "attn_ref_mae": ("local", "mae"),
@@ -50,7 +50,7 @@ class Between:
     folder: Path
 
 
-def compare_runs(run: Path | str, against: Path | str, tell: Tell = lambda done, total, what: None) -> Between:
+def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent) -> Between:
     """Hold ``run`` against another; write its records to run/against/<hash>/errors.jsonl and return them.
 
     A call of a program is prefill where it is its first, else decode step by step. Raises UserError for what is no run,

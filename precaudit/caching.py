@@ -19,13 +19,19 @@ READS = (
     "configs",
     "formats.py",
     "arrays.py",
+    "threads.py",
     "rounding_kernels.py",
     "policies",
     "graphs",
     "numpy_decoder",
 )
-COMPARES = (*READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "row_hashes.py")
-DIAGNOSES = (*COMPARES, "diagnosis", "jax_decoder", "programs", "tracing", "transforms")
+COMPARES = (
+    *READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "references", "row_hashes.py",
+    "runs",
+)  # fmt: skip
+DIAGNOSES = (
+    *COMPARES, "diagnosis", "evidence", "jax_decoder", "mutations", "programs", "tracing", "transforms",
+)  # fmt: skip
 
 
 def cache_folder(kind: str) -> Path:

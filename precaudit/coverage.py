@@ -3,14 +3,16 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, shape_of
 from precaudit.policies import Policy
 from precaudit.records import Requested
 from precaudit.selection import parse_positions
+
+if TYPE_CHECKING:
+    from precaudit.configs import DecoderConfig
 
 HASH_FORMAT, HASH_BYTES = "uint32", 4  # of a row of a cache (precaudit/row_hashes.py)
 LANES = 2
@@ -43,14 +45,23 @@ class Entry:
         """What identifies it within a prompt."""
         return (self.phase, self.step, self.layer, self.point)
 
-    def shape(self, config: DecoderConfig) -> tuple[int, ...]:
+    def shape(self, config: "DecoderConfig") -> tuple[int, ...]:
         """Its shape, without batch."""
         if self.hashed:
             return (self.keys, LANES)
         return shape_of(self.axes, config, len(self.positions), self.keys)
 
 
-def formula_keys(requested: Requested, config: DecoderConfig, phases: Collection[str]) -> Iterator[Key]:
+def config_of(recorded: dict[str, Any]) -> "DecoderConfig":
+    """Return the configuration that run.json holds; raises msgspec.ValidationError where it is none."""
+    import msgspec
+
+    from precaudit.configs import DecoderConfig
+
+    return msgspec.convert(recorded, DecoderConfig)
+
+
+def formula_keys(requested: Requested, config: "DecoderConfig", phases: Collection[str]) -> Iterator[Key]:
     """Yield every place the program's FP64 shadow is compared with the reference, of any one prompt.
 
     All layers, of the points recorded, attn_out, resid_out and logits: what comes before shows in them. Scores and
@@ -133,7 +144,7 @@ class Misfit(NamedTuple):
     absent: bool
 
 
-def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: DecoderConfig) -> Misfit | None:
+def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: "DecoderConfig") -> Misfit | None:
     """Return in what a recorded tensor of ``shape`` that holds ``rows`` is not as requested, or None."""
     there = set(rows)
     lost = [p for p in entry.positions if p not in there]
@@ -155,7 +166,7 @@ def point_format(policy: Policy, point: str) -> str:
     return name
 
 
-def predicted_bytes(requested: Requested, config: DecoderConfig, policy: Policy, lengths: list[int]) -> int:
+def predicted_bytes(requested: Requested, config: "DecoderConfig", policy: Policy, lengths: list[int]) -> int:
     """Return the bytes of all tensors of prompts of these lengths."""
     total = 0
     for length in lengths:

@@ -55,9 +55,23 @@ ALIASES = {
 }  # fmt: skip
 
 
+ACCUMULATIONS = ("float16", "bfloat16", "float32")  # formats that sums are emulated in
+
+
 def parse_format(text: str) -> Format:
     """Return the format named ``text`` (NumPy name or alias such as ``bf16``); raise UserError otherwise."""
     name = ALIASES.get(text, text)
     if name not in FORMATS:
         raise UserError(f"unknown number format {text!r}{nearest(text, FORMATS)}")
     return FORMATS[name]
+
+
+def parse_accumulation(text: str) -> tuple[str, int]:
+    """Return (format, block) of ``float16`` (every step) or ``float16/128`` (once per 128 terms)."""
+    name, slash, size = text.partition("/")
+    name = parse_format(name).name
+    if name not in ACCUMULATIONS:
+        raise UserError(f"--accum {text}: accumulation can be emulated in {', '.join(ACCUMULATIONS)}")
+    if slash and (not size.isdigit() or int(size) < 1):
+        raise UserError(f"--accum {text}: after the slash comes how many terms a block has, for example float16/128")
+    return name, int(size) if slash else 1

@@ -1,5 +1,6 @@
 """Where a tensor belongs, in any run."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from precaudit.graphs.decoder import POINTS
@@ -37,3 +38,14 @@ class Place(NamedTuple):
     def record(self, kind: Any, candidate: str, reference: str, **numbers: Any) -> ErrorRecord:
         """Return an error record here."""
         return ErrorRecord(**self._asdict(), kind=kind, candidate=candidate, reference=reference, **numbers)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return ascending numbers, runs of them as ``a to b``."""
+    runs: list[list[int]] = []
+    for i in numbers:
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)

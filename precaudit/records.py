@@ -306,7 +306,7 @@ class PrefillDecodeRecord(Record, frozen=True):
         return "nan" not in (self.prefill_gap, self.decode_gap, self.f64_gap, self.kl, self.max_diff)
 
 
-class Look(Record, frozen=True, omit_defaults=False):
+class Selected(Record, frozen=True, omit_defaults=False):
     """A selection that was computed, resolved; ``formula``: with the program's FP64 shadow, at all its places."""
 
     prompts: tuple[str, ...]
@@ -319,7 +319,7 @@ class Look(Record, frozen=True, omit_defaults=False):
 
 
 class CompareRecord(Record, frozen=True, omit_defaults=False):
-    """compare.json: what errors.jsonl was computed from, so that a later look can reuse its rows.
+    """compare.json: what errors.jsonl was computed from, so that a later selection can reuse its rows.
 
     ``run``: hash of run.json; ``sigma``: rms logit error of the emulated policy.
     """
@@ -327,7 +327,7 @@ class CompareRecord(Record, frozen=True, omit_defaults=False):
     schema: int
     precaudit: str
     run: str
-    looks: tuple[Look, ...]
+    selections: tuple[Selected, ...] = msgspec.field(name="looks")
     sigma: Number | None
     notes: tuple[str, ...]
     hashes: dict[str, str]

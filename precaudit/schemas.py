@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from precaudit.diagnosis.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.dumps.runs import DumpRun
-from precaudit.programs.runs import Compared, ProgramRun
+from precaudit.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
     ErrorRecord,
@@ -19,6 +18,7 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.runs.programs import Compared, ProgramRun
 
 FILES = {
     "run.json": RunRecord,

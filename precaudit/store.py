@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
-from precaudit.configs import DecoderConfig
+from precaudit.coverage import config_of
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.policies import KEYS, Policy, apply_settings, completed
@@ -41,7 +41,7 @@ OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "program.json", "compared.json", "dump.json",
+    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
 
@@ -299,7 +299,7 @@ def read_manifest(path: Path) -> RunRecord:
         raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
     try:
         record = msgspec.convert(raw, RunRecord)
-        config = msgspec.convert(record.model.config, DecoderConfig)
+        config = config_of(record.model.config)
         apply_settings(Policy(), {k: v for k, v in record.policy.items() if k != "name"})
         parse_points(",".join((*record.requested.points, *record.requested.support)))
     except (msgspec.ValidationError, UserError) as error:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from precaudit.dumps.runs import Imported, is_imported
 from precaudit.programs.program import Program
-from precaudit.programs.runs import Opened, is_program_run
+from precaudit.runs.programs import Opened, is_program_run
 
 if TYPE_CHECKING:
     from precaudit.between import Between
-    from precaudit.comparison.written import Comparison
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
     from precaudit.records import ErrorRecord
+    from precaudit.runs.written import Comparison
     from precaudit.store import Run
     from precaudit.tracing.subject import Subject
 
@@ -44,7 +44,7 @@ def compare(run: "Run | Path | str", *given: Any, **options: Any) -> "Comparison
 def compare(run: Any, *given: Any, **options: Any) -> Any:
     """Compute a run's errors and write them beside it.
 
-    Of a program's run: ``precaudit.programs.comparing.compare``; against another run, where one of the two is a
+    Of a program's run: ``precaudit.comparison.programs.compare``; against another run, where one of the two is a
     program's or imported: ``precaudit.between.compare_runs``; else ``precaudit.comparison.compare.compare``.
     """
     other = options.get("against", given[0] if given else None)
@@ -53,7 +53,7 @@ def compare(run: Any, *given: Any, **options: Any) -> Any:
 
         return compare_runs(_folder(run), *map(_folder, given), **options)
     if _of_a_program(run):
-        from precaudit.programs.comparing import compare as compared
+        from precaudit.comparison.programs import compare as compared
 
         return compared(run, *given, **options)
     from precaudit.comparison.compare import compare as judged
@@ -72,7 +72,7 @@ def diagnose(run: Any, *given: Any, **options: Any) -> Any:
     """
     if _of_a_program(run):
         from precaudit.diagnosis.programs import diagnose as named
-        from precaudit.programs.runs import open_program_run
+        from precaudit.runs.programs import open_program_run
 
         return named(run if isinstance(run, Opened) else open_program_run(run), *given, **options)
     from precaudit.diagnosis.diagnose import diagnose as found

@@ -10,10 +10,11 @@ from precaudit import caching
 from precaudit.caching import COMPARES, READS, cache_folder, computed_by
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.reference_cache import References
-from precaudit.diagnosis import kept
+from precaudit.evidence import kept
 from precaudit.prompts import Prompt
 from precaudit.records import encode
+from precaudit.references.cache import References
+from precaudit.references.textbook import forward
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
@@ -84,7 +85,8 @@ def test_a_damaged_reference_is_computed_again_and_said(compared, damage):
 def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
     root = tmp_path / "precaudit"
     for name in ("checkpoints/gguf_files.py", "configs/huggingface.py", "numpy_decoder/model.py", "formats.py",
-                 "comparison/local.py", "limits/limits.toml", "policies/bf16.toml", "reports/tables.py"):  # fmt: skip
+                 "references/textbook/local.py", "limits/limits.toml", "policies/bf16.toml",
+                 "reports/tables.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("one")
     monkeypatch.setattr(caching.resources, "files", lambda package: root)
@@ -97,7 +99,7 @@ def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
     for name, changes in (
         ("checkpoints/gguf_files.py", (True, True)), ("configs/huggingface.py", (True, True)),
         ("numpy_decoder/model.py", (True, True)), ("formats.py", (True, True)), ("policies/bf16.toml", (True, True)),
-        ("comparison/local.py", (False, True)), ("limits/limits.toml", (False, True)),
+        ("references/textbook/local.py", (False, True)), ("limits/limits.toml", (False, True)),
         ("reports/tables.py", (False, False)),
     ):  # fmt: skip
         (root / name).write_text("two")
@@ -119,7 +121,7 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     )
     compare(made, options=options)
     assert not computed
-    monkeypatch.setattr("precaudit.comparison.written.computed_by", lambda sources: "0" * 64)
+    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda sources: "0" * 64)
     compare(made, options=options)
     assert computed
 
@@ -188,13 +190,13 @@ def test_many_threads_may_write_one_reference(tmp_path):
 def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     made = recorded(tmp_path, (TEXT, "import os", TEXT, TEXT))
     sequences = []
-    real = compare.__wrapped__.__globals__["establish"].__globals__["forward"]
+    real = forward.forward
 
     def counted(model, given, *rest):
         sequences.append(len(given))
         return real(model, given, *rest)
 
-    monkeypatch.setattr("precaudit.comparison.forward.forward", counted)
+    monkeypatch.setattr("precaudit.references.textbook.forward.forward", counted)
     found = compare(made, options=Options(cache=tmp_path / "cache"))
     assert set(sequences) == {2}
     by = {p: [re.sub(rb'"prompt":"p\d"', b"", encode(e)) for e in found.errors if e.prompt == p] for p in ("p0", "p3")}

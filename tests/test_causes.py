@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.alternatives import unrounded_inputs
-from precaudit.comparison.operations import parts, prepare
-from precaudit.comparison.recorded import Recorded
-from precaudit.diagnosis.candidates import variants
-from precaudit.diagnosis.forms import made
-from precaudit.diagnosis.replay import read_by, replay
+from precaudit.evidence.replay import read_by, replay
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder.parts import attention_scores, masked_softmax
+from precaudit.mutations.candidates import variants
+from precaudit.mutations.forms import made
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.places import Place
 from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
+from precaudit.references.textbook.alternatives import unrounded_inputs
+from precaudit.references.textbook.operations import parts, prepare
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace

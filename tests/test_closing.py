@@ -10,21 +10,21 @@ from benchmarks.mistakes import MISTAKES, placed
 from precaudit.arrays import rounder
 from precaudit.comparison.compare import Options
 from precaudit.diagnosis.advice import missing
-from precaudit.diagnosis.attention import seeing
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.diagnosis.evidence import unrecognised, worst_inside
-from precaudit.diagnosis.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
-from precaudit.diagnosis.fitting import minimise, shortest
-from precaudit.diagnosis.forms import constant, finished, made, plain
-from precaudit.diagnosis.keys import unseen_key, valueless
-from precaudit.diagnosis.normalisation import without_weight
-from precaudit.diagnosis.positions import by_position, described, shape, spans
-from precaudit.diagnosis.records import Finding
-from precaudit.diagnosis.replay import read_by, replay
-from precaudit.diagnosis.rotation import shifted
+from precaudit.evidence.positions import by_position, described, shape, spans
+from precaudit.evidence.record import unrecognised, worst_inside
+from precaudit.evidence.records import Finding
+from precaudit.evidence.replay import read_by, replay
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
+from precaudit.mutations.attention import seeing
+from precaudit.mutations.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
+from precaudit.mutations.fitting import minimise, shortest
+from precaudit.mutations.forms import constant, finished, made, plain
+from precaudit.mutations.keys import unseen_key, valueless
+from precaudit.mutations.normalisation import without_weight
+from precaudit.mutations.rotation import shifted
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.records import ErrorRecord, Requested, Signed, Unexplained, Worst
 from precaudit.reports.diagnosis import details

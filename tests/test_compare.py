@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.comparison.attribution import attribute, first_failing
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.comparison.local import not_emulated
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
 from precaudit.numpy_decoder.forward import Wanted, forward
@@ -19,6 +17,8 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
 from precaudit.policies import load_policy, on_device
 from precaudit.prompts import Prompt
+from precaudit.references.attribution import attribute, first_failing
+from precaudit.references.textbook.local import not_emulated
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load

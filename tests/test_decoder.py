@@ -6,18 +6,18 @@ import jax
 import numpy as np
 import pytest
 
+from precaudit import threads
 from precaudit.arrays import widen
 from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import compare
-from precaudit.comparison.recorded import Recorded
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS, present
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
-from precaudit.numpy_decoder import threads
 from precaudit.policies import apply_settings
 from precaudit.prompts import Prompt
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.store import open_run
 from precaudit.tracing import programs

@@ -16,28 +16,28 @@ from benchmarks.rewrites import REWRITES
 from precaudit.arrays import widen
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.reference_cache import References
-from precaudit.diagnosis.caches import explain
-from precaudit.diagnosis.closure import closure
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.diagnosis.flash import Flash
-from precaudit.diagnosis.flips import Flip, Rows, exchanged, flips, sentence
-from precaudit.diagnosis.forms import Inputs, plain, quantised
-from precaudit.diagnosis.invariance import invariance
-from precaudit.diagnosis.positions import shape
-from precaudit.diagnosis.records import Finding
-from precaudit.diagnosis.remedies import _raised, remedies
-from precaudit.diagnosis.shares import PLANTED, shares
-from precaudit.diagnosis.views import _relative, partings, summary
+from precaudit.evidence.caches import explain
+from precaudit.evidence.closure import closure
+from precaudit.evidence.flips import Flip, Rows, exchanged, flips, sentence
+from precaudit.evidence.invariance import invariance
+from precaudit.evidence.positions import shape
+from precaudit.evidence.records import Finding
+from precaudit.evidence.remedies import _raised, remedies
+from precaudit.evidence.shares import PLANTED, shares
+from precaudit.evidence.views import _relative, partings, summary
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import present
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import project
+from precaudit.mutations.flash import Flash
+from precaudit.mutations.forms import Inputs, plain, quantised
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.records import ErrorRecord, read_lines
+from precaudit.references.cache import References
 from precaudit.reports.diagnosis import growth, jumps, spans, text
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.repeat import _compared, repeat
 from precaudit.tracing.shadowed import exact_tables

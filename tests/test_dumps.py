@@ -14,7 +14,6 @@ from precaudit import Selection, import_dump, open_run
 from precaudit.between import compare_runs
 from precaudit.cli import run as command
 from precaudit.comparison.compare import compare
-from precaudit.comparison.recorded import Recorded
 from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
 from precaudit.places import Place
@@ -22,6 +21,7 @@ from precaudit.programs.loading import load
 from precaudit.programs.own import prefill_of
 from precaudit.programs.tracing import trace
 from precaudit.records import value
+from precaudit.runs.recorded import Recorded
 from precaudit.tracing.subject import load as load_subject
 from tests.programs import record
 

@@ -7,10 +7,10 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.cli import run as command
-from precaudit.diagnosis import effects as module
+from precaudit.comparison.programs import compare, traced_program
 from precaudit.diagnosis.programs import diagnose
+from precaudit.evidence import effects as module
 from precaudit.metrics.logits import kl
-from precaudit.programs.comparing import compare, traced_program
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import trace
 from precaudit.reports.program_diagnosis import growth, text
@@ -134,6 +134,7 @@ def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tm
     assert made == []
     monkeypatch.undo()
     assert diagnose(opened, program, objective="kl").effects.shares[0].objective == "kl"
+    trace(program, opened.folder, force=True)  # nothing of ours stands in the way
 
 
 def test_what_cannot_be_told_is_said(tmp_path, capsys):

@@ -10,7 +10,6 @@ import pytest
 from precaudit.arrays import widen
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.comparison.recorded import Recorded
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import route
 from precaudit.judging.rules import judge
@@ -18,6 +17,7 @@ from precaudit.limits import default_limits
 from precaudit.numpy_decoder.magnitudes import rowwise
 from precaudit.numpy_decoder.model import Model
 from precaudit.prompts import Prompt
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace

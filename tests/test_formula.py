@@ -11,7 +11,6 @@ import pytest
 from benchmarks.mistakes import in_batches
 from precaudit.audit import audit
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.written import recall
 from precaudit.coverage import formula_keys
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.jax_decoder import Parts
@@ -21,6 +20,7 @@ from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.records import value
 from precaudit.reports.summary import formula_sentence
+from precaudit.runs.written import recall
 from precaudit.selection import Selection
 from precaudit.tracing import manifest, subject
 from precaudit.tracing.subject import load

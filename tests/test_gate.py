@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 
 from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.written import recall
 from precaudit.errors import UserError
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
@@ -24,6 +23,7 @@ from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, suspect
 from precaudit.limits import default_limits
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
+from precaudit.runs.written import recall
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
 from tests.programs import record
@@ -821,7 +821,7 @@ def test_what_the_gate_reads_is_what_compare_wrote(honest):
 
 def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
     """Another processor's BLAS, or a later precaudit, computes no record again to judge it."""
-    monkeypatch.setattr("precaudit.comparison.written.computed_by", lambda sources: "0" * 64)
+    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda sources: "0" * 64)
     assert gate(honest.folder).exit_code == 0
 
 

@@ -16,10 +16,7 @@ from jax import lax
 from benchmarks.traits import TRAITS
 from precaudit.arrays import as_format, rounder
 from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.alternatives import inputs_summed_again, rounded_again
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.operations import parts, prepare
-from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
@@ -32,6 +29,9 @@ from precaudit.numpy_decoder.rounding import FP64, of_policy
 from precaudit.places import Place
 from precaudit.policies import recorded_policy
 from precaudit.prompts import Prompt
+from precaudit.references.textbook.alternatives import inputs_summed_again, rounded_again
+from precaudit.references.textbook.operations import parts, prepare
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
 from precaudit.tracing.subject import load

@@ -14,27 +14,28 @@ from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.arrays import as_format, rounder
 from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison import written as written_records
-from precaudit.comparison.alternatives import consistent
-from precaudit.comparison.closing import Yardstick, honest
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
-from precaudit.comparison.forward import Pool
-from precaudit.comparison.operations import parts, prepare
-from precaudit.comparison.recorded import Recorded
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
 from precaudit.metrics.logits import expected_kl, kl, log_softmax
 from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.metrics.sizes import half_ulp
 from precaudit.numpy_decoder.ensemble import ensemble
 from precaudit.numpy_decoder.honest import truncated
-from precaudit.numpy_decoder.magnitudes import half_ulp
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import PLACES, Rounding, of_policy
 from precaudit.places import Place
 from precaudit.policies import KEYS, WORDS, load_policy
 from precaudit.prompts import Prompt
+from precaudit.references.closing import Yardstick
+from precaudit.references.textbook.alternatives import consistent
+from precaudit.references.textbook.closing import honest
+from precaudit.references.textbook.forward import Pool
+from precaudit.references.textbook.operations import parts, prepare
+from precaudit.runs import written as written_records
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.store import open_run
 from precaudit.tracing import programs
@@ -411,10 +412,10 @@ def test_equal_tokens_round_alike_and_their_noise_adds_up():
 
 def test_forward_errors_of_one_token_or_head_are_judged():
     """A head or token that is off hides in the tensor's norm: it has a noise and a limit of its own."""
-    from precaudit.comparison.forward import _scopes
     from precaudit.judging.rules import judge
     from precaudit.metrics.sizes import Difference
     from precaudit.records import ErrorRecord
+    from precaudit.references.textbook.forward import _scopes
 
     draw = np.random.default_rng(8)
     r = draw.standard_normal((200, 8, 16))

@@ -37,7 +37,7 @@ class Disk:
         self.folder, self.at, self.done = str(folder), at, 0
 
     def inside(self, file, dir_fd):
-        """Tell whether a path, or an open file by its number, lies in the folder."""
+        """Progress whether a path, or an open file by its number, lies in the folder."""
         if isinstance(file, int) or dir_fd is not None:
             opened = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else dir_fd}")
             file = opened if isinstance(file, int) else os.path.join(opened, file)

@@ -9,15 +9,15 @@ import pytest
 
 from precaudit import gate
 from precaudit.arrays import rounder, widen
-from precaudit.diagnosis.forms import Inputs, made, plain
+from precaudit.comparison.programs import compare
 from precaudit.graphs.decoder import POINTS, STREAM, inputs_of, parts_of, present
+from precaudit.mutations.forms import Inputs, made, plain
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores
 from precaudit.numpy_decoder.operators import ACTIVATIONS, Rule, gelu_tanh
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.programs.comparing import compare
 from precaudit.programs.own import decode_of, prefill_of
-from precaudit.programs.runs import places
 from precaudit.programs.tracing import prepared, trace
+from precaudit.runs.programs import places
 from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import load
 from precaudit.transforms.emulate import exactly

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
-from precaudit.comparison.recorded import Recorded
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.diagnosis.shares import shares
+from precaudit.evidence.shares import shares
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.transforms import plant, reap

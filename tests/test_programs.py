@@ -19,17 +19,17 @@ import precaudit
 from precaudit import Program, gate
 from precaudit.between import compare_runs
 from precaudit.cli import run as command
+from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
-from precaudit.programs.comparing import compare
-from precaudit.programs.forward import Chains
 from precaudit.programs.loading import is_reference, load
-from precaudit.programs.runs import OWN_SUMS, file_name, open_program_run
 from precaudit.programs.tracing import points, prepared, trace
 from precaudit.records import write_lines
+from precaudit.references.traced.forward import Chains
 from precaudit.reports.program import render, show
+from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
 from precaudit.store import file_hash
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

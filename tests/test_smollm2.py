@@ -5,11 +5,11 @@ import pytest
 from mpmath import mp, mpf
 
 from precaudit.arrays import widen
-from precaudit.comparison.attribution import attribute
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.recorded import Recorded
 from precaudit.prompts import shipped_prompts
+from precaudit.references.attribution import attribute
 from precaudit.reports.summary import accumulation_sentence
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions

@@ -17,8 +17,8 @@ from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
 from precaudit.comparison.compare import Options, compare
 from precaudit.configs import DecoderConfig
 from precaudit.coverage import predicted_bytes
-from precaudit.diagnosis.caches import explain, explain_hashes
 from precaudit.diagnosis.diagnose import diagnose
+from precaudit.evidence.caches import explain, explain_hashes
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder.parts import attend
 from precaudit.judging.gate import gate

@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
     "__main__": 6, "pytest_plugin": 6, "schemas": 5, "verbs": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
-    "diagnosis": 3.7, "judging": 3.5, "between": 3.4, "programs": 3.2, "comparison": 3, "tracing": 2, "dumps": 1.8,
-    "store": 1.5,
+    "diagnosis": 3.7, "between": 3.4, "evidence": 3.3, "mutations": 3.2, "comparison": 3, "references": 2.7,
+    "judging": 2.5, "programs": 2.3, "tracing": 2, "dumps": 1.9, "runs": 1.7, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
-    "places": 0, "coverage": 0, "arrays": 0, "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
+    "places": 0, "progress": 0, "threads": 0, "coverage": 0, "arrays": 0,
+    "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
 }  # fmt: skip
-JAX = {"jax_decoder", "transforms", "tracing", "diagnosis", "programs"}
+JAX = {"jax_decoder", "transforms", "tracing", "references", "evidence", "diagnosis", "programs"}
 
 
 def modules():
@@ -53,7 +54,7 @@ def test_imports_only_go_down(path, part):
 
 def test_heavy_libraries_stay_where_they_belong():
     allowed = {
-        "jax": JAX, "pandas": {"comparison", "reports"}, "rich": {"reports", "cli"}, "click": {"cli"},
+        "jax": JAX, "pandas": {"comparison", "reports", "runs"}, "rich": {"reports", "cli"}, "click": {"cli"},
         "transformers": {"checkpoints"}, "torch": set(), "numba": {"rounding_kernels", "numpy_decoder", "metrics"},
     }  # fmt: skip
     for path, part in modules():
@@ -70,6 +71,26 @@ def test_comparing_and_reporting_import_no_jax():
         "import precaudit.checkpoints, precaudit.cli.compare, precaudit.cli.report, precaudit.between"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_references_alone_know_the_textbook_and_judging_neither():
+    """Comparing knows references by their protocol; judging stands on records and the rows of the graph."""
+    for path, part in modules():
+        if part in ("comparison", "judging"):
+            names = {name.split(".")[1] for name in imports(path) if name.startswith("precaudit.")}
+            assert "numpy_decoder" not in names, path
+            assert "DecoderConfig" not in re.findall(r"import .*\b(DecoderConfig)\b", _at_run_time(path)), path
+    code = (
+        "import sys, precaudit.judging.gate, precaudit.judging.programs\n"
+        "assert not [m for m in sys.modules if m.startswith(('precaudit.numpy_decoder', 'precaudit.comparison', "
+        "'precaudit.references', 'precaudit.configs', 'precaudit.programs'))]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _at_run_time(path):
+    """Return a file's text without what only type checkers import."""
+    return re.sub(r"if TYPE_CHECKING:\n(    .*\n)+", "", path.read_text())
 
 
 def test_the_two_decoders_share_no_numerics():
@@ -146,7 +167,7 @@ HOMONYMS = {
     "jax_decoder/parameters.py": "names of parameters",
     "numpy_decoder/operators.py": "a place of Rounding",
     "numpy_decoder/rounding.py": "keys of a policy",
-    "diagnosis/remedies.py": "keys of a policy",
+    "evidence/remedies.py": "keys of a policy",
 }
 
 

@@ -11,16 +11,16 @@ import pytest
 
 from precaudit import Program, gate
 from precaudit.cli import run as command
+from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose, name_formula
 from precaudit.errors import UserError
-from precaudit.programs.comparing import compare
-from precaudit.programs.formula import distance, shown
-from precaudit.programs.forward import Chains
 from precaudit.programs.loading import load
-from precaudit.programs.runs import open_program_run
-from precaudit.programs.textbook import Names, textbook_of
 from precaudit.programs.tracing import prepared, trace
 from precaudit.records import value, write_lines
+from precaudit.references.formula import distance, shown
+from precaudit.references.mapped import Names, textbook_of
+from precaudit.references.traced.forward import Chains
+from precaudit.runs.programs import open_program_run
 from precaudit.store import file_hash
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

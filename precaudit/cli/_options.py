@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from precaudit.progress import Advance, silent
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -70,12 +72,12 @@ def console(stderr: bool = False) -> Any:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar() -> Iterator[Advance]:
     """Yield ``advance(done, total, what)``: a bar on stderr, nothing where stderr is no terminal."""
     import sys
 
     if not sys.stderr.isatty():
-        yield lambda done, total, what: None
+        yield silent
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -14,10 +14,10 @@ from precaudit.cli._options import say
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """Freeze the errors of a compared RUN, without tensors, with where they come from and a SHA-256."""
-    from precaudit.comparison.written import recall
     from precaudit.judging.baselines import freeze, freeze_errors
     from precaudit.judging.programs import errors_of, provenance
-    from precaudit.programs.runs import is_program_run, open_program_run
+    from precaudit.runs.programs import is_program_run, open_program_run
+    from precaudit.runs.written import recall
 
     if is_program_run(run):
         opened = open_program_run(run)

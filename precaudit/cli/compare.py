@@ -68,8 +68,8 @@ def command(
     from precaudit.comparison.compare import Options, compare
     from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
-    from precaudit.programs.runs import is_program_run
     from precaudit.reports import markdown, terminal
+    from precaudit.runs.programs import is_program_run
     from precaudit.store import open_run
     from precaudit.writing import write_whole
 
@@ -116,7 +116,7 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
     """Return what a program's formula is held against: a function of the user's, the textbook, or nothing."""
     from precaudit.errors import UserError
     from precaudit.programs.loading import load_function
-    from precaudit.programs.textbook import Names
+    from precaudit.references.mapped import Names
 
     if names is None and (config is not None or family is not None):
         raise UserError("--config and --family belong to a names map: --map FILE")
@@ -147,9 +147,9 @@ def _between(run: Path, against: Path, as_json: bool) -> None:
 
 def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> None:
     """Compare a run of a program with its own segments."""
-    from precaudit.programs.comparing import compare
-    from precaudit.programs.runs import open_program_run
+    from precaudit.comparison.programs import compare
     from precaudit.reports import program as report
+    from precaudit.runs.programs import open_program_run
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)

@@ -45,9 +45,9 @@ def command(
     from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose
     from precaudit.errors import UserError
-    from precaudit.programs.runs import is_program_run
     from precaudit.records import encode
     from precaudit.reports import diagnosis
+    from precaudit.runs.programs import is_program_run
     from precaudit.store import open_run
 
     if is_program_run(run):
@@ -82,9 +82,9 @@ def _program(run: Path, program: str | None, objective: str, verbose: bool, as_j
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose
     from precaudit.judging.programs import errors_of
-    from precaudit.programs.runs import open_program_run
     from precaudit.records import encode
     from precaudit.reports import program_diagnosis as report
+    from precaudit.runs.programs import open_program_run
 
     with progress_bar() as advance:
         opened = open_program_run(run)
@@ -116,11 +116,11 @@ def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
 
 def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
-    from precaudit.comparison.formula import recorded_program
-    from precaudit.comparison.recorded import Recorded
     from precaudit.errors import UserError
     from precaudit.records import ErrorRecord, device_kind, read_lines
+    from precaudit.references.textbook.formula import recorded_program
     from precaudit.reports.diagnosis import invariances
+    from precaudit.runs.recorded import Recorded
 
     recorded = Recorded.of(found.compared.run)
     device = device_kind(recorded.run.record.device)
@@ -131,10 +131,10 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     if subject is None:
         say(f"Invariance: unknown: {lacks}", err=as_json)
         return 3
-    from precaudit.diagnosis.invariance import invariance
+    from precaudit.evidence.invariance import invariance
 
     with progress_bar() as advance:
-        every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this look and earlier ones
+        every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this selection and earlier ones
         ways = invariance(recorded, subject, every, advance)
     for line in invariances(ways):
         say(line, err=as_json)

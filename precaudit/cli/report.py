@@ -13,9 +13,9 @@ from precaudit.cli._options import console
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 def command(run: Path, as_markdown: bool, verbose: bool) -> None:
     """Show what compare recorded of RUN; computes nothing."""
-    from precaudit.comparison.written import recall
-    from precaudit.programs.runs import is_program_run
     from precaudit.reports import markdown, terminal
+    from precaudit.runs.programs import is_program_run
+    from precaudit.runs.written import recall
 
     if is_program_run(run):
         _program(run, as_markdown)
@@ -29,8 +29,8 @@ def command(run: Path, as_markdown: bool, verbose: bool) -> None:
 
 def _program(run: Path, as_markdown: bool) -> None:
     from precaudit.judging.programs import errors_of
-    from precaudit.programs.runs import open_program_run
     from precaudit.reports import program
+    from precaudit.runs.programs import open_program_run
 
     opened = open_program_run(run)
     if as_markdown:

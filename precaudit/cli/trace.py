@@ -78,8 +78,9 @@ def command(
         raise UserError("give --text or --prompts, not both")
     if text is not None and not text.strip():
         raise UserError("--text is empty")
+    from precaudit.progress import Progress
     from precaudit.tracing.subject import load
-    from precaudit.tracing.trace import Options, Progress, trace
+    from precaudit.tracing.trace import Options, trace
 
     folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{chosen.name}"
     options = Options(decode_steps, batch, pad, tokens_from, force, " ".join(["precaudit", *sys.argv[1:]]))
@@ -138,8 +139,8 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
 
     if other := _others(context, {"repeat", "output", "force"}):
         raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
+    from precaudit.progress import Progress
     from precaudit.tracing.repeat import repeat
-    from precaudit.tracing.trace import Progress
 
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
     with progress_bar() as advance:

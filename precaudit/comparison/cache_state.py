@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from precaudit.arrays import Array, widen
-from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import measured
 from precaudit.coverage import HASH_FORMAT
 from precaudit.graphs.decoder import POINTS
+from precaudit.metrics.rows import measured
 from precaudit.places import Place
 from precaudit.records import ErrorRecord
 from precaudit.row_hashes import row_hashes
+from precaudit.runs.recorded import Recorded
 
 
 def state_errors(recorded: Recorded, place: Place) -> Iterator[ErrorRecord]:

@@ -1,8 +1,7 @@
 """The verb ``compare``: everything known about one run's errors, written beside it."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -12,39 +11,35 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.caching import cache_folder
 from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
+from precaudit.comparison.against import errors_of
 from precaudit.comparison.cache_state import state_errors
-from precaudit.comparison.formula import formula_errors, recorded_program
-from precaudit.comparison.forward import Tell, Truth, emulate, establish, forward_errors
-from precaudit.comparison.handover import POINT, handover_errors
-from precaudit.comparison.local import Emulations, local_errors
-from precaudit.comparison.looks import Found, covers, keep, resolve, reuse, visible
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
-from precaudit.comparison.recorded import Recorded
+from precaudit.comparison.selected import Found, covers, keep, resolve, reuse, visible
 from precaudit.comparison.weight_rounding import weight_errors
-from precaudit.comparison.written import Comparison, written
-from precaudit.configs import DecoderConfig
 from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.numpy_decoder.accumulation import parse_accumulation
-from precaudit.numpy_decoder.honest import honest_forms
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.threads import one_blas_thread
+from precaudit.formats import parse_accumulation
+from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
-from precaudit.policies import recorded_policy
+from precaudit.progress import Advance, silent
 from precaudit.records import (
     ErrorRecord,
-    Look,
+    Selected,
     number,
     write_lines,
 )
+from precaudit.references.textbook.formula import recorded_program
+from precaudit.references.textbook.handover import POINT
+from precaudit.references.textbook.reference import Textbook, shadowed
+from precaudit.runs.recorded import Recorded
+from precaudit.runs.written import Comparison, written
 from precaudit.selection import Selection
 from precaudit.store import Run, file_hash, open_run
+from precaudit.threads import one_blas_thread
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
 
@@ -71,7 +66,7 @@ def compare(
     against: Path | str | None = None,
     select: Selection | None = None,
     options: Options | None = None,
-    tell: Tell = lambda done, total, what: None,
+    tell: Advance = silent,
     subject: Any = None,
 ) -> Comparison:
     """Compare a recorded run with FP64 and emulations, or (``against``) with another run; write the errors beside it.
@@ -84,31 +79,33 @@ def compare(
     for name in options.accum:
         parse_accumulation(name)
     recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
-    look = resolve(recorded, select, options.accum)
+    selected = resolve(recorded, select, options.accum)
     if against is not None:
-        return _pair(recorded, Recorded.of(open_run(against, options.partial)), look, tell)
+        return _pair(recorded, Recorded.of(open_run(against, options.partial)), selected, tell)
     absent = _absent(recorded.run, options)
-    look = msgspec.structs.replace(look, weights=not absent, formula=options.formula)
-    verify(recorded, look, tell)
-    kept = None if options.fresh else reuse(recorded.run, look)
+    selected = msgspec.structs.replace(selected, weights=not absent, formula=options.formula)
+    verify(recorded, selected, tell)
+    kept = None if options.fresh else reuse(recorded.run, selected)
     if kept is None:
         checkpoint = None if absent else _checkpoint(recorded.run, options)
         with one_blas_thread():
-            if look.formula:
-                kept = _added(recorded, look, checkpoint, absent, options, tell, subject)
+            if selected.formula:
+                kept = _added(recorded, selected, checkpoint, absent, options, tell, subject)
             else:
-                kept = _compute(recorded, look, checkpoint, absent, options, tell)
+                kept = _compute(recorded, selected, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
     return Comparison(
-        recorded.run, visible(errors, look), [p for p in pairs if p.prompt in look.prompts], notes, recorded.run.folder,
-        formula=look.prompts if look.formula else (),
+        recorded.run, visible(errors, selected), [p for p in pairs if p.prompt in selected.prompts], notes,
+        recorded.run.folder, formula=selected.prompts if selected.formula else (),
     )  # fmt: skip
 
 
-def verify(recorded: Recorded, look: Look, tell: Tell) -> None:
-    """Read every tensor the look needs, so that an altered one is noticed even where rows are reused."""
+def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:
+    """Read every tensor the selection needs, so that an altered one is noticed even where rows are reused."""
     chosen = [
-        p for p in recorded.run.points if p.prompt in look.prompts and (p.layer is None or p.layer in look.layers)
+        p
+        for p in recorded.run.points
+        if p.prompt in selected.prompts and (p.layer is None or p.layer in selected.layers)
     ]
     for i, point in enumerate(chosen):
         recorded.run.tensor(point)
@@ -143,40 +140,32 @@ def _checkpoint(run: Run, options: Options) -> Checkpoint:
 
 
 def _compute(
-    recorded: Recorded, look: Look, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Tell
+    recorded: Recorded, selected: Selected, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Advance
 ) -> Found:
-    run = recorded.run
-    policy = recorded_policy(run.record)
-    config = msgspec.convert(run.record.model.config, DecoderConfig)
-    model = Model(config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
-    truth, problem = None, "weights"
+    book = Textbook.of(recorded, selected, checkpoint, options.cache, tell)
+    errors = list(_missing(recorded, selected))
+    errors += _per_layer(recorded, book, selected, tell)
+    if book.summed_as(errors, tell):
+        errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
     if checkpoint is not None:
-        identity = f"{run.record.model.sha256}:{policy.weights}"
-        truth = establish(recorded, model, identity, policy, look, options.cache, tell)
-    emulations = Emulations(policy, look.accum)
-    errors = list(_missing(recorded, look))
-    errors += _per_layer(recorded, model, truth, problem, emulations, look, tell)
-    if truth is not None and (dot := _summed(errors)) is not None:
-        emulate(truth, model, recorded, policy, dot, tell)
-        errors = [e for e in errors if e.kind != "forward"] + list(_forwards(recorded, truth, look))
-    if checkpoint is not None:
-        errors += weight_errors(checkpoint, look.layers)
-    pairs = list(prefill_decode(recorded, look.prompts, truth))
-    notes = (*notes_on(recorded, look, truth, errors, absent), *(truth.said if truth is not None else ()))
-    return keep(run, look, Found(errors, pairs, notes), None if truth is None else number(truth.sigma))
+        errors += weight_errors(checkpoint, selected.layers)
+    whole = book.whole
+    pairs = list(prefill_decode(recorded, selected.prompts, whole))
+    notes = (*notes_on(recorded, selected, whole, errors, absent), *(whole.said if whole is not None else ()))
+    return keep(recorded.run, selected, Found(errors, pairs, notes), None if whole is None else number(whole.sigma))
 
 
 def _added(
     recorded: Recorded,
-    look: Look,
+    selected: Selected,
     checkpoint: Checkpoint | None,
     absent: str,
     options: Options,
-    tell: Tell,
+    tell: Advance,
     subject: Any,
 ) -> Found:
-    """Add formula records to what a look holds beside them, which is computed where no earlier look wrote it."""
-    run, without = recorded.run, msgspec.structs.replace(look, formula=False)
+    """Add formula records to what a selection holds beside them, computed where no earlier selection wrote it."""
+    run, without = recorded.run, msgspec.structs.replace(selected, formula=False)
     if options.fresh or reuse(run, without) is None:
         _compute(recorded, without, checkpoint, absent, options, tell)
     held = written(run)
@@ -184,95 +173,73 @@ def _added(
     started = perf_counter()
     tell(0, 1, "FP64 shadow")
     if checkpoint is None:
-        keys = list(formula_keys(recorded.requested, recorded.config, look.phases))
-        places = [Place(prompt, *key) for prompt in look.prompts for key in keys]
+        keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
+        places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
         made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
     else:
-        model = Model(recorded.config, checkpoint.tensors.read)
-        program = recorded_program(recorded, subject, options.model)
-        made = list(formula_errors(recorded, model, look.prompts, program, look.phases))
-    n = len(look.prompts)
+        made = shadowed(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
+    n = len(selected.prompts)
     note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
-    base = next(x for x in held.looks if covers(x, without))
-    grown = msgspec.structs.replace(look, accum=base.accum)
+    base = next(x for x in held.selections if covers(x, without))
+    grown = msgspec.structs.replace(selected, accum=base.accum)
     kept = keep(run, grown, Found(made, [], (*held.notes, note)), held.sigma)
     return Found(kept.errors, kept.pairs, kept.notes)
 
 
-def _no_weights(name: str) -> Array:
-    raise AssertionError(f"{name} was asked for without weights")
-
-
-def _missing(recorded: Recorded, look: Look) -> Iterator[ErrorRecord]:
+def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
     """Yield an unknown record for every requested tensor that is not in the run."""
-    for prompt in look.prompts:
+    for prompt in selected.prompts:
         for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
-            wanted = e.phase in look.phases and e.point in look.points and (e.layer is None or e.layer in look.layers)
+            wanted = (
+                e.phase in selected.phases
+                and e.point in selected.points
+                and (e.layer is None or e.layer in selected.layers)
+            )
             place = Place(prompt, *e.key)
             if wanted and place not in (recorded.hashed if e.hashed else recorded.index):
                 why = recorded.misfits.get(place, "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)
 
 
-def _per_layer(
-    recorded: Recorded, model: Model, truth: Truth | None, problem: str, emulations: Emulations, look: Look, tell: Tell
-) -> Iterator[ErrorRecord]:
+def _per_layer(recorded: Recorded, book: Textbook, selected: Selected, tell: Advance) -> Iterator[ErrorRecord]:
     """Yield local, accum, state and forward records, one layer's tensors in memory at a time."""
     caches = [p for p in POINTS if POINTS[p].state and p in {*recorded.requested.points, *recorded.requested.support}]
-    groups: list[int | None] = [*look.layers, None]
+    groups: list[int | None] = [*selected.layers, None]
     for i, layer in enumerate(groups):
-        if layer is not None and truth is not None:
-            model.warm(layer)
-        for prompt in look.prompts:
-            for phase in look.phases:
-                for point in look.points:
+        book.warm(layer)
+        for prompt in selected.prompts:
+            for phase in selected.phases:
+                for point in selected.points:
                     if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
                         place = Place(prompt, phase, 0, layer, point)
-                        yield from local_errors(recorded, model, truth is not None, emulations, place)
-                        yield from _forward(recorded, truth, problem, place)
-                if layer is not None and POINT in look.points:
-                    place = Place(prompt, phase, 0, layer, POINT)
-                    yield from handover_errors(recorded, model, truth is not None, place)
+                        yield from errors_of(book, [place])
+                if layer is not None and POINT in selected.points:
+                    yield from book.handed(Place(prompt, phase, 0, layer, POINT))
                 if phase == "decode" and layer is not None:
                     for cache in caches:
                         yield from state_errors(recorded, Place(prompt, phase, 0, layer, cache))
         tell(i + 1, len(groups), "local errors and emulations")
 
 
-def _summed(errors: list[ErrorRecord]) -> Callable[[Array, Array], Array] | None:
-    """Return the sums of another honest form by which local records close, the one of most; None without any."""
-    dots = {f.name: f.dot for f in honest_forms(POINTS[LOGITS], "float32") if f.dot is not None}
-    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in dots)
-    return dots[used.most_common(1)[0][0]] if used else None
-
-
-def _forwards(recorded: Recorded, truth: Truth, look: Look) -> Iterator[ErrorRecord]:
-    """Yield the forward records of a look."""
-    for layer, prompt, phase, point in product((*look.layers, None), look.prompts, look.phases, look.points):
+def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
+    """Yield the forward records of a selection."""
+    for layer, prompt, phase, point in product(
+        (*selected.layers, None), selected.prompts, selected.phases, selected.points
+    ):
         if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
-            yield from forward_errors(recorded, truth, Place(prompt, phase, 0, layer, point))
+            yield from book.forward(Place(prompt, phase, 0, layer, point))
 
 
-def _forward(recorded: Recorded, truth: Truth | None, problem: str, place: Place) -> Iterator[ErrorRecord]:
-    if truth is not None:
-        yield from forward_errors(recorded, truth, place)
-        return
-    for step in recorded.steps(place.phase):
-        here = place._replace(step=step)
-        if here in recorded.index:
-            yield here.record("forward", recorded.run.record.id, "fp64", unknown=problem)
-
-
-def _pair(a: Recorded, b: Recorded, look: Look, tell: Tell) -> Comparison:
+def _pair(a: Recorded, b: Recorded, selected: Selected, tell: Advance) -> Comparison:
     """Compare run A (candidate) with run B; files go to A/against/<B>/."""
-    prompts = tuple(p for p in look.prompts if p in b.run.prompts)
-    notes = tuple(check_comparable(a, b, look.prompts))
-    verify(a, look, tell)
+    prompts = tuple(p for p in selected.prompts if p in b.run.prompts)
+    notes = tuple(check_comparable(a, b, selected.prompts))
+    verify(a, selected, tell)
     errors: list[ErrorRecord] = []
-    for layer in [*look.layers, None]:
+    for layer in [*selected.layers, None]:
         for prompt in prompts:
-            for phase in look.phases:
-                for point in look.points:
+            for phase in selected.phases:
+                for point in selected.points:
                     if POINTS[point].per_layer == (layer is not None):
                         errors += pair_errors(a, b, Place(prompt, phase, 0, layer, point))
     folder = a.run.folder / "against" / hashlib.sha256(file_hash(b.run.folder / "run.json").encode()).hexdigest()[:8]

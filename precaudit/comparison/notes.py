@@ -6,18 +6,18 @@ from itertools import product
 
 import numpy as np
 
-from precaudit.comparison.forward import Truth
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
-from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import disturbance, logit_noise
-from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS
 from precaudit.places import Place
-from precaudit.records import ErrorRecord, Look, value
+from precaudit.records import ErrorRecord, Selected, value
+from precaudit.references.textbook.alternatives import single_rows
+from precaudit.references.textbook.forward import Whole
+from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 
 
-def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
+def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[str]:
     """Yield how many tokens use other experts than FP64, and how many of those FP64 held for a tie.
 
     Near: FP64's router logits of an expert that came in and one that fell out differ by at most NEAR σ, σ the rms error
@@ -26,9 +26,9 @@ def routing(recorded: Recorded, look: Look, truth: Truth) -> Iterator[str]:
     route = next(p for p in POINTS.values() if p.kind == "route")
     chosen_at, router = route.name, route.inputs[0]
     rows = flips = near = 0
-    for prompt, phase, layer in product(look.prompts, look.phases, look.layers):
-        exact, logits = (truth.values(prompt, layer, p) for p in (chosen_at, router))
-        energy = truth.noise.get((truth.alike[prompt], layer, router))
+    for prompt, phase, layer in product(selected.prompts, selected.phases, selected.layers):
+        exact, logits = (whole.values(prompt, layer, p) for p in (chosen_at, router))
+        energy = whole.noise.get((whole.alike[prompt], layer, router))
         for step in recorded.steps(phase):
             key = Place(prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:
@@ -62,25 +62,8 @@ def prices(errors: list[ErrorRecord]) -> Iterator[str]:
         )
 
 
-def single_rows(errors: list[ErrorRecord]) -> Iterator[str]:
-    """Yield what it costs that a device rounds the products of a single row before it sums them."""
-    local = [e for e in errors if e.kind == "local" and e.rel_l2 is not None]
-    found = [e for e in local if any(ROUNDED_PRODUCTS in how for how in (e.elided or {}).values())]
-    if not found:
-        return
-    points = {e.point for e in found}
-    alike = [value(e.rel_l2) for e in local if e.phase == "prefill" and e.point in points]
-    against = f", {np.median(alike):.1e} in prefill" if alike else ""
-    yield (
-        f"decode: {len(found)} operations ({', '.join(p for p in POINTS if p in points)}) rounded each product to "
-        f"{found[0].dtype} before the float32 sum, as XLA on a GPU does to products with one row: local error "
-        f"{np.median([value(e.rel_l2) for e in found]):.1e}{against}; ask for a float32 result "
-        "(preferred_element_type=jnp.float32) and round that, and it is not done"
-    )
-
-
 def notes_on(
-    recorded: Recorded, look: Look, truth: Truth | None, errors: list[ErrorRecord], absent: str
+    recorded: Recorded, selected: Selected, whole: Whole | None, errors: list[ErrorRecord], absent: str
 ) -> Iterator[str]:
     """Yield the notes of a comparison; ``absent`` says why weights are not at hand, or nothing."""
     if absent:
@@ -92,7 +75,7 @@ def notes_on(
             times = disturbance(n, noise)
             told = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
             yield f"capturing changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
-    for a, b in independent_prompts(recorded, look.prompts, truth):
+    for a, b in independent_prompts(recorded, selected.prompts, whole):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
     differing = [e for e in errors if e.kind == "state" and e.mismatched]
     if differing:
@@ -101,10 +84,10 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
-    if truth is not None and any(
+    if whole is not None and any(
         POINTS[p].kind == "route" for p in (*recorded.requested.points, *recorded.requested.support)
     ):
-        yield from routing(recorded, look, truth)
+        yield from routing(recorded, selected, whole)
     yield from prices(errors)
     yield from single_rows(errors)
     bad = [e for e in errors if e.nonfinite]

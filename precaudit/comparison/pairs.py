@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array, widen
-from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.rows import measured
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
+from precaudit.metrics.rows import measured
 from precaudit.metrics.sizes import canonical, sizes
 from precaudit.places import Place
 from precaudit.records import ErrorRecord
+from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 
 NAMED = 5  # that a note lists

@@ -8,40 +8,40 @@ from typing import Any, Literal
 import numpy as np
 
 from precaudit.arrays import Array, widen
-from precaudit.comparison.forward import Truth
-from precaudit.comparison.recorded import Recorded
 from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import kl
 from precaudit.places import Place
 from precaudit.records import PrefillDecodeRecord, StepRecord, number, value
+from precaudit.references.textbook.forward import Whole
+from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 
 NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
 
 
-def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], truth: Truth | None) -> Iterator[PrefillDecodeRecord]:
+def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None) -> Iterator[PrefillDecodeRecord]:
     """Yield prefill's last position against decode0, then rescore against decode at every position."""
     steps = {(s.prompt, s.phase, s.step): s for s in recorded.run.steps}
     for prompt in prompts:
         first, decode0 = steps.get((prompt, "prefill", 0)), steps.get((prompt, "decode", 0))
         if first is not None and decode0 is not None:
-            yield _pair(recorded, "prefill", first, decode0, truth)
+            yield _pair(recorded, "prefill", first, decode0, whole)
         for step in recorded.steps("decode"):
             again, decoded = steps.get((prompt, "rescore", step)), steps.get((prompt, "decode", step))
             if again is not None and decoded is not None:
-                yield _pair(recorded, "rescore", again, decoded, truth)
+                yield _pair(recorded, "rescore", again, decoded, whole)
 
 
 def _pair(
-    recorded: Recorded, against: Literal["prefill", "rescore"], a: StepRecord, b: StepRecord, truth: Truth | None
+    recorded: Recorded, against: Literal["prefill", "rescore"], a: StepRecord, b: StepRecord, whole: Whole | None
 ) -> PrefillDecodeRecord:
     x, y = logits_of(recorded, a), logits_of(recorded, b)
-    f64 = truth.logits(a.prompt, a.position) if truth is not None else None
+    f64 = whole.logits(a.prompt, a.position) if whole is not None else None
     top_a, top_b = a.top_ids[0], b.top_ids[0]
     finite = _finite(a) and _finite(b) and (f64 is None or bool(np.isfinite(f64).all()))
     match = finite and top_a == top_b
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
-    if f64 is not None and truth is not None:
+    if f64 is not None and whole is not None:
         best, second = np.argsort(-f64, kind="stable")[:2]
         involved = {top_a, top_b, int(best)}
         with np.errstate(invalid="ignore"):
@@ -50,7 +50,7 @@ def _pair(
             "f64_top1": int(best),
             "f64_gap": number(f64[best] - f64[second]),
             "f64_match": finite and top_b == int(best),
-            "near_tie": None if finite and len(involved) == 1 else finite and apart <= NEAR * truth.sigma,
+            "near_tie": None if finite and len(involved) == 1 else finite and apart <= NEAR * whole.sigma,
         }
     names: dict[str, Any] = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
     sizes = (number(kl(x, y)), number(_largest(x, y))) if x is not None and y is not None else (None, None)
@@ -82,7 +82,7 @@ def logits_of(recorded: Recorded, step: StepRecord) -> Array | None:
     return widen(recorded.run.tensor(recorded.index[key])[int(at[0])]) if len(at) else None
 
 
-def independent_prompts(recorded: Recorded, prompts: tuple[str, ...], truth: Truth | None) -> list[tuple[str, str]]:
+def independent_prompts(recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None) -> list[tuple[str, str]]:
     """Return pairs of prompts with different tokens whose decode0 logits agree although they should not.
 
     They agree when their rms difference is at most 4 σ; they should not when FP64's (without it: prefill's) differ by
@@ -94,10 +94,10 @@ def independent_prompts(recorded: Recorded, prompts: tuple[str, ...], truth: Tru
         if recorded.run.prompts[a].tokens == recorded.run.prompts[b].tokens:
             continue
         decoded = _rms(recorded, steps.get((a, "decode")), steps.get((b, "decode")))
-        expected = _expected(recorded, steps, truth, a, b)
+        expected = _expected(recorded, steps, whole, a, b)
         if decoded is None or expected is None:
             continue
-        limit = NEAR * truth.sigma if truth is not None else 1e-5 * expected
+        limit = NEAR * whole.sigma if whole is not None else 1e-5 * expected
         if decoded <= limit and expected > 2 * limit:
             found.append((a, b))
     return found
@@ -109,9 +109,9 @@ def _rms(recorded: Recorded, a: StepRecord | None, b: StepRecord | None) -> floa
     return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
 
 
-def _expected(recorded: Recorded, steps: dict[Any, StepRecord], truth: Truth | None, a: str, b: str) -> float | None:
-    if truth is not None:
-        x = truth.logits(a, len(recorded.run.prompts[a].tokens) - 1)
-        y = truth.logits(b, len(recorded.run.prompts[b].tokens) - 1)
+def _expected(recorded: Recorded, steps: dict[Any, StepRecord], whole: Whole | None, a: str, b: str) -> float | None:
+    if whole is not None:
+        x = whole.logits(a, len(recorded.run.prompts[a].tokens) - 1)
+        y = whole.logits(b, len(recorded.run.prompts[b].tokens) - 1)
         return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
     return _rms(recorded, steps.get((a, "prefill")), steps.get((b, "prefill")))

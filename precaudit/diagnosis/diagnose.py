@@ -10,42 +10,42 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.checkpoints import open_checkpoint, recorded_source
-from precaudit.comparison.alternatives import unrounded_inputs
 from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.formula import recorded_program
-from precaudit.comparison.forward import Tell
-from precaudit.comparison.handover import POINT as HANDED
-from precaudit.comparison.operations import Operation, parts, prepare
-from precaudit.comparison.recorded import Recorded
-from precaudit.comparison.written import Comparison, written
 from precaudit.configs import DecoderConfig
 from precaudit.diagnosis.advice import record_more
-from precaudit.diagnosis.between import recorded_probs
-from precaudit.diagnosis.caches import cache_state
-from precaudit.diagnosis.closure import Closure, closure
-from precaudit.diagnosis.evidence import broken_limit, unrecognised, worst_inside
-from precaudit.diagnosis.exchanged import whose
-from precaudit.diagnosis.flips import flips, sentence
-from precaudit.diagnosis.formula import establish
-from precaudit.diagnosis.positions import by_position, spans
-from precaudit.diagnosis.program import Program
-from precaudit.diagnosis.records import Differs, Finding, FormulaRecord, Remedy, Shares
-from precaudit.diagnosis.replay import Replay, replay
-from precaudit.diagnosis.streams import stream_state
-from precaudit.diagnosis.variants import Variant
-from precaudit.diagnosis.views import summary
 from precaudit.errors import UserError
+from precaudit.evidence.between import recorded_probs
+from precaudit.evidence.caches import cache_state
+from precaudit.evidence.closure import Closure, closure
+from precaudit.evidence.exchanged import whose
+from precaudit.evidence.flips import flips, sentence
+from precaudit.evidence.formula import establish
+from precaudit.evidence.positions import by_position
+from precaudit.evidence.program import Program
+from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
+from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares
+from precaudit.evidence.replay import Replay, replay
+from precaudit.evidence.streams import stream_state
+from precaudit.evidence.views import summary
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, suspect
 from precaudit.limits import default_limits
+from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.threads import one_blas_thread
-from precaudit.places import LAST, ORDER, Place
+from precaudit.places import LAST, ORDER, Place, spans
 from precaudit.policies import recorded_policy
+from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, number, value, write_lines
+from precaudit.references.textbook.alternatives import unrounded_inputs
+from precaudit.references.textbook.formula import recorded_program
+from precaudit.references.textbook.handover import POINT as HANDED
+from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.runs.recorded import Recorded
+from precaudit.runs.written import Comparison, written
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
+from precaudit.threads import one_blas_thread
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def diagnose(
     run: Run | Path | str,
     select: Selection | None = None,
     options: Options | None = None,
-    tell: Tell = lambda done, total, what: None,
+    tell: Advance = silent,
     subject: Any = None,
     lift: Mapping[str, Callable[..., Any]] | None = None,
     objective: str = "margin",

@@ -8,32 +8,31 @@ import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.diagnosis.candidates import variants
-from precaudit.diagnosis.declared import declared, where
-from precaudit.diagnosis.effects import Effects, effects
-from precaudit.diagnosis.fitting import Fit, fits, minimise
-from precaudit.diagnosis.forms import Form, Inputs, made, plain
-from precaudit.diagnosis.products import narrow_constants
-from precaudit.diagnosis.records import Finding
+from precaudit.comparison.programs import traced_program
 from precaudit.errors import UserError
+from precaudit.evidence.declared import declared, where
+from precaudit.evidence.effects import Effects, effects
+from precaudit.evidence.records import Finding
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.programs import errors_of, marks_of, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
+from precaudit.mutations.candidates import variants
+from precaudit.mutations.fitting import Fit, fits, minimise
+from precaudit.mutations.forms import Form, Inputs, made, plain
+from precaudit.mutations.products import narrow_constants
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import load_policy
-from precaudit.programs.comparing import traced_program
-from precaudit.programs.formula import Shown, shown
-from precaudit.programs.forward import Chains, NotChained
 from precaudit.programs.program import Program
-from precaudit.programs.runs import Opened
-from precaudit.programs.textbook import Names, Pair, Textbook, textbook_of
+from precaudit.progress import Advance, silent
 from precaudit.records import number, value, write_lines
+from precaudit.references.formula import Shown, shown
+from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
+from precaudit.references.traced.forward import Chains, NotChained
+from precaudit.runs.programs import Opened
 from precaudit.transforms import CannotLift
-
-Tell = Callable[[int, int, str], None]
 
 UNNAMED = "none reproduces it"
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
@@ -71,7 +70,7 @@ class Diagnosed(NamedTuple):
 
 
 def diagnose(
-    opened: Opened, program: Program | str | None = None, tell: Tell = lambda done, total, what: None,
+    opened: Opened, program: Program | str | None = None, tell: Advance = silent,
     objective: str | None = None,
 ) -> Diagnosed:  # fmt: skip
     """Return the findings of a compared program's run, and write them beside it.
@@ -103,7 +102,7 @@ def diagnose(
     return Diagnosed(tuple(findings), told, passed, effect)
 
 
-def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Tell) -> Effects:
+def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Advance) -> Effects:
     """Return what changed the outputs and what would help; not told where the program may not or cannot be run."""
     try:
         return effects(opened, *traced_program(opened, program), objective, tell)
@@ -139,7 +138,7 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
 
 
 def _beside(
-    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Tell
+    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Advance
 ) -> Iterator[Finding]:
     """Yield what a program does otherwise than the textbook: in its formulas, and in the formats it declares."""
     found, made = traced_program(opened, program)
@@ -148,7 +147,9 @@ def _beside(
     yield from declared(opened, book, {v.point for v in formula})
 
 
-def _named(opened: Opened, book: Textbook, chains: Chains, formula: Sequence[Verdict], tell: Tell) -> Iterator[Finding]:
+def _named(
+    opened: Opened, book: Textbook, chains: Chains, formula: Sequence[Verdict], tell: Advance
+) -> Iterator[Finding]:
     """Yield one finding for every cause of operations that are not the textbook's on the program's own inputs."""
     causes: dict[str, list[Case]] = {}
     for i, case in enumerate(dict.fromkeys(v.prompt for v in formula)):
@@ -193,8 +194,8 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
     try:
         with jax.enable_x64(True):
             held = (opened.tensors(case, call, "inputs") for call in range(opened.record.calls))
-            for truth in chains.calls(held, drawn=False):
-                found.append(truth.exact)  # what came before an exception is kept
+            for reference in chains.calls(held, drawn=False):
+                found.append(reference.exact)  # what came before an exception is kept
     except (CannotLift, NotImplementedError, NotChained) as error:
         if not found:
             raise UserError(f"{opened.folder}: {case}: no call in FP64 any more: {error}; compare again") from None

@@ -15,7 +15,7 @@ A map (TOML) says what is what:
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from precaudit.errors import UserError, nearest
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
+from precaudit.progress import Advance, silent
 from precaudit.store import check_folder, check_space, file_hash
 from precaudit.writing import temporary, write_whole
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}
 CALL = re.compile(r"(prefill|rescore)|decode (\d{1,9})")
-Tell = Callable[[int, int, str], None]
 
 
 class Theirs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ OWN = DumpNames(
 
 def import_dump(
     source: Path | str, folder: Path | str, names: Path | str | None = None, force: bool = False,
-    command: str = "precaudit.import_dump(...)", tell: Tell = lambda done, total, what: None,
+    command: str = "precaudit.import_dump(...)", tell: Advance = silent,
 ) -> Imported:  # fmt: skip
     """Write a dump as a run into ``folder``; return it opened.
 
@@ -209,7 +209,9 @@ def _size(held: Held) -> int:
     return int(x.size) * x.dtype.itemsize
 
 
-def _tensors(folder: Path, taken: Sequence[Taken], where: str, tell: Tell) -> tuple[list[DumpTensor], dict[str, str]]:
+def _tensors(
+    folder: Path, taken: Sequence[Taken], where: str, tell: Advance
+) -> tuple[list[DumpTensor], dict[str, str]]:
     """Write the arrays, a file for every case and call; return their table and the files' hashes."""
     from safetensors.numpy import save_file
 

@@ -1,16 +1,19 @@
 """The decoder's operations, in program order: what each reads, rounds and sums (docs/design.md §4)."""
 
 from math import log2
+from typing import TYPE_CHECKING
 
-from precaudit.configs import DecoderConfig
 from precaudit.graphs.point import Inside, Point
 
+if TYPE_CHECKING:
+    from precaudit.configs import DecoderConfig
 
-def _qk_norm(name: str, config: DecoderConfig) -> str | None:
+
+def _qk_norm(name: str, config: "DecoderConfig") -> str | None:
     return f"self_attn.{name}" if config.qk_norm else None
 
 
-def _fine_scale(c: DecoderConfig) -> bool:
+def _fine_scale(c: "DecoderConfig") -> bool:
     """Whether the scale rounds what it multiplies, or a cap follows: a scale of 2^-n alone rounds nothing."""
     return c.score_cap is not None or log2(c.score_scale) % 1 != 0
 
@@ -156,7 +159,7 @@ def present(sparse: bool) -> tuple[str, ...]:
     return tuple(p.name for p in POINTS.values() if p.only in (None, "sparse" if sparse else "dense"))
 
 
-def shape_of(axes: str, c: DecoderConfig, positions: int = 1, keys: int = 1) -> tuple[int, ...]:
+def shape_of(axes: str, c: "DecoderConfig", positions: int = 1, keys: int = 1) -> tuple[int, ...]:
     """Return the sizes of axes, by the letters of ``Point.axes``."""
     sizes = {
         "T": positions, "S": keys, "D": c.width, "H": c.heads, "G": c.kv_heads, "K": c.head_dim, "F": c.mlp_width,
@@ -165,7 +168,7 @@ def shape_of(axes: str, c: DecoderConfig, positions: int = 1, keys: int = 1) -> 
     return tuple(sizes[a] for a in axes)
 
 
-def row_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def row_shapes(c: "DecoderConfig") -> dict[str, tuple[int, ...]]:
     """Return the shape of one row of every point that has a row for each position."""
     return {p.name: shape_of(p.axes[1:], c) for p in POINTS.values() if p.axes[0] == "T"}
 

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from precaudit.configs import DecoderConfig
+if TYPE_CHECKING:
+    from precaudit.configs import DecoderConfig
+
 
 Kind = Literal[
     "stream", "norm", "projection", "cache", "score", "softmax", "mix", "sum", "route", "gate", "head"
 ]  # fmt: skip
 
 
-def always(config: DecoderConfig) -> bool:
+def always(config: "DecoderConfig") -> bool:
     """Every configuration."""
     return True
 
 
-def without(config: DecoderConfig) -> None:
+def without(config: "DecoderConfig") -> None:
     """No tensor, in any configuration."""
     return
 
@@ -29,7 +31,7 @@ class Inside:
     """
 
     places: tuple[str, ...]
-    where: Callable[[DecoderConfig], bool] = always
+    where: "Callable[[DecoderConfig], bool]" = always
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Point:
     arithmetic: str | None = None
     inside: tuple[Inside, ...] = ()
     tensors: bool = True
-    norm: Callable[[DecoderConfig], str | None] = without
+    norm: "Callable[[DecoderConfig], str | None]" = without
     bias: str | None = None
     cap: str | None = None
     milestone: bool = False
@@ -126,23 +128,23 @@ class Point:
         """Whether a device's reciprocal, root or tanh is common to its elements."""
         return self.kind in ("norm", "softmax", "mix", "gate", "route")
 
-    def activates(self, config: DecoderConfig) -> bool:
+    def activates(self, config: "DecoderConfig") -> bool:
         """Whether the MLP's activation is in it."""
         return any("gate" in part.places and part.where(config) for part in self.inside)
 
-    def normalises_inside(self, config: DecoderConfig) -> bool:
+    def normalises_inside(self, config: "DecoderConfig") -> bool:
         """Whether it normalises a sum it made itself: QK norm, norms after attention and MLP."""
         return self.kind != "norm" and self.norm(config) is not None
 
-    def biased(self, config: DecoderConfig) -> bool:
+    def biased(self, config: "DecoderConfig") -> bool:
         """Whether it adds a bias."""
         experts = config.sparse and self.with_experts is not None  # whose projections have none
         return self.bias is not None and not experts and getattr(config, self.bias)
 
-    def capped(self, config: DecoderConfig) -> bool:
+    def capped(self, config: "DecoderConfig") -> bool:
         """Whether its result is capped."""
         return self.cap is not None and getattr(config, self.cap) is not None
 
-    def inner_places(self, config: DecoderConfig) -> tuple[tuple[str, ...], ...]:
+    def inner_places(self, config: "DecoderConfig") -> tuple[tuple[str, ...], ...]:
         """Return the places inside it, those that are elided together in one tuple."""
         return tuple(part.places for part in self.inside if part.where(config))

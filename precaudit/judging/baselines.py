@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from precaudit.comparison.written import Comparison
 from precaudit.errors import UserError
 from precaudit.places import Place
 from precaudit.policies import completed
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
+from precaudit.runs.written import Comparison
 from precaudit.store import Run
 from precaudit.writing import write_whole
 

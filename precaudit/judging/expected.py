@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from precaudit.configs import DecoderConfig
-from precaudit.coverage import Entry, entries, entry_format, formula_keys, misfit
+from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.judging.baselines import Judged
 from precaudit.judging.verdicts import Status, Verdict
@@ -16,6 +14,9 @@ from precaudit.policies import KEYS, Policy
 from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, value
 from precaudit.store import Run, positions_of
 
+if TYPE_CHECKING:
+    from precaudit.configs import DecoderConfig
+
 
 def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield a verdict for everything run.json requested that is not there or not as requested.
@@ -23,7 +24,7 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     A tensor that is absent or holds other positions is missing, one of another shape or format than the policy's a
     failure; a tensor without its error records (``seen``) is missing too: it was not compared.
     """
-    config = msgspec.convert(run.record.model.config, DecoderConfig)
+    config = config_of(run.record.model.config)
     policy = Policy(name=run.record.policy["name"], **{k: run.record.policy[k] for k in KEYS})
     index = {(p.prompt, p.phase, p.step, p.layer, p.point): p for p in run.points}
     for prompt in run.record.requested.prompts:
@@ -43,7 +44,7 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
 
 
 def _problem(
-    e: Entry, found: PointRecord | None, config: DecoderConfig, policy: Policy
+    e: Entry, found: PointRecord | None, config: "DecoderConfig", policy: Policy
 ) -> tuple[Status, str] | None:  # fmt: skip
     if found is None:
         return "missing", "requested, not in the run"
@@ -71,7 +72,7 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Containe
 
 def unshadowed(run: Run, prompts: Iterable[str], seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield ``missing`` for every place whose formula was asked for (of ``prompts``) and has no record."""
-    config = msgspec.convert(run.record.model.config, DecoderConfig)
+    config = config_of(run.record.model.config)
     for prompt in prompts:
         for phase, step, layer, point in formula_keys(run.record.requested, config, run.record.requested.phases):
             if ("formula", prompt, phase, step, layer, point) not in seen:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from precaudit.comparison.written import Comparison, recall
 from precaudit.errors import UserError
 from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
@@ -21,8 +20,9 @@ from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
 from precaudit.limits import Limits, default_limits
 from precaudit.places import Place
-from precaudit.programs.runs import is_program_run, open_program_run
 from precaudit.records import ErrorRecord, value
+from precaudit.runs.programs import is_program_run, open_program_run
+from precaudit.runs.written import Comparison, recall
 from precaudit.store import once
 
 CHUNK = 1 << 22

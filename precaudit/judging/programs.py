@@ -10,8 +10,8 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
-from precaudit.programs.runs import Compared, Opened, file_name, places
 from precaudit.records import PROGRAM_CALL, ErrorRecord, read_lines
+from precaudit.runs.programs import Compared, Opened, file_name, places
 from precaudit.store import file_hash
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from precaudit.arrays import Array, widen
@@ -143,3 +144,9 @@ def explained(candidate: Array, reference_error: float, emulation: Array) -> flo
     if reference_error == 0:
         return 1.0 if left == 0 else float("-inf")
     return 1.0 - (left / reference_error) ** 2
+
+
+def half_ulp(y: Array, name: str) -> Array:
+    """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
+    smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
+    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0))

@@ -7,21 +7,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array, rounder
-from precaudit.errors import UserError
-from precaudit.formats import parse_format
-
-FORMATS = ("float16", "bfloat16", "float32")
-
-
-def parse_accumulation(text: str) -> tuple[str, int]:
-    """Return (format, block) of ``float16`` (every step) or ``float16/128`` (once per 128 terms)."""
-    name, slash, size = text.partition("/")
-    name = parse_format(name).name
-    if name not in FORMATS:
-        raise UserError(f"--accum {text}: accumulation can be emulated in {', '.join(FORMATS)}")
-    if slash and (not size.isdigit() or int(size) < 1):
-        raise UserError(f"--accum {text}: after the slash comes how many terms a block has, for example float16/128")
-    return name, int(size) if slash else 1
+from precaudit.formats import parse_accumulation
 
 
 @cache

@@ -17,7 +17,7 @@ from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attentio
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import WORKERS, each, one_blas_thread, row_ranges
+from precaudit.threads import WORKERS, each, one_blas_thread, row_ranges
 
 Emit = Callable[[int, int | None, str, Array], None]
 SHARE = 0.7  # of the rate of one large product, that the whole model reaches (benchmarks/main_job.py measures it)

@@ -7,7 +7,6 @@ precision products are enough for a bound.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 
 from precaudit.arrays import Array
@@ -108,9 +107,3 @@ def routed(logits: Array, used: int) -> Array:
     chosen = shifted >= np.sort(shifted, axis=1)[:, [-used]]
     total = np.where(chosen, weights, 0.0).sum(axis=1, keepdims=True)
     return np.where(chosen, weights / total, 0.0) * 2.0 * (1.0 + np.abs(shifted))
-
-
-def half_ulp(y: Array, name: str) -> Array:
-    """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
-    smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
-    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0))

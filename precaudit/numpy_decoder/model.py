@@ -11,7 +11,7 @@ from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.numpy_decoder.threads import INLINE, each, row_ranges, widened
+from precaudit.threads import INLINE, each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048

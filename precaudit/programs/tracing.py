@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,9 @@ import numpy as np
 
 from precaudit.errors import UserError, enough_memory
 from precaudit.programs.program import Program
-from precaudit.programs.runs import (
+from precaudit.progress import Advance, silent
+from precaudit.records import number
+from precaudit.runs.programs import (
     SCHEMA,
     Disturbance,
     Opened,
@@ -26,13 +28,10 @@ from precaudit.programs.runs import (
     write_manifest,
     write_tensors,
 )
-from precaudit.records import number
 from precaudit.store import check_space, prepare_folder, tensor_hash
 from precaudit.transforms import reap
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
-
-Tell = Callable[[int, int, str], None]
 
 
 def prepared(program: Program, renamed: Mapping[str, str] | None = None) -> Tagged:
@@ -101,7 +100,7 @@ def weights_of(program: Program, made: Tagged) -> str:
 @enough_memory()
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
-    command: str = "precaudit.trace(...)", tell: Tell = lambda done, total, what: None,
+    command: str = "precaudit.trace(...)", tell: Advance = silent,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 

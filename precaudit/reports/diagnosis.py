@@ -7,12 +7,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from precaudit.diagnosis.closure import Closure
 from precaudit.diagnosis.diagnose import Diagnosis
-from precaudit.diagnosis.positions import spans
-from precaudit.diagnosis.records import Finding, Remedy, Share, Shares
+from precaudit.evidence.closure import Closure
+from precaudit.evidence.records import Finding, Remedy, Share, Shares
 from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.limits.checks import disturbance, logit_noise
+from precaudit.places import spans
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.escaping import terminal
 from precaudit.reports.tables import short

@@ -1,9 +1,9 @@
 """report.md: sentences, then tables."""
 
-from precaudit.comparison.written import Comparison
 from precaudit.reports.escaping import code, markdown
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, accumulation, detail, outside, overview, pair_table, prefill_decode
+from precaudit.runs.written import Comparison
 
 
 def render(comparison: Comparison) -> str:

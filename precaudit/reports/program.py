@@ -11,9 +11,9 @@ from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
-from precaudit.programs.runs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.records import ErrorRecord, value
 from precaudit.reports.escaping import code, markdown, terminal
+from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 
 
 def listing(points: Sequence[ProgramPoint], console: Any) -> None:

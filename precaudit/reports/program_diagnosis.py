@@ -6,9 +6,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from precaudit.diagnosis.effects import MOST, WORTH, worth
 from precaudit.diagnosis.programs import Diagnosed
-from precaudit.diagnosis.records import LineRemedy
+from precaudit.evidence.effects import MOST, WORTH, worth
+from precaudit.evidence.records import LineRemedy
 from precaudit.records import ErrorRecord, value
 from precaudit.reports.diagnosis import JUMP, shared
 from precaudit.reports.escaping import terminal

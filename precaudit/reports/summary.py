@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
-from precaudit.comparison.attribution import Attribution, attribute
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import SAME, farthest
 from precaudit.places import ORDER
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.references.attribution import Attribution, attribute
 from precaudit.selection import PHASES
 
 

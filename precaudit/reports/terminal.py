@@ -3,11 +3,11 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from precaudit.comparison.written import Comparison
 from precaudit.places import Place
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode, reported_table
+from precaudit.runs.written import Comparison
 
 if TYPE_CHECKING:
     from precaudit.between import Between

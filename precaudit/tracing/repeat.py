@@ -8,12 +8,13 @@ from precaudit.checkpoints import recorded_source
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.policies import declared_policy
+from precaudit.progress import Progress
 from precaudit.prompts import Prompt
 from precaudit.records import PointRecord, device_kind
 from precaudit.selection import PHASES, Selection
 from precaudit.store import Run, open_run
 from precaudit.tracing.subject import Subject, load
-from precaudit.tracing.trace import Options, Progress, trace
+from precaudit.tracing.trace import Options, trace
 
 
 class Repeat(NamedTuple):

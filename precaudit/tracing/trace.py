@@ -12,6 +12,7 @@ from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import present, support
 from precaudit.policies import fused
+from precaudit.progress import Progress
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
@@ -35,14 +36,6 @@ class Options:
     tokens_from: Path | None = None
     force: bool = False
     command: str = "precaudit.trace(...)"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a trace reports to: ``say`` for a line, ``advance(done, total, what)`` for a bar."""
-
-    say: Callable[[str], None] = lambda line: None
-    advance: Callable[[int, int, str], None] = lambda done, total, what: None
 
 
 def trace(

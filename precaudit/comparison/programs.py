@@ -1,0 +1,108 @@
+"""Errors of a program's run: every segment between points made again in FP64 and as its equations round (JAX)."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from precaudit.comparison.against import errors_of
+from precaudit.errors import UserError, enough_memory
+from precaudit.places import Place
+from precaudit.programs.loading import line_of, load, trusted
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import code_of, prepared, weights_of
+from precaudit.progress import Advance, silent
+from precaudit.records import PROGRAM_CALL, ErrorRecord, write_lines
+from precaudit.references.formula import OwnReference, callable_errors, shown, textbook_errors
+from precaudit.references.mapped import Names, Textbook, textbook_of
+from precaudit.references.traced.local import record_of
+from precaudit.references.traced.reference import Traced
+from precaudit.runs.programs import Compared, Opened, open_program_run, places
+from precaudit.store import file_hash
+from precaudit.transforms.tag import Tagged
+from precaudit.writing import write_whole
+
+
+@enough_memory()
+def compare(
+    run: Opened | Path | str, program: Program | str | None = None, reference: OwnReference | Names | None = None,
+    tell: Advance = silent,
+) -> list[ErrorRecord]:  # fmt: skip
+    """Return the error records of a program's run and write them beside it.
+
+    ``program``, or its name; without either the one the run names, if this user traced that very source.
+    ``reference``: what the program's FP64 shadow is held against, a function of (params, *inputs) that returns
+    {point: FP64 array} of some of the program's points, or the textbook by ``Names``.
+    Raises UserError where the program is another than the one that was traced, or its code would be someone else's.
+    """
+    opened = run if isinstance(run, Opened) else open_program_run(run)
+    opened.verify()
+    found, made = traced_program(opened, program)
+    book = textbook_of(reference, found, opened) if isinstance(reference, Names) else None
+    traced = Traced(opened, found, made, tell, kept=reference is not None)
+    every = [*places(opened.record.points), *((p, None) for p in opened.record.outputs)]
+    errors: list[ErrorRecord] = []
+    for case in opened.record.cases:
+        calls = product(range(opened.record.calls), every)
+        errors += errors_of(traced, (Place(case, PROGRAM_CALL, call, layer, p.name) for call, (p, layer) in calls))
+        if reference is not None:
+            errors += _formula(traced, book or reference, case)
+    path = opened.folder / "errors.jsonl"
+    write_lines(path, errors)
+    marks = Compared(
+        run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
+        names=reference.record() if isinstance(reference, Names) else {},
+    )  # fmt: skip
+    write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n")
+    return errors
+
+
+def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
+    """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``."""
+    found = program if isinstance(program, Program) else load(_named(opened, program))
+    made = prepared(found, opened.record.renamed)
+    if code_of(made) != opened.record.code:
+        raise UserError(
+            f"{opened.folder}: the program is not the one that was traced (its operations differ); trace again"
+        )
+    if weights_of(found, made) != opened.record.weights:
+        raise UserError(
+            f"{opened.folder}: the parameters are not those that were traced (their hash differs); are they drawn "
+            "without a seed? Trace again"
+        )
+    return found, made
+
+
+def _formula(traced: Traced, reference: OwnReference | Names | Textbook, case: str) -> Iterator[ErrorRecord]:
+    """Yield the formula records of a case; unknown are those of calls that FP64 never came to."""
+    opened, exact = traced.opened, traced.exact
+    for call in range(len(exact), opened.record.calls):
+        for p, layer in reference.places if isinstance(reference, Textbook) else places(opened.record.points):
+            yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
+    if isinstance(reference, Textbook):
+        if exact:
+            yield from textbook_errors(opened, reference, case, shown(opened, reference, case, exact))
+        return
+    assert not isinstance(reference, Names)
+    for call, values in enumerate(exact):
+        try:
+            expected = reference(traced.program.params, *traced.inputs(case, call))
+        except Exception as error:
+            raise UserError(f"the reference raised {type(error).__name__}: {error}{line_of(error)}") from None
+        yield from callable_errors(opened, expected, case, call, values)
+
+
+def _named(opened: Opened, program: str | None) -> str:
+    """Return the name of a run's program; its code runs where the user named it, here or when it was traced."""
+    if program is not None:
+        return program
+    named = opened.record.program
+    if not named:
+        raise UserError(f"{opened.folder} does not say which program it is of; give it with --program FILE.py:NAME")
+    if not trusted(named):
+        raise UserError(
+            f"{opened.folder} is of {named}, which was not traced here as it stands: to run its code, name it with "
+            f"--program {named}"
+        )
+    return named

@@ -1,0 +1,142 @@
+"""What happened to a cache that does not hold the rows that were written."""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.comparison.cache_state import bits
+from precaudit.formats import FORMATS
+from precaudit.mutations.forms import quantised
+from precaudit.mutations.variants import Class
+from precaudit.places import Place
+from precaudit.row_hashes import row_hashes
+from precaudit.runs.recorded import Recorded
+
+ENOUGH = 0.9  # share of elements an integer grid must give bit for bit: a scale in another format moves some
+
+
+class State(NamedTuple):
+    """``explained``: share of the rows that differ which the cause gives bit for bit; ``rows``: those rows."""
+
+    cause: str
+    kind: Class
+    says: str
+    explained: float
+    rows: tuple[int, ...]
+
+
+def explain(
+    found: Array, expected: Array, others: Mapping[str, Array] | None = None, name: str = "cache", says: str = "cached"
+) -> State:
+    """Say what a cache [S, G, K] holds instead of the expected rows.
+
+    A row may be rounded to a narrower format, zero (never written), another position's, that of a prompt in the same
+    batch (``others``: their expected rows), or nothing that was written. ``name``, ``says``: what holds the rows.
+    """
+    f, e = widen(found), widen(expected)
+    bad = np.flatnonzero(np.any((f != e) & ~(np.isnan(f) & np.isnan(e)), axis=(1, 2)))
+    rows = tuple(int(s) for s in bad)
+    if not rows:
+        return State("not finite", "state", "the cache holds NaN or infinities, as the rows that were written", 1.0, ())
+    for kind in ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"):
+        with np.errstate(over="ignore"):
+            narrow = expected.astype(np.float32).astype(FORMATS[kind].dtype).astype(np.float32)
+        if np.array_equal(f[bad], narrow[bad].astype(np.float64)):
+            return State(f"{name} in {kind}", "format", f"the {says} rows are rounded to {kind}", 1.0, rows)
+    for width in (8, 4):
+        made = widen(quantised(width)(e[bad]).astype(expected.dtype))
+        share = float(np.mean(f[bad] == made)) if bad.size else 0.0
+        if share >= ENOUGH:
+            quantum = f"the {says} rows are quantised to {width} bits, one scale a head and row"
+            return State(f"{name} in int{width}", "format", quantum, share, rows)
+    keys, written = _keys(bits(found)), {name: _keys(bits(x)) for name, x in (others or {}).items()}
+    zeros = {keys[s] for s in rows if not f[s].any()}
+    return _told(rows, keys, _keys(bits(expected)), zeros, written)
+
+
+def explain_hashes(found: Array, expected: Array, zero: Array, others: Mapping[str, Array] | None = None) -> State:
+    """Say the same from hashes of rows [S, LANES]; ``zero``: that of a row of zeros."""
+    rows = tuple(int(s) for s in np.flatnonzero((found != expected).any(axis=1)))
+    written = {name: _keys(x) for name, x in (others or {}).items()}
+    return _told(rows, _keys(found), _keys(expected), {zero.tobytes()}, written)
+
+
+def _keys(rows: Array) -> list[bytes]:
+    """Return what identifies each row."""
+    return [np.ascontiguousarray(r).tobytes() for r in rows]
+
+
+def _told(
+    rows: tuple[int, ...],
+    found: Sequence[bytes],
+    expected: Sequence[bytes],
+    zeros: Container[bytes],
+    others: Mapping[str, Sequence[bytes]],
+) -> State:
+    """Say which rows that differ hold another row, another prompt's, zeros, or what nothing wrote."""
+    zero = [s for s in rows if found[s] in zeros]
+    left = [s for s in rows if found[s] not in zeros]
+    moved = {s: expected.index(found[s]) for s in left if found[s] in expected}
+    share = (len(zero) + len(moved)) / len(rows) if rows else 1.0
+    theirs = {b: _in_step(left, found, x) for b, x in others.items()}
+    name = max(theirs, key=lambda b: len(theirs[b]), default="")
+    if theirs and len(theirs[name]) > max(len(zero), len(_in_step(left, found, expected))):
+        return _of_prompt(rows, name, theirs[name])
+    if moved and len(moved) >= len(zero):
+        shifts = {h - s for s, h in moved.items()}
+        first, source = next(iter(moved.items()))
+        if len(shifts) == 1 and len(moved) > 1:
+            by = shifts.pop()
+            says = f"rows {_span(moved)} hold the rows {abs(by)} {'before' if by < 0 else 'after'}"
+            return State("rows shifted", "state", says, share, rows)
+        return State("stale row", "state", f"row {first} holds row {source}; {len(rows)} rows differ", share, rows)
+    if zero:
+        return State(
+            "rows not written", "state", f"rows {_span(zero)} are zero: never written, or not read", share, rows
+        )
+    return State("foreign rows", "state", f"rows {_span(rows)} hold what no recorded call wrote", 0.0, rows)
+
+
+def _in_step(rows: Iterable[int], found: Sequence[bytes], source: Sequence[bytes]) -> dict[int, int]:
+    """Return {row: row of the source it holds} for the most rows that one shift explains."""
+    places: dict[bytes, list[int]] = {}
+    for h, key in enumerate(source):
+        places.setdefault(key, []).append(h)
+    shifts = Counter(h - s for s in rows for h in places.get(found[s], ()))
+    if not shifts:
+        return {}
+    by = max(shifts, key=lambda d: (shifts[d], -abs(d)))
+    return {s: s + by for s in rows if 0 <= s + by < len(source) and source[s + by] == found[s]}
+
+
+def _of_prompt(rows: tuple[int, ...], name: str, own: Mapping[int, int]) -> State:
+    """Say that rows are those of a prompt in the same batch."""
+    first, source = next(iter(own.items()))
+    what = f"row {first} holds row {source}" if len(own) == 1 else f"rows {_span(own)} hold the rows from {source} on"
+    says = f"{what} of prompt {name}, which ran in the same batch; {len(rows)} rows differ"
+    return State(f"row of prompt {name}", "state", says, len(own) / len(rows), rows)
+
+
+def cache_state(recorded: Recorded, place: Place) -> State:
+    """Say what the cache of a prompt, recorded or hashed at a decode step, holds instead of the rows written."""
+    prompt, step, layer, point = place.prompt, place.step, place.layer, place.point
+    assert layer is not None
+    found = recorded.tensor(prompt, "decode", step, layer, point)
+    mates = {b: recorded.expected_cache(b, layer, point, step) for b in recorded.batch_of(prompt) if b != prompt}
+    others = {b: x for b, x in mates.items() if x is not None}
+    expected = recorded.expected_cache(prompt, layer, point, step)
+    assert expected is not None
+    if found is not None:
+        return explain(found, expected, others)
+    hashes = recorded.hashes(prompt, step, layer, point)
+    assert hashes is not None
+    zero = row_hashes(np.zeros_like(expected[:1]))[0]
+    return explain_hashes(hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()})
+
+
+def _span(rows: Iterable[int]) -> str:
+    found = sorted(rows)
+    return f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]} ({len(found)})"

@@ -1,0 +1,290 @@
+"""Does it matter, and what helps: what changed a program's outputs, and what its lines gain in float32 (JAX).
+
+Of the last call that was recorded, on the inputs it had then. Both are kept beside the run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.evidence.kept import held, keep
+from precaudit.evidence.records import LineRemedy, Shares
+from precaudit.evidence.shares import Goal, goal_of, split, unknown_shares
+from precaudit.metrics.logits import kl, top_ids
+from precaudit.metrics.sizes import norm, ratio
+from precaudit.programs.program import OUTPUT_LOGITS, Program
+from precaudit.progress import Advance
+from precaudit.records import number
+from precaudit.references.traced.forward import ROUNDED, effort
+from precaudit.runs.programs import MANIFEST, Opened
+from precaudit.store import file_hash
+from precaudit.transforms import CannotLift
+from precaudit.transforms.emulate import whole
+from precaudit.transforms.raised import Line, raising, rounding_lines
+from precaudit.transforms.tag import Tagged
+
+SHARED, TRIED = 3, 2  # cases whose outputs are shared out; cases that lines are raised on
+FEWEST, MOST_DRAWS, ENOUGH = 2, 64, 128  # realisations of the rounding; rows of the output over all of them
+BASE = 4  # times as many of what every gain is measured from
+WORTH = 0.1  # of the size that a line takes away for it to be worth a word
+MOST = 4  # lines that are tried together
+DISTANCE = "distance"
+UNNAMED = 'no output is named: Program(..., outputs="logits"), or another name, says what matters'
+UNLIFTED = (CannotLift, NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError)
+
+
+class Effects(NamedTuple):
+    """What changed the outputs, and what lines gain, best first; ``unknown``: why the latter is not told."""
+
+    shares: tuple[Shares, ...] = ()
+    lines: tuple[LineRemedy, ...] = ()
+    unknown: str = ""
+
+
+class Measured(NamedTuple):
+    """An output against FP64, [realisations]: mean KL over rows in nats, or relative distance; top-1 flips of all."""
+
+    sizes: Array
+    flips: int
+
+    @property
+    def size(self) -> float:
+        """The mean over realisations."""
+        return float(self.sizes.mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return float(self.sizes.std(ddof=1) / len(self.sizes) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last recorded call of a program: its inputs, and the output that is looked at."""
+
+    opened: Opened
+    program: Program
+    made: Tagged
+    output: str
+
+    @property
+    def call(self) -> int:
+        """Its number."""
+        return self.opened.record.calls - 1
+
+    def inputs(self, case: str) -> tuple[Any, ...]:
+        """Return what a case's call was given."""
+        held_ = self.opened.tensors(case, self.call, "inputs")
+        structure = jax.tree.structure(next(iter(self.program.cases.values())))
+        return tuple(jax.tree.unflatten(structure, [held_[str(i)] for i in range(len(held_))]))
+
+    def of(self, out: Any) -> Any:
+        """Return the output that is looked at as rows [R, N], out of all a call gave."""
+        x = self.program.named(out)[self.output]
+        return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+
+    @property
+    def distributions(self) -> bool:
+        """Whether rows are logits."""
+        return self.output == OUTPUT_LOGITS
+
+
+def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell: Advance) -> Effects:
+    """Return what changed the outputs of a program's run, and what its lines gain."""
+    names = [p.name for p in opened.record.outputs]
+    if not names:
+        return Effects(unknown=UNNAMED)
+    last = Last(opened, program, made, OUTPUT_LOGITS if OUTPUT_LOGITS in names else names[0])
+    objective = objective if last.distributions else DISTANCE
+    found = held(opened.folder, "shares.jsonl", Shares)
+    if not found or any(s.objective != objective or s.unknown for s in found):
+        cases = opened.record.cases[:SHARED]
+        found = tuple(
+            msgspec.structs.replace(x, run=file_hash(opened.folder / MANIFEST))
+            for x in _shares(last, cases, objective, tell)
+        )
+        keep(opened.folder, "shares.jsonl", found)
+    lines = held(opened.folder, "lines.jsonl", LineRemedy)
+    if lines is None:
+        try:
+            lines = tuple(_lines(last, tell))
+        except UNLIFTED as error:
+            return Effects(found, unknown=_first(error))
+        keep(opened.folder, "lines.jsonl", lines)
+    return Effects(found, lines)
+
+
+def _shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> Iterator[Shares]:
+    """Yield the shares of every case."""
+    how = effort(last.made)
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(function, compiler_options=how)
+
+    with jax.enable_x64(True):
+        exactly = compiled(whole(last.made.jaxpr, None))
+        for i, case in enumerate(cases):
+            tell(i, len(cases), "gradients of the output")
+            try:
+                yield _shared(last, case, objective, exactly, compiled)
+            except UNLIFTED as error:
+                yield unknown_shares(case, _first(error), objective)
+
+
+def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Callable[..., Any]) -> Shares:
+    """Return the shares in the row of logits that is farthest from FP64's, or in the whole output."""
+    recorded = _rows(widen(last.opened.tensors(case, last.call, "outputs")[last.output]))
+    values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
+    if not all(np.isfinite(x).all() for x in (recorded, *map(widen, values.values()))):
+        return unknown_shares(case, "values that were recorded are not finite", objective)
+    steps = {p.name: prod(p.stacked) for p in last.opened.record.points if p.stacked and p.name in values}
+    given = (last.program.params, *last.inputs(case))
+    row, goal = None, _along(recorded.reshape(-1))
+    if last.distributions:
+        exact = np.asarray(last.of(_unflatten(last, exactly(0, *jax.tree.leaves(given)))))
+        row, goal = _worst(exact, recorded), partial(goal_of, objective)
+
+    def flat(*args: Any) -> Any:
+        x = last.of(last.made.call(*args))
+        return x.reshape(-1) if row is None else x[row]
+
+    kept = recorded.reshape(-1) if row is None else recorded[row]
+    return split(flat, values, given, kept, goal, compiled=compiled, steps=steps).record(case, objective, last.output)
+
+
+def _along(recorded: Array) -> Callable[[Array], Goal]:
+    """Return the distance from FP64 along the direction in which the output was off: linear, so that shares add up."""
+
+    def goal(exact: Array) -> Goal:
+        off = recorded - exact
+        unit = off / size if (size := norm(off)) else off
+        return lambda x: jnp.dot(x - exact, unit)
+
+    return goal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program's lines that round to less than float32, and what its output is with some of them raised to it.
+
+    ``sizes``: bytes that each line's results take more then; ``exact``: rows [R, N] of each case in FP64; ``leaves``:
+    parameters and inputs of each.
+    """
+
+    last: Last
+    sizes: dict[Line, int]
+    exact: dict[str, Array]
+    leaves: dict[str, list[Any]]
+    raised: Callable[..., Any]
+
+    @classmethod
+    def of(cls, last: Last, cases: Sequence[str]) -> "Trial":
+        """Compile a program for its lines to be tried on cases; raises as the FP64 shadow does."""
+        jaxpr, how = last.made.jaxpr, effort(last.made)
+        sizes = rounding_lines(jaxpr.jaxpr)
+        exactly = jax.jit(whole(jaxpr, None), compiler_options=how)
+        raised = jax.jit(raising(jaxpr, ROUNDED, tuple(sizes)), compiler_options=how)
+        leaves = {c: jax.tree.leaves((last.program.params, *last.inputs(c))) for c in cases}
+        exact = {c: np.asarray(last.of(_unflatten(last, exactly(0, *leaves[c])))) for c in cases} if sizes else {}
+        return cls(last, sizes, exact, leaves, raised)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output, of all cases."""
+        return sum(map(len, self.exact.values()))
+
+    @property
+    def draws(self) -> int:
+        """How many realisations of the rounding give each line enough rows."""
+        return min(max(-(-ENOUGH // max(self.rows, 1)), FEWEST), MOST_DRAWS)
+
+    def measured(self, which: Sequence[int], times: int = 1) -> Measured:
+        """Return how far the output is from FP64 with some lines raised; ``times`` as many realisations."""
+        mask = np.zeros(len(self.sizes), bool)
+        mask[list(which)] = True
+        each = []
+        for case, exact in self.exact.items():
+            for seed in range(1, times * self.draws + 1):
+                out = self.last.of(_unflatten(self.last, self.raised(np.uint64(seed), mask, *self.leaves[case])))
+                each.append(_distance(exact, np.asarray(out), self.last.distributions))
+        return Measured(np.asarray([size for size, _ in each]), sum(flips for _, flips in each))
+
+    def remedy(self, which: Sequence[int], before: Measured, best: Measured) -> LineRemedy:
+        """Return what raising some lines changes; ``before``: with none, ``best``: with all of them raised."""
+        lines, after, size = list(self.sizes), self.measured(which), before.size or 1.0
+        return LineRemedy(
+            run=file_hash(self.last.opened.folder / MANIFEST), output=self.last.output,
+            measure="kl" if self.last.distributions else "distance",
+            sources=tuple(lines[i].source for i in which), text=tuple(lines[i].text for i in which),
+            size=(number(before.size), number(after.size)), all=number(best.size),
+            flips=(round(before.flips / BASE), after.flips), rows=self.rows * self.draws,
+            gain=number((before.size - after.size) / size),
+            error=number(float(np.hypot(before.error, after.error)) / size),
+            bytes=sum(self.sizes[lines[i]] for i in which),
+        )  # fmt: skip
+
+
+def _lines(last: Last, tell: Advance) -> Iterator[LineRemedy]:
+    """Yield what each line that rounds gains in float32 alone, largest gain first; then those that help, together."""
+    with jax.enable_x64(True):
+        trial = Trial.of(last, last.opened.record.cases[:TRIED])
+        n = len(trial.sizes)
+        if not n:
+            return
+        tell(0, n + 2, "lines in float32")
+        before, best = trial.measured((), BASE), trial.measured(range(n))
+        found = []
+        for i in range(n):
+            tell(i + 1, n + 2, "lines in float32")
+            found.append((i, trial.remedy((i,), before, best)))
+        found.sort(key=lambda f: -float(f[1].gain))
+        yield from (r for _, r in found)
+        helps = [i for i, r in found if worth(r)][:MOST]
+        if len(helps) > 1:
+            yield trial.remedy(helps, before, best)
+        tell(n + 2, n + 2, "lines in float32")
+
+
+def worth(r: LineRemedy) -> bool:
+    """Whether a line's gain is worth a word, and told from what other realisations of the rounding would give."""
+    return float(r.gain) >= max(WORTH, 2 * float(r.error))
+
+
+def _distance(exact: Array, made: Array, distributions: bool) -> tuple[float, int]:
+    """Return how far rows [R, N] are from FP64's, and top-1 flips; the mean is of rows that are finite."""
+    if not distributions:
+        return ratio(norm(made - exact), norm(exact)), 0
+    each = [kl(e, m) for e, m in zip(exact, made, strict=True) if np.isfinite(e).all() and np.isfinite(m).all()]
+    flips = sum(int(top_ids(e, 1)[0] != top_ids(m, 1)[0]) for e, m in zip(exact, made, strict=True))
+    return float(np.mean(each)) if each else 0.0, flips
+
+
+def _worst(exact: Array, recorded: Array) -> int:
+    """Return the row of logits that is farthest from FP64's, in KL."""
+    each = [kl(e, r) for e, r in zip(exact, recorded, strict=True)]
+    return int(np.nanargmax(each)) if np.isfinite(each).any() else 0
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+
+
+def _unflatten(last: Last, leaves: Sequence[Any]) -> Any:
+    return jax.tree.unflatten(last.made.structure, leaves)
+
+
+def _floats(name: str, x: Array) -> bool:
+    """Whether a recorded tensor is a point's values, which an error may be added to."""
+    return not name.endswith("@taken") and bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,181 @@
+"""What may have been done instead of attention: other scales, masks, heads, softmaxes and formats."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array, identity, rounder
+from precaudit.configs import DecoderConfig
+from precaudit.formats import FORMATS
+from precaudit.graphs.point import Point
+from precaudit.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
+from precaudit.mutations.flash import narrow_softmax, unshifted
+from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
+from precaudit.mutations.variants import NARROW, Variant, at, roundings_of, stored, sums
+from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.policies import Policy
+
+semantics = partial(Variant, kind="semantics")
+
+
+def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield variants of scores, probs or attn_out."""
+    if row.reads_keys:
+        yield from _score_formats(policy)
+        yield from _scales(config)
+        yield from _caps(config)
+    if row.weighs:
+        yield from _softmaxes(policy)
+        yield from masks(config.window_of(layer))
+    if row.kind == "mix":
+        yield from stored(row.place, policy.attn_out)
+        yield from _cached(policy)
+    if row.reads_keys:
+        yield from sums(row)
+
+
+def _score_formats(policy: Policy) -> Iterator[Variant]:
+    for name in (*NARROW, "float32"):
+        if name != policy.scores:
+            narrow = rounder(name)
+            yield Variant(f"scores in {name}", "format", f"scores are rounded to {name}", change=at(scores=narrow))
+            yield Variant(
+                f"scores and products in {name}", "format", f"q·k is rounded to {name}, and again after the scale",
+                change=at(score_dot=narrow, scores=narrow),
+            )  # fmt: skip
+
+
+def scaled_by(factor: float) -> Form:
+    """Return the operation with another factor on its scale."""
+    return configured(lambda c, layer: {"query_scale": c.score_scale * factor})
+
+
+def _before(o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    """Return q scaled and rounded."""
+    return (r.rows(o.values[0] * o.config.score_scale), *o.values[1:])
+
+
+def _unscaled(o: Inputs, r: Rounding) -> Array:
+    return constant(query_scale=1.0)(o, r)
+
+
+def _interleaved(o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    """Return keys and values so that query head h reads head h mod G."""
+    q, *others = o.values
+    order = np.arange(q.shape[1]) % others[0].shape[1]
+    return (q, *(x[:, order] for x in others))
+
+
+def _scales(config: DecoderConfig) -> Iterator[Variant]:
+    k, scale = config.head_dim, config.score_scale
+    yield Variant("scale before the product", "format", "q is scaled and rounded before q·k", fed(_before, _unscaled))
+    yield semantics(
+        "scale 1/√(K+1)", says="scores are scaled by 1/√(K+1)", form=constant(query_scale=(k + 1) ** -0.5),
+    )  # fmt: skip
+    if config.query_scale is not None:
+        yield semantics("scale 1/K", says="scores are scaled by 1/K", form=constant(query_scale=1 / k))
+        yield semantics(
+            "scale 1/√K", says="scores are scaled by 1/√K, not by the configuration's factor",
+            form=constant(query_scale=k**-0.5),
+        )  # fmt: skip
+    yield semantics("scale twice", says="the scale is applied twice", form=scaled_by(scale))
+    yield semantics("scale left out", says="the scale is left out", form=constant(query_scale=1.0))
+    yield from roundings_of("scale", scale, lambda x: constant(query_scale=x))
+    if config.heads != config.kv_heads > 1:
+        yield semantics(
+            "heads interleaved", says="query head h reads key head h mod G, not h // (H/G)", form=fed(_interleaved)
+        )
+
+
+def _caps(config: DecoderConfig) -> Iterator[Variant]:
+    cap = config.score_cap
+    if cap is None:
+        return
+    yield semantics("cap left out", says="scores are not capped", form=constant(score_cap=None))
+    yield from roundings_of("cap", cap, lambda x: constant(score_cap=x))
+
+
+def _softmaxes(policy: Policy) -> Iterator[Variant]:
+    for name in (*NARROW, "float32"):
+        narrow = rounder(name)
+        if name != policy.probs:
+            yield Variant(
+                f"probabilities in {name}", "format", f"probabilities are rounded to {name}", change=at(probs=narrow)
+            )  # fmt: skip
+        if name != policy.softmax:
+            yield Variant(
+                f"softmax in {name}", "format", f"softmax is computed in {name}",
+                weighing(narrow_softmax(narrow, narrow)),
+            )  # fmt: skip
+            yield Variant(
+                f"softmax in {name}, sums in float32", "format",
+                f"softmax is computed in {name}, its sums in float32", weighing(narrow_softmax(narrow, identity)),
+            )  # fmt: skip
+            yield Variant(
+                f"exponentials in {name}", "format", f"softmax's exponentials are rounded to {name}",
+                change=at(exponential=narrow),
+            )  # fmt: skip
+    for name, coefficients in POLYNOMIALS.items():
+        yield semantics(
+            f"exp by {name}", says=f"softmax's exp is 2^n times {name}",
+            change=at(exponential=approximated(by_polynomial(coefficients))),
+        )  # fmt: skip
+    for name, shift in SCHRAUDOLPH.items():
+        yield semantics(
+            f"exp by Schraudolph's bits, {name}", says=f"softmax's exp is Schraudolph's, shifted for {name}",
+            change=at(exponential=approximated(by_bits(shift))),
+        )  # fmt: skip
+    yield semantics("maximum not subtracted", says="softmax subtracts no maximum", form=weighing(unshifted))
+
+
+def wider(by: int, then: Form = plain) -> Form:
+    """Return the operation with a window of ``by`` keys more, where there is one."""
+    return configured(lambda c, layer: {"window": None if c.window is None else max(c.window + by, 1)}, then)
+
+
+def seeing(ahead: int) -> Form:
+    """Return the operation with every row seeing this many keys past its own, as far back as it should.
+
+    Windows count from the row's last key, so they grow along; NaN where no row sees any.
+    """
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        window = o.config.window_of(o.layer)
+        if o.positions[-1] + ahead < 0 or (window is not None and window + ahead < 1):
+            return np.full_like(plain(o, r), np.nan)
+        return moved(lambda p: np.maximum(p + ahead, -1), wider(ahead))(o, r)
+
+    return form
+
+
+def masks(window: int | None) -> Iterator[Variant]:
+    """Yield other masks."""
+    yield semantics("mask one ahead", says="every row sees one key past its own", form=seeing(1), ahead=1)
+    yield semantics("mask one short", says="no row sees its own key", form=seeing(-1))
+    if window is None:
+        return
+    if window > 1:
+        yield semantics("window one short", says="a row sees one key too few of its window", form=wider(-1))
+    yield semantics("window one long", says="a row sees one key more than its window", form=wider(1))
+    yield semantics("no window", says="a row sees every key before it", form=constant(window=None))
+
+
+def _cached(policy: Policy) -> Iterator[Variant]:
+    stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,)}
+    for what, which in stores.items():
+        for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+            if FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
+                yield Variant(
+                    f"{what} in {name}", "format", f"{what} are rounded to {name}", _changed(which, rounder(name))
+                )
+        for bits in (8, 4):
+            yield Variant(
+                f"{what} in int{bits}", "format", f"{what} are quantised to {bits} bits",
+                _changed(which, quantised(bits)),
+            )  # fmt: skip
+
+
+def _changed(which: tuple[int, ...], change: Any) -> Form:
+    return fed(lambda o, r: tuple(change(x) if i in which else x for i, x in enumerate(o.values)))

@@ -1,0 +1,39 @@
+"""What diagnosis tries on an operation, by point."""
+
+from collections.abc import Iterator
+
+from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import POINTS
+from precaudit.mutations.attention import attention_variants
+from precaudit.mutations.normalisation import norm_variants
+from precaudit.mutations.products import (
+    logit_variants,
+    other_layers,
+    projection_variants,
+    residual_variants,
+    rotation_variants,
+)
+from precaudit.mutations.variants import Variant, stored
+from precaudit.policies import Policy
+
+
+def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield what may have been done instead of a point's operation under a policy; of equals the first is named."""
+    yield Variant("as announced", "rounding", "the announced policy")
+    row = POINTS[point]
+    if row.attends:
+        yield from attention_variants(row, policy, config, layer)
+    if row.rotates:
+        yield from rotation_variants(config, layer)
+    yield from norm_variants(row, config)
+    if row.kind == "norm":
+        yield from stored(row.place, policy.activations)
+        if row.norm(config) is not None:
+            yield from other_layers(config, layer)
+    if row.projects:
+        yield from projection_variants(row, policy, config)
+        yield from other_layers(config, layer)
+    if row.kind == "sum":
+        yield from residual_variants()
+    if row.kind == "head":
+        yield from logit_variants(row, policy, config)

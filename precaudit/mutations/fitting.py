@@ -1,0 +1,168 @@
+"""Formulas with one free number: the number is taken from the recorded values, and said with what is nearest to it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from precaudit.configs import DecoderConfig
+from precaudit.mutations.attention import scaled_by, seeing
+from precaudit.mutations.forms import Form, Inputs, configured, constant
+from precaudit.mutations.rotation import base_of, shifted, with_base
+from precaudit.mutations.variants import Variant
+
+STEPS = 40  # of the golden section: a bracket shrinks to 1e-8 of itself
+GOLDEN = (5**0.5 - 1) / 2
+DEVIATIONS = 3.0  # standard errors within which a rounder number is taken
+
+AHEAD = "keys seen past the row's own"
+
+Loss = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A number ``what`` of a formula: ``form`` takes it, ``grid`` is where it is looked for, ascending.
+
+    ``announced``: what it should be, None where the formula has no such number; ``whole``: it is an integer;
+    ``known``: values people take for it by mistake, and what they are.
+    """
+
+    what: str
+    form: Callable[[float], Form]
+    grid: tuple[float, ...]
+    announced: float | None
+    whole: bool = False
+    known: tuple[tuple[str, float], ...] = ()
+    source: str = "the configuration says"
+
+    def variant(self, x: float) -> Variant:
+        """Return the operation with the number at ``x``."""
+        should = "there is none in the configuration" if self.announced is None else (
+            f"{self.source} {self.announced:.6g}"
+        )  # fmt: skip
+        says = f"{self.what} is {x:.6g}, {should}{self.nearest(x)}"
+        ahead = int(x) if self.what == AHEAD else 0
+        return Variant(f"{self.what} {x:.6g}", "semantics", says, self.form(x), fitted=True, ahead=ahead)
+
+    def nearest(self, x: float) -> str:
+        """Return the known value within 0.1 %, in words."""
+        if not self.known:
+            return ""
+        found = [name for name, value in self.known if abs(x - value) <= 1e-3 * abs(value)]
+        return f"; nearest known: {found[0] if found else 'none'}"
+
+
+def minimise(loss: Loss, grid: Sequence[float], whole: bool) -> float:
+    """Return where ``loss`` is smallest: the best of a grid, then golden section (Kiefer 1953) between its neighbours.
+
+    On a grid of one sign the section goes by the logarithm.
+    """
+    values = [loss(x) for x in grid]
+    i = int(np.argmin(values))
+    low, high = grid[max(i - 1, 0)], grid[min(i + 1, len(grid) - 1)]
+    if whole:
+        inside = range(int(low), int(high) + 1)
+        if len(inside) <= 2 * STEPS:
+            return float(min(inside, key=loss))
+        return minimise(loss, [float(x) for x in np.unique(np.linspace(low, high, STEPS).astype(int))], whole)
+    if low <= 0:
+        return grid[i]
+    found = float(np.exp(_golden(lambda x: loss(float(np.exp(x))), float(np.log(low)), float(np.log(high)))))
+    return found if loss(found) <= values[i] else grid[i]
+
+
+def _golden(loss: Loss, low: float, high: float) -> float:
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = loss(a), loss(b)
+    for _ in range(STEPS):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = loss(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = loss(b)
+    return (low + high) / 2
+
+
+def shortest(x: float, loss: Loss, elements: int) -> float:
+    """Return the number of fewest digits that is no worse than ``x`` within DEVIATIONS standard errors.
+
+    Least squares: the loss rises by its mean square for one standard error.
+    """
+    bound = loss(x) * (1 + DEVIATIONS**2 / max(elements - 1, 1))
+    for digits in range(6):
+        rounder = float(f"{x:.{digits}e}")
+        if loss(rounder) <= bound:
+            return rounder
+    return x
+
+
+def logarithmic(low: float, high: float, n: int) -> tuple[float, ...]:
+    """Return n numbers between, spaced by a factor."""
+    return tuple(float(x) for x in np.geomspace(low, high, n))
+
+
+def fits(o: Inputs) -> Iterator[Fit]:
+    """Yield the numbers a point's operation may have got wrong."""
+    c, layer = o.config, o.layer
+    if o.row.reads_keys:
+        k = c.head_dim
+        known = (("1/√K", 1.0), ("1/K", k**-0.5), ("1/√D", (k / c.width) ** 0.5), ("1/√(K+1)", (k / (k + 1)) ** 0.5))
+        source = 1.0 / (c.score_scale * k**0.5)
+        yield Fit(
+            "scale × √K" if c.query_scale is None else "scale over the configuration's", scaled_by,
+            logarithmic(1 / 64, 64, 49), 1.0,
+            known=tuple((n, v * source) for n, v in known), source="it should be",
+        )  # fmt: skip
+        yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
+    if o.row.weighs:
+        yield from _windows(o)
+    if o.row.norm(c) is not None:
+        yield Fit("epsilon", lambda x: constant(norm_eps=x), logarithmic(1e-12, 1, 49), c.norm_eps)
+    if o.row.rotates:
+        yield from _rotations(c, layer, int(o.positions[-1]))
+    if o.row.place == "proj" and c.residual_scale != 1.0:
+        yield Fit("residual factor", lambda x: constant(residual_scale=x), logarithmic(1e-3, 1e3, 61), c.residual_scale)
+    if o.row.kind == "head":
+        grid = logarithmic(1e-3, 1e3, 61)
+        yield Fit(
+            "logit scale", lambda x: constant(logit_scale=x), grid, c.logit_scale,
+            known=(("1/√D", c.width**-0.5),),
+        )  # fmt: skip
+        yield Fit("logit cap", lambda x: constant(logit_cap=x), logarithmic(0.5, 1000, 45), c.logit_cap)
+
+
+def _windows(o: Inputs) -> Iterator[Fit]:
+    window = o.config.window_of(o.layer)
+    top = int(o.positions[-1]) + 1
+    grid = tuple(float(x) for x in np.unique(np.geomspace(1, max(top, 2), 24).astype(int)))
+    yield Fit(
+        "window", lambda x: configured(lambda c, layer: {"window": int(x), "full_layers": ()}), grid,
+        None if window is None else float(window), whole=True,
+    )  # fmt: skip
+    offsets = tuple(float(x) for x in range(-min(top - 1, 8), 9) if x)
+    yield Fit(AHEAD, lambda x: seeing(int(x)), offsets, 0.0, whole=True, source="it should be")
+
+
+def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[Fit]:
+    base = base_of(config, layer)
+    usual = (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 8e6, 1e7)
+    grid = tuple(sorted({*logarithmic(1e2, 1e8, 121), *usual}))
+
+    def turned(x: float) -> Form:
+        return configured(partial(_based, x))
+
+    yield Fit("RoPE base", turned, grid, base)
+    far = sorted({*range(-64, 65), *(s * 2**n for n in range(7, 16) for s in (-1, 1)), *range(-last, last)} - {0})
+    yield Fit(
+        "offset of positions", lambda x: shifted(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])), 0.0,
+        whole=True, source="it should be",
+    )  # fmt: skip
+
+
+def _based(x: float, config: DecoderConfig, layer: int | None) -> dict[str, float]:
+    return with_base(config, layer, x)

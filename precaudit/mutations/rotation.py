@@ -1,0 +1,100 @@
+"""RoPE made another way: at other positions, in another layout, with other frequencies."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.configs import DecoderConfig
+from precaudit.configs.decoder import RopeScaling
+from precaudit.mutations.forms import Form, Inputs, Weight, configured, holding, moved, plain
+from precaudit.numpy_decoder.operators import rope_frequencies
+from precaudit.numpy_decoder.rounding import Rounding
+
+
+def local(config: DecoderConfig, layer: int | None) -> bool:
+    """Whether a layer's RoPE has the base of windowed layers."""
+    return config.local_rope_theta is not None and config.window_of(layer) is not None
+
+
+def base_of(config: DecoderConfig, layer: int | None) -> float:
+    """Return RoPE's base in a layer."""
+    found = config.local_rope_theta if local(config, layer) else config.rope_theta
+    assert found is not None
+    return found
+
+
+def with_base(config: DecoderConfig, layer: int | None, base: float) -> dict[str, Any]:
+    """Return what changes in a configuration for another base in a layer."""
+    return {"local_rope_theta" if local(config, layer) else "rope_theta": base}
+
+
+def with_frequencies(change: Callable[[Array], Array]) -> Form:
+    """Return q or k with RoPE's radians per position changed."""
+
+    def changed(config: DecoderConfig, layer: int | None) -> dict[str, Any]:
+        found, factor = rope_frequencies(config, layer)
+        plain_ones, _ = rope_frequencies(msgspec.structs.replace(config, rope_scaling=None, local_rope_theta=None), 0)
+        divisors = tuple(float(x) for x in plain_ones / change(found))
+        return {
+            "local_rope_theta": None, "rope_scaling": RopeScaling(kind="longrope", divisors=divisors, attention=factor),
+        }  # fmt: skip
+
+    return configured(changed)
+
+
+def no_rope() -> Form:
+    """Return q or k as they are before RoPE."""
+    bare = configured(lambda c, layer: {"rope_scaling": None, "local_rope_theta": None})
+    return moved(np.zeros_like, bare)
+
+
+def interleaved(form: Form = plain, replaced: bool = True) -> Form:
+    """Return q or k with RoPE turning pairs (2i, 2i + 1): the usual one on dimensions in another order.
+
+    ``replaced``: what was turned is put back in that order; otherwise first and second of all pairs stay apart.
+    """
+
+    def change(o: Inputs, r: Rounding) -> Array:
+        half, size = o.config.turned // 2, o.config.head_dim
+        order = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1, np.arange(2 * half, size)])
+        turned = holding(lambda _, weight: _reordered(weight, o, order), form)(o, r)
+        if not replaced:
+            return turned
+        out = np.empty_like(turned)
+        out[..., order] = turned
+        return out
+
+    return change
+
+
+def _reordered(weight: Weight, o: Inputs, order: Array) -> Weight:
+    """Return the tensors that make a head's dimensions with these in another order."""
+    names = {f"self_attn.{o.point}_{name}" for name in ("proj.weight", "proj.bias", "norm.weight")}
+
+    def found(name: str) -> Array | None:
+        x = weight(name)
+        if x is None or name not in names:
+            return x
+        heads = x.reshape(-1, o.config.head_dim, *x.shape[1:])
+        return heads[:, order].reshape(x.shape)
+
+    return found
+
+
+def shifted(by: int, floor: int | None = None) -> Form:
+    """Return q or k at positions off by a number, at least ``floor``."""
+    return moved(lambda at: at + by if floor is None else np.maximum(at + by, floor))
+
+
+def positions_in(narrow: Callable[[Array], Array]) -> Form:
+    """Return q or k at positions rounded to a narrower format."""
+    return moved(lambda at: narrow(np.asarray(at, np.float64)))
+
+
+def tables_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
+    """Round RoPE's tables."""
+    return lambda r: replace(r, rope_table=narrow)

@@ -1,0 +1,108 @@
+"""A variant of an operation: a form under a rounding, and the class it stands for."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from precaudit.arrays import rounder
+from precaudit.formats import FORMATS
+from precaudit.graphs.point import Point
+from precaudit.mutations.flash import Flash
+from precaudit.mutations.forms import Form, plain
+from precaudit.numpy_decoder.accumulation import accumulating, pairwise
+from precaudit.numpy_decoder.rounding import Rounding
+
+Class = Literal["rounding", "format", "quantisation", "semantics", "state"]
+NARROW = ("bfloat16", "float16")
+STORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+
+Change = Callable[[Rounding], Rounding]
+
+
+def unchanged(r: Rounding) -> Rounding:
+    """Return a rounding as it is."""
+    return r
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``form`` of an operation under ``change`` of the policy's rounding; ``says``: what it means in words.
+
+    ``fitted``: a number, or a part of the tensor, was taken from the recorded values; ``carries``: it may be tried
+    elsewhere with the same; ``ahead``: keys past their own that its rows see, which may not have been recorded.
+    """
+
+    name: str
+    kind: Class
+    says: str
+    form: Form = plain
+    change: Change = unchanged
+    fitted: bool = False
+    carries: bool = True
+    ahead: int = 0
+
+
+def rounded_to(name: str, x: float) -> float:
+    """Return a number rounded to a format."""
+    return float(rounder(name)(np.asarray([x], np.float64))[0])
+
+
+def roundings_of(what: str, x: float, form: Callable[[float], Form]) -> Iterator[Variant]:
+    """Yield an operation with a constant rounded to narrower formats, each value once."""
+    seen = {x}
+    for name in NARROW:
+        narrow = rounded_to(name, x)
+        if narrow not in seen:
+            seen.add(narrow)
+            says = f"the {what} {x:.6g} is rounded to {name}: {narrow:.6g}"
+            yield Variant(f"{what} rounded to {name}", "format", says, form(narrow))
+
+
+def at(**places: Any) -> Change:
+    """Return the change that replaces what some places do."""
+    return lambda r: replace(r, **places)
+
+
+def first(place: str, name: str) -> Change:
+    """Round to ``name`` before a place rounds as it does."""
+    narrow = rounder(name)
+
+    def change(r: Rounding) -> Rounding:
+        then = getattr(r, place)
+        changed: dict[str, Any] = {place: lambda x: then(narrow(x))}
+        return replace(r, **changed)
+
+    return change
+
+
+def stored(place: str, announced: str) -> Iterator[Variant]:
+    """Yield results rounded to a narrower format than announced."""
+    for name in STORED:
+        if FORMATS[name].unit_roundoff > FORMATS[announced].unit_roundoff:
+            yield Variant(
+                f"stored in {name}", "format", f"results are rounded to {name}", plain, first(place, name)
+            )  # fmt: skip
+
+
+def sums(row: Point) -> Iterator[Variant]:
+    """Yield sums in narrow formats and other orders; float32's are honest, and no failing record closes by them."""
+    kind: Class = "format"
+    for name in NARROW:
+        orders = {
+            f"sums in {name}": (f"sums are rounded to {name} term by term", accumulating(name)),
+            f"sums in {name}, pairwise": (f"sums are rounded to {name}, pair by pair", pairwise(name)),
+            f"sums in {name}, blocks of 128": (
+                f"sums are rounded to {name} every 128 terms", accumulating(f"{name}/128"),
+            ),
+        }  # fmt: skip
+        for order, (says, dot) in orders.items():
+            yield Variant(order, kind, says, plain, at(dot=dot))
+        if row.kind == "mix":
+            for block in (64, 128):
+                yield Variant(
+                    f"flash, blocks of {block}, in {name}", kind,
+                    f"blocks of {block} keys under a running maximum, their sums kept in {name}",
+                    Flash(block=block, total=rounder(name)),
+                )  # fmt: skip

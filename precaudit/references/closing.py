@@ -1,0 +1,143 @@
+"""Whether an emulation closes: what it leaves of an operation passes the gate's own limits."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
+from precaudit.limits import default_limits
+from precaudit.limits.checks import local_checks
+from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.metrics.sizes import half_ulp, norm, own_index, ratio
+from precaudit.records import ErrorRecord, Scope, Unexplained, number
+
+SINGLE = FORMATS["float32"].unit_roundoff
+UNROUNDED = 0.9  # share of an error that an input read unrounded must explain
+SOME = 0.5  # of what rounding an input moves a result by, that ties where it was made may
+TIES = 2.0  # times u·|A||B|, that FP64 may be off a tie of a format below float32 for its rounding to go either way
+
+
+@dataclass(frozen=True)
+class Residue:
+    """What an emulation leaves: of the tensor, of the worst of every scope, and how many slices there are."""
+
+    unexplained: Unexplained
+    scopes: dict[str, Scope]
+    slices: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A recorded operation and what honest programs leave of it, all canonical [T, H, K] in FP64.
+
+    ``allowed``: the componentwise bound; ``fused``: that of an emulation whose inputs were not rounded as recorded;
+    ``hidden``: what is masked [T, 1, S]. ``sums``: by how much float32 sums may be off where nothing else is rounded
+    before a result below float32 is; None elsewhere.
+    """
+
+    axes: str
+    dtype: str
+    positions: Array
+    candidate: Array
+    reference: Array
+    noise: Noise
+    allowed: Array
+    fused: Array | None = None
+    hidden: Array | None = None
+    sums: Array | None = None
+
+    def rows(self, some: slice) -> "Yardstick":
+        """Return the yardstick of some rows."""
+        cut = {name: getattr(self, name)[some] for name in ("positions", "candidate", "reference", "allowed")}
+        fused, hidden, sums = (None if x is None else x[some] for x in (self.fused, self.hidden, self.sums))
+        return replace(self, **cut, noise=self.noise.rows(some), fused=fused, hidden=hidden, sums=sums)
+
+    def reading_unrounded(self, made: Array, rounded: Array) -> "Yardstick":
+        """Return the yardstick of an emulation that reads an input as it was before it was rounded.
+
+        ``made``, ``rounded``: what it makes of the input unrounded and rounded [T, H, K]. What made the input rounds
+        itself, and a rounding that falls the other way there moves it by some of what rounding it would: that is noise,
+        if nearly all of the error is explained so, or of two rows and most: one program made them all, and a rounding
+        that fell the other way is in few. Where it is not, nothing says that the input was read unrounded.
+        """
+        error, left = self._seen(self.candidate - self.reference), self._seen(self.candidate - made)
+        sizes = np.sum(error**2, axis=(1, 2))
+        rows = (sizes > 0) & (np.sum(left**2, axis=(1, 2)) <= (1 - UNROUNDED) * sizes)
+        most = rows.sum() > max(1, len(rows) / 2)
+        if self.fused is None or not (most or norm(left) ** 2 <= (1 - UNROUNDED) * norm(error) ** 2):
+            return self
+        shift = np.clip(SOME * self._seen(made - rounded), -self.fused, self.fused)
+        noise = self.noise.doubting(shift, self._seen(self.reference))
+        return replace(self, allowed=self.fused, noise=noise)
+
+    def doubting(self, emulated: Array, doubt: float) -> "Yardstick":
+        """Return the yardstick where a part of an emulation's error is not known."""
+        if not doubt:
+            return self
+        unknown = self._seen(doubt * (emulated - self.reference))
+        noise = self.noise.doubting(unknown, self._seen(self.reference))
+        return replace(self, noise=noise, allowed=self.allowed + np.abs(unknown))
+
+    def residue(self, emulated: Array) -> Residue:
+        """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
+        error, left = self._seen(self.candidate - self.reference), self._seen(self._left(emulated))
+        reference = self._seen(self.reference)
+        whole, worst, slices = excesses(left, self.noise, reference, self.positions, self.axes)
+        heads = self.axes[-1] == "K" or self.axes == "HTS"
+        tensor, by_head = signed(left, self.noise, reference, heads)
+        scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
+        if by_head:
+            scopes["head"] |= by_head
+        share = ratio(norm(left), norm(reference))
+        parts = self._componentwise(error, left)
+        t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
+        found = Unexplained(
+            rel_l2=number(share), u=number(share / FORMATS[self.dtype].unit_roundoff), excess=number(whole),
+            gain=tensor["gain"], mean=tensor["mean"],
+            componentwise=(number(parts[t, h, k]), own_index((t, h, k), self.axes)),
+        )  # fmt: skip
+        return Residue(found, scopes, slices)
+
+    def _left(self, emulated: Array) -> Array:
+        """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it."""
+        left: Array = self.candidate - emulated
+        if self.sums is None:
+            return left
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(left)
+            near = np.abs((self.candidate + emulated) / 2 - self.reference) <= self.sums
+            return np.where(near & (apart <= 2.02 * half_ulp(self.reference, self.dtype)), 0.0, left)
+
+    def _seen(self, x: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            clean = np.where(np.isfinite(x), x, 0.0)
+        return clean if self.hidden is None else np.where(self.hidden, 0.0, clean)
+
+    def _componentwise(self, error: Array, left: Array) -> Array:
+        """Return every element's distance from FP64, or from the emulation where that is nearer, in bounds."""
+        nearest = np.minimum(np.abs(error), np.abs(left))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(nearest == 0, 0.0, nearest / self.allowed)
+
+    def badness(self, emulated: Array, found: Residue | None = None) -> float:
+        """Return the largest of the gate's numbers over its limit when this emulation is the best; ≤ 1: it closes.
+
+        ``found``: what it leaves, where that is known. Infinite where the emulation and the candidate are not finite at
+        the same places.
+        """
+        if not np.array_equal(np.isfinite(emulated), np.isfinite(self.candidate)):
+            return float("inf")
+        found = found or self.residue(emulated)
+        e = ErrorRecord(
+            prompt="", phase="", step=0, layer=None, point="", kind="local", candidate="", reference="",
+            dtype=self.dtype, n=self.candidate.size, unexplained=found.unexplained, scopes=found.scopes,
+            slices=found.slices,
+        )  # fmt: skip
+        return badness(e)
+
+
+def badness(e: ErrorRecord) -> float:
+    """Return the largest of a local record's numbers over its default limit; NaN counts as infinite."""
+    sizes = [found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))]
+    return max((x if x == x else float("inf") for x in sizes), default=float("inf"))

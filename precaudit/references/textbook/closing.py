@@ -1,0 +1,57 @@
+"""How far honest programs of an operation go from FP64: the ensemble of their roundings, and what it leaves."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
+from precaudit.metrics.residue import Noise
+from precaudit.metrics.rows import masked
+from precaudit.metrics.sizes import canonical, half_ulp
+from precaudit.numpy_decoder.ensemble import FEW, common, ensemble, weights
+from precaudit.numpy_decoder.magnitudes import inner_roundoff
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
+from precaudit.policies import Policy
+from precaudit.references.closing import SINGLE, TIES, Yardstick
+from precaudit.references.textbook.operations import Operation
+
+LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element, whatever three realisations leave there
+
+
+def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
+    """Return the yardstick of an operation recorded under a policy."""
+    base = of_policy(policy, o.place.phase == "decode")
+    members = honest(o, model, policy, base)
+    reference, *made = (canonical(y, o.axes) for y in o.evaluate([FP64, *members]))
+    return measure(o, model, policy, reference, made)
+
+
+def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[Rounding, ...]:
+    """Return the ensemble of honest roundings of an operation."""
+    few = o.stored.size // canonical(o.stored, o.axes).shape[1] < FEW
+    return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, few)
+
+
+def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array]) -> Yardstick:
+    """Return the yardstick from FP64 and what honest programs make of the operation, canonical."""
+    point, dtype = o.place.point, o.stored.dtype.name
+    hidden = masked(point, o.positions, reference.shape[2], o.window)
+    shown = reference if hidden is None else np.where(hidden, 0.0, reference)
+    deviations = [np.where(hidden, 0.0, y - reference) if hidden is not None else y - reference for y in made]
+    shares = weights(len(deviations), dtype)
+    noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
+    u = inner_roundoff(point, policy, model.config)
+    sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
+    # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32
+    summed = SINGLE * np.where(np.isfinite(sizes) & (True if hidden is None else ~hidden), sizes, 0.0)
+    wide = dtype in ("float32", "float64")
+    once = u == SINGLE and not wide
+    noise = replace(noise, power=noise.power + ((LEAST if wide else 1.0) * summed) ** 2)
+    unrounded = max(u, FORMATS[policy.activations].unit_roundoff)
+    return Yardstick(
+        o.axes, dtype, np.asarray(o.positions), canonical(o.stored, o.axes), reference, noise,
+        allowed=np.asarray(u * sizes + least), fused=np.asarray(unrounded * sizes + least), hidden=hidden,
+        sums=np.asarray(TIES * SINGLE * sizes) if once else None,
+    )  # fmt: skip

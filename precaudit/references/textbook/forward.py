@@ -1,0 +1,292 @@
+"""Forward errors: the candidate against FP64 of the whole model on the same tokens, and an emulated policy's size."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.caching import prune
+from precaudit.configs import DecoderConfig
+from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
+from precaudit.metrics.rows import measured, unseen
+from precaudit.metrics.sizes import Difference, canonical, norm, ratio
+from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_for
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.passes import summed
+from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
+from precaudit.places import Place
+from precaudit.policies import Policy
+from precaudit.progress import Advance
+from precaudit.records import ErrorRecord, Selected, number
+from precaudit.references.cache import References
+from precaudit.runs.recorded import Recorded
+
+OPEN = 256
+RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
+ROWS = 8  # logits rows of a prompt whose errors are kept, to pool the noise of KL over
+KEPT = 1 << 28  # bytes of them in all
+Dot = Callable[[Array, Array], Array]
+
+
+@dataclass
+class Whole:
+    """FP64 values of every prompt's sequence, and what the emulated policy's rounding does to them.
+
+    ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(prompt, layer,
+    point): [T, H]}, H 1 where a point has no heads; ``decoded``: the same where attention reads the cache, if it
+    rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled. ``wanted``:
+    what was asked for. ``alike``: {prompt: the first prompt of the same tokens and rows}, which stands for it.
+    """
+
+    prompts: tuple[str, ...]
+    places: dict[str, References]
+    rows: dict[str, Array]
+    vocab: int
+    noise: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    decoded: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    kl: dict[str, Array] = field(default_factory=dict)
+    decoded_kl: dict[str, Array] = field(default_factory=dict)
+    wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
+    alike: dict[str, str] = field(default_factory=dict)
+    _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+
+    @property
+    def distinct(self) -> list[str]:
+        """The prompts that stand for all."""
+        return list(dict.fromkeys(self.alike[p] for p in self.prompts))
+
+    @property
+    def said(self) -> list[str]:
+        """What a reader should know of the cache."""
+        return list(dict.fromkeys(text for place in self.places.values() for text in place.said))
+
+    def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
+        """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
+        prompt = self.alike[prompt]
+        key = (prompt, layer, point)
+        if key not in self._open:
+            if len(self._open) >= OPEN:
+                self._open.clear()  # every map holds a file descriptor
+            found = self.places[prompt].load(layer, point, self.rows[prompt])
+            if found is None:
+                return None
+            self._open[key] = found
+            return found
+        return self._open[key]
+
+    def logits(self, prompt: str, position: int) -> Array | None:
+        """Return the FP64 logits [V] at a position."""
+        values, at = self.values(prompt, None, LOGITS), np.flatnonzero(self.rows[prompt] == position)
+        return None if values is None or not len(at) else values[int(at[0])]
+
+    def energy(self, place: Place) -> tuple[Array, Array | None]:
+        """Return (noise [T, H], KL's [R] for logits) of a place's phase."""
+        prompt = self.alike[place.prompt]
+        key = (prompt, place.layer, place.point)
+        decoded = place.phase == "decode" and bool(self.decoded)
+        kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
+        return kinds[0][key], kinds[1].get(prompt) if place.point == LOGITS else None
+
+    @property
+    def sigma(self) -> float:
+        """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie).
+
+        Where decode rounds otherwise than prefill, that of the two which errs more.
+        """
+        sizes = [self._rms(kind) for kind in (self.noise, self.decoded) if kind]
+        return max(sizes, default=float("nan"))
+
+    def _rms(self, kind: dict[tuple[str, int | None, str], Array]) -> float:
+        rows = [kind[self.alike[p], None, LOGITS] for p in self.prompts]
+        n = sum(len(e) for e in rows) * self.vocab
+        return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
+
+
+def establish(
+    recorded: Recorded,
+    model: Model,
+    weights: str,
+    policy: Policy,
+    selected: Selected,
+    root: Path,
+    tell: Advance,
+) -> Whole:
+    """Compute, or find in the cache, FP64 values of a selection's prompts, and emulate the policy over the whole model.
+
+    ``weights`` identifies the tensors' values; ``root``: where references are kept.
+    """
+    prompts, layers = selected.prompts, selected.layers
+    tokens = {p: recorded.fed_tokens(p) for p in prompts}
+    rows = {p: recorded.logit_rows(p) for p in prompts}
+    alike: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for p in prompts:
+        alike[p] = first.setdefault((tokens[p], rows[p].tobytes()), p)
+    places = {p: References.of(root, weights, model.config, tokens[p]) for p in first.values()}
+    whole = Whole(prompts, places, rows, model.config.vocab, alike=alike)
+    wanted = [p for p in selected.points if not POINTS[p].state]
+    wanted += [] if LOGITS in wanted else [LOGITS]
+    names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
+    absent = [p for p in whole.distinct if any(whole.values(p, at, name) is None for at, name in names)]
+
+    def save(i: int, layer: int | None, point: str, values: Array) -> None:
+        places[absent[i]].save(layer, point, whole.rows[absent[i]], values)
+
+    def want(chosen: list[str] | tuple[str, ...]) -> Wanted:
+        return Wanted(set(wanted), set(layers), [whole.rows[p] for p in chosen])
+
+    n = model.config.layers
+    if absent:
+        sequences = [np.asarray(tokens[p]) for p in absent]
+        fed = sum(map(len, sequences))
+        seconds = seconds_for(model.config, 1000)
+        takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
+        tell(0, n, what)
+        forward(model, sequences, [FP64], want(absent), save, lambda at: tell(at + 1, n, what))
+    for place in places.values():
+        place.touch()
+
+    whole.wanted = want(whole.distinct)
+    emulate(whole, model, recorded, policy, single_precision_dot, tell)
+    prune(root, {p.folder for p in places.values()})
+    return whole
+
+
+def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot: Dot, tell: Advance) -> None:
+    """Pool the emulated policy's errors over RUNS draws, and once more where decode rounds otherwise than prefill.
+
+    ``dot``: how its products are summed. What was pooled before is forgotten.
+    """
+    n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in whole.distinct]
+    for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl):
+        pooled.clear()
+    declared = (of_policy(policy, d) for d in (False, True))
+    plain, decode = (replace(r, dot=summed(r.dot, dot)) for r in declared)
+    draws = [redrawn(plain, seed) for seed in range(RUNS)]
+    passes: list[tuple[Pool, Decoding | None]] = [(Pool(whole, model.config, whole.noise, whole.kl), None)]
+    if "decode" in recorded.requested.phases and cached_otherwise(policy):
+        first = [len(recorded.run.prompts[p].tokens) - 1 for p in whole.distinct]
+        decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
+        passes.append((Pool(whole, model.config, whole.decoded, whole.decoded_kl), decoding))
+    for pool, rows in passes:
+        forward(model, sequences, draws, whole.wanted, pool.add, lambda at: tell(at + 1, n, "emulated policy"), rows)
+        pool.finish()
+
+
+def cached_otherwise(policy: Policy) -> bool:
+    """Whether decode's attention rounds otherwise than prefill's: a cache of another format, or float32 attention."""
+    return policy.kv_cache != policy.activations or policy.decode_attention == "float32"
+
+
+@dataclass
+class Pool:
+    """Adds up what draws of the emulated policy leave; ``errors``: of the sampled logits rows of a prompt [S, V]."""
+
+    whole: Whole
+    config: DecoderConfig
+    noise: dict[tuple[str, int | None, str], Array]
+    kl: dict[str, Array]
+    errors: dict[str, list[Array]] = field(default_factory=dict)
+
+    def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
+        """Add one draw's error at one point."""
+        prompt = self.whole.distinct[i]
+        reference = self.whole.values(prompt, layer, point)
+        assert reference is not None
+        error = canonical(values - reference, POINTS[point].axes)
+        if POINTS[point].keyed:
+            hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
+            error = np.where(hidden[:, None], 0.0, error)
+        key = (prompt, layer, point)
+        self.noise[key] = self.noise.get(key, 0.0) + np.einsum("thk,thk->th", error, error) / RUNS
+        if point == LOGITS:
+            self.errors.setdefault(prompt, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
+
+    def sampled(self, rows: int) -> Array:
+        """Return the logits rows whose errors are kept: fewer where many prompts or a large vocabulary hold much."""
+        each = 4 * RUNS * self.config.vocab * len(self.whole.distinct)
+        n = max(1, min(ROWS, KEPT // each))
+        return np.unique(np.linspace(0, rows - 1, n).astype(int)) if rows else np.zeros(0, int)
+
+    def finish(self) -> None:
+        """Pool the noise of KL over draws and rows: an error of another row, brought to a row's rms, is one more."""
+        for prompt, kept in self.errors.items():
+            logits = self.whole.values(prompt, None, LOGITS)
+            assert logits is not None
+            size = np.sqrt(self.noise[prompt, None, LOGITS][:, 0])
+            if not len(size):  # a run that was cut off before its first step
+                self.kl[prompt] = size
+                continue
+            own = size[self.sampled(len(size))]
+            scale = np.divide(1.0, own, out=np.zeros_like(own), where=own > 0)[:, None]
+            made = expected_kl(np.asarray(logits), (x * scale for x in kept))
+            self.kl[prompt] = size**2 * made + roundoff_kl(np.asarray(logits))
+        self.errors.clear()
+
+
+def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[ErrorRecord]:
+    """Yield the forward records of one point of one phase (all its steps)."""
+    run = recorded.run.record.id
+    reference = whole.values(place.prompt, place.layer, place.point)
+    for step in recorded.steps(place.phase):
+        stored = recorded.tensor(place.prompt, place.phase, step, place.layer, place.point)
+        if stored is None or reference is None:
+            continue
+        here = place._replace(step=step)
+        rows = _rows(recorded, here)
+        known = whole.rows[place.prompt] if place.point == LOGITS else np.arange(_length(reference, place.point))
+        if not np.isin(rows, known).all():
+            yield here.record("forward", run, "fp64", missing="steps.jsonl lacks the tokens fed up to here")
+            continue
+        index = np.searchsorted(whole.rows[place.prompt], rows) if place.point == LOGITS else rows
+        if POINTS[place.point].keyed:
+            values = np.asarray(reference[:, rows, : stored.shape[2]])
+        else:
+            values = np.asarray(reference[index])
+        d, numbers = measured(stored, values, place.point, rows, recorded.config.window_of(place.layer))
+        energy, chances = whole.energy(place)
+        emulated = float(np.sqrt(energy[index].sum()))
+        numbers |= {
+            "ratio": number(ratio(norm(d.error), emulated)),
+            "noise": number(ratio(emulated, norm(d.reference))),
+        }
+        numbers["slices"] = _scopes(numbers["scopes"], d, energy[index], rows, place.point)
+        if chances is not None:
+            numbers["distribution"] = distribution(widen(stored), values, rows, chances[index])
+        yield here.record("forward", run, "fp64", **numbers)
+
+
+def _scopes(scopes: dict[str, Any], d: Difference, energy: Array, rows: Any, point: str) -> dict[str, int]:
+    """Add the worst token's and head's ratio to a record's scopes; return how many there are.
+
+    Noise of a slice is that of the draws there and, as they are few, the tensor's relative noise: √(e + (ρ‖r‖)²).
+    """
+    error, power = (np.einsum("thk,thk->th", x, x) for x in (d.error, d.reference))
+    rho = ratio(float(energy.sum()), float(power.sum())) if power.any() else 0.0
+    slices = {}
+    for name, axis in (("token", 1), ("head", 0)):
+        if name == "head" and not POINTS[point].heads:
+            continue
+        top, noise = error.sum(axis=axis), energy.sum(axis=axis) + rho * power.sum(axis=axis)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sizes = np.where(top == 0, 0.0, np.sqrt(top / noise))
+        if sizes.size:
+            i = int(np.argmax(sizes))
+            scopes.setdefault(name, {})["ratio"] = (number(sizes[i]), int(rows[i]) if name == "token" else i)
+            slices[name] = sizes.size
+    return slices
+
+
+def _length(reference: Array, point: str) -> int:
+    return reference.shape[POINTS[point].axes.index("T")]
+
+
+def _rows(recorded: Recorded, place: Place) -> Any:
+    from precaudit.store import unpack_positions
+
+    return unpack_positions(recorded.index[place])

@@ -1,0 +1,72 @@
+"""What one layer hands the next, bit for bit: the stream entering a layer is the one that left the layer before."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from precaudit.arrays import Array, as_format, single, widen
+from precaudit.configs import EMBEDDING
+from precaudit.graphs.decoder import POINTS, STREAM
+from precaudit.metrics.rows import measured
+from precaudit.numpy_decoder.model import Model
+from precaudit.places import Place
+from precaudit.records import ErrorRecord
+from precaudit.runs.recorded import Recorded, Rows
+
+POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
+
+
+def handover_errors(recorded: Recorded, model: Model, weights: bool, place: Place) -> Iterator[ErrorRecord]:
+    """Yield one state record for each recorded ``resid_in`` of a phase; ``mismatched`` counts elements that differ.
+
+    Of layer 0 against the embedding rows of the tokens, times the family's factor; none where the layer before was not
+    asked for.
+    """
+    rows = recorded.rows(place.prompt, place.phase, place.layer, POINT)
+    if rows is None or not handed(recorded, place.layer):
+        return
+    run, reference = recorded.run.record.id, BEFORE if place.layer else "embedding"
+    expected = expected_stream(recorded, model, weights, place, rows)
+    for step, some in rows.steps:
+        here = place._replace(step=step)
+        if expected is None:
+            why = f"the {BEFORE} rows were not recorded" if place.layer else "weights"
+            yield here.record("state", run, reference, unknown=why)
+            continue
+        found, wanted = rows.values[some], expected[some]
+        _, numbers = measured(found, widen(wanted), POINT, rows.positions[some])
+        yield here.record("state", run, reference, **numbers, mismatched=differing(found, wanted))
+
+
+def handed(recorded: Recorded, layer: int | None) -> bool:
+    """Whether what a layer was handed was asked for: layer 0, and layers whose predecessor is recorded too."""
+    return layer is not None and (layer == 0 or layer - 1 in recorded.requested.layers)
+
+
+def expected_stream(recorded: Recorded, model: Model, weights: bool, place: Place, rows: Rows) -> Array | None:
+    """Return what ``resid_in`` [T, D] has to hold, in its own format; None where that is not known."""
+    assert place.layer is not None
+    if place.layer == 0:
+        if not weights:
+            return None
+        tokens = np.asarray(recorded.fed_tokens(place.prompt))
+        if not len(rows.positions) or rows.positions.max() >= len(tokens):
+            return None
+        return embedded(model, tokens[rows.positions], rows.values.dtype.name)
+    before = recorded.rows(place.prompt, place.phase, place.layer - 1, BEFORE)
+    if before is None or not np.isin(rows.positions, before.positions).all():
+        return None
+    return before.at(rows.positions) if before.values.dtype == rows.values.dtype else None
+
+
+def embedded(model: Model, tokens: Array, dtype: str) -> Array:
+    """Return embedding rows times the factor [T, D], the product in float32, rounded to ``dtype`` once."""
+    table, scale = model.read(EMBEDDING), np.float32(model.config.embed_scale)
+    stored = single(np.ascontiguousarray(table[tokens]))
+    return as_format((stored if scale == 1 else stored * scale).astype(np.float64), dtype)
+
+
+def differing(a: Array, b: Array) -> int:
+    """Return how many elements of two arrays of one format differ in a bit."""
+    word = np.dtype(f"u{a.dtype.itemsize}")
+    return int((np.ascontiguousarray(a).view(word) != np.ascontiguousarray(b).view(word)).sum())

@@ -1,0 +1,285 @@
+"""Local errors: every operation on the candidate's own recorded inputs, in FP64 and as emulations."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
+from precaudit.graphs.decoder import POINTS
+from precaudit.metrics.rows import measured
+from precaudit.metrics.sizes import canonical, explained, norm, ratio
+from precaudit.numpy_decoder.accumulation import accumulating
+from precaudit.numpy_decoder.honest import on_single_rows
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.passes import PRESETS
+from precaudit.numpy_decoder.rounding import (
+    FP64,
+    Rounding,
+    elisions,
+    of_policy,
+)
+from precaudit.places import Place
+from precaudit.policies import Policy
+from precaudit.records import ErrorRecord, device_kind, number
+from precaudit.references.attribution import CLEARLY
+from precaudit.references.closing import Residue, Yardstick
+from precaudit.references.textbook.alternatives import Alternative, Alternatives
+from precaudit.references.textbook.closing import honest, measure
+from precaudit.references.textbook.inheritance import from_between
+from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.runs.recorded import Recorded, Rows
+
+PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
+
+
+@dataclass(frozen=True)
+class Emulations:
+    """What to emulate: a policy, and accumulation formats."""
+
+    policy: Policy
+    accum: tuple[str, ...]
+
+    def of(self, o: Operation, model: Model, device: str) -> dict[str, Rounding]:
+        """Return {name: rounding}: FP64, the policy with each set of elided places, accumulations alone.
+
+        The policy in the textbook's way, then as ``device`` makes single rows.
+        """
+        point, decode = o.place.point, o.place.phase == "decode"
+        base = of_policy(self.policy, decode)
+        found = {"fp64": FP64}
+        dtype = o.stored.dtype.name
+        for how, r in on_single_rows(base, o.row, dtype, self.policy.scores, device, decode).items():
+            for places in elisions(point, model.config, self.policy):
+                found["|".join(("policy", *places, *how))] = r.eliding(places)
+        if o.row.sums:
+            found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
+        return found
+
+    def joined(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
+        """Return {accumulation: {elision: rounding}}: the policy's roundings with another format in the sums."""
+        if not POINTS[point].sums:
+            return {}
+        return {
+            name: {elision: replace(r, dot=accumulating(name)) for elision, r in policies.items()}
+            for name in self.accum
+        }
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What evaluation gave: the yardstick, emulations by name [T, H, K], and the policy's name among them."""
+
+    yardstick: Yardstick
+    emulated: dict[str, Array]
+    label: str
+    elided: tuple[str, ...]
+    inherits: str | None = None
+    costly: str | None = None
+
+    @cached_property
+    def residue(self) -> Residue:
+        """What the policy leaves."""
+        return self.yardstick.residue(self.emulated[self.label])
+
+    @cached_property
+    def closes(self) -> bool:
+        """Whether what the policy makes of it passes the default limits."""
+        made = self.emulated[self.label]
+        return made.shape == self.yardstick.candidate.shape and self.yardstick.badness(made, self.residue) <= 1
+
+    def closed_by(self, emulated: Array) -> bool:
+        """Whether an emulation closes; one of other rows does not."""
+        return emulated.shape == self.yardstick.candidate.shape and self.yardstick.badness(emulated) <= 1
+
+    def otherwise(self, other: Alternative) -> "Emulated":
+        """Return the same with another honest emulation as the policy's."""
+        yard, rounded = self.yardstick, self.emulated[self.label]
+        yard = yard.reading_unrounded(other.emulated, rounded) if other.borders else yard
+        named = {**self.emulated, self.label: other.emulated}
+        return replace(self, yardstick=yard.doubting(other.emulated, other.doubt), emulated=named, elided=other.name)
+
+    def rows(self, some: slice) -> "Emulated":
+        """Return what was made of some rows."""
+        cut = {name: y[some] for name, y in self.emulated.items()}
+        return replace(self, yardstick=self.yardstick.rows(some), emulated=cut)
+
+
+def local_errors(
+    recorded: Recorded, model: Model, weights: bool, emulations: Emulations, place: Place
+) -> Iterator[ErrorRecord]:
+    """Yield the local and accum records of one point of one phase (``place.step`` is ignored: all steps are yielded).
+
+    A point whose inputs were not recorded, or whose weights are not at hand, is ``unknown`` and says so.
+    """
+    run = recorded.run.record.id
+    if not POINTS[place.point].inputs:
+        return  # resid_in is what the layer before handed over: no operation made it
+    for part in parts(recorded, place):
+        point, decode = place.point, place.phase == "decode"
+        if not weights and POINTS[point].tensors:
+            yield from _unknown(part, place, run, "weights")
+            continue
+        if missing := not_emulated(emulations.policy, point, decode, device_kind(recorded.run.record.device)):
+            yield from _unknown(part, place, run, f"no emulation of {missing}")
+            continue
+        operation = prepare(recorded, model, place, part)
+        if operation is None:
+            yield from _unknown(part, place, run, "inputs were not recorded")
+        else:
+            others = Alternatives(recorded, model, operation, emulations.policy)
+            made = _emulate(operation, emulations, model, others, device_kind(recorded.run.record.device))
+            yield from _records(recorded, operation, made, others, of_policy(emulations.policy, decode))
+
+
+def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
+    """Return the policy setting inside ``point``'s operation that no Rounding emulates yet, or None.
+
+    ``policy``: as its device makes it (``policies.on_device``).
+    """
+    row = POINTS[point]
+    if row.arithmetic is not None and (key := getattr(policy, row.arithmetic)) != "float32":
+        return f"{row.arithmetic} = {key}"
+    if "mlp" in row.inner and policy.mlp not in ("float32", policy.activations):
+        return f"mlp = {policy.mlp}"
+    factors = tuple(getattr(policy, key) for key in row.operands)
+    if decode and policy.decode_attention == "float32" and row.reads_keys:
+        factors = ("float32",)
+    exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
+    if row.sums and "float32" in factors and not exact:
+        return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
+    return None
+
+
+def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorRecord]:
+    for step, _ in part.steps:
+        yield place._replace(step=step).record("local", run, "fp64", unknown=why)
+
+
+def _emulate(o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str) -> Emulated:
+    """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
+    point, axes, policy = o.place.point, o.axes, emulations.policy
+    roundings = emulations.of(o, model, device)
+    alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
+    first = {name: r for name, r in roundings.items() if name not in alone}
+    members = honest(o, model, policy, of_policy(policy, o.place.phase == "decode"))
+    # below float32 the textbook's policies stand first among the members: each is made once
+    textbook = len(elisions(point, model.config, policy))
+    shared = 0 if o.stored.dtype == np.float32 else textbook
+    every = [canonical(y, axes) for y in o.evaluate([*first.values(), *members[shared:]])]
+    arrays = dict(zip(first, every, strict=False))
+    policies = [name for name in roundings if name.startswith("policy")]
+    made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
+    yard = measure(o, model, policy, arrays["fp64"], made)
+    wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
+    best = min(policies, key=lambda name: norm(wide - arrays[name]))
+    label = f"policy:{policy.name}"
+    named = {label: arrays[best]}
+    # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
+    share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
+    tried = [best] if share >= CLEARLY else policies
+    elided = tuple(best.split("|")[1:])
+    if share < CLEARLY:
+        near = min(others.unrounded(), key=lambda other: norm(wide - other.emulated), default=None)
+        if near is not None and norm(wide - near.emulated) < norm(wide - arrays[best]):
+            elided, named[label] = near.name, near.emulated
+            yard = yard.reading_unrounded(near.emulated, arrays[best])
+    for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
+        outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
+        named[f"accum:{name}"] = outs[0]
+        if len(outs) > 1:
+            named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
+    return Emulated(
+        yard,
+        named,
+        label,
+        elided,
+        costly=_costly({name: arrays[name] for name in ("fp64", *policies[:textbook])}, o.stored.dtype.name),
+    )
+
+
+def _costly(arrays: dict[str, Array], dtype: str) -> str | None:
+    """Return the place whose rounding makes most of an error of more than PRICE unit roundoffs; None below that.
+
+    Such an operation is ill-conditioned: its inputs amplify a rounding inside it, as large scores do theirs.
+    """
+    exact = arrays["fp64"]
+    whole = norm(arrays["policy"] - exact)
+    if not whole > PRICE * FORMATS[dtype].unit_roundoff * norm(exact):
+        return None
+    found = {name: norm(y - exact) for name, y in arrays.items() if name.startswith("policy|")}
+    enough = [name for name, left in found.items() if left < whole / 2]
+    least = min(enough, key=lambda name: (name.count("|"), found[name]), default=None)
+    return None if least is None else least.split("|")[-1]
+
+
+def _records(
+    recorded: Recorded, o: Operation, made: Emulated, others: Iterable[Alternative], base: Rounding
+) -> Iterator[ErrorRecord]:
+    """Yield one local and the accum records of every step."""
+    for step, rows in o.part.steps:
+        keyed = "S" in o.axes
+        index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
+        if len(index):
+            one = slice(int(index[0]), int(index[-1]) + 1)
+            here = replace(o, place=o.place._replace(step=step), positions=o.positions[one])
+            cut = _closest(made.rows(one), others, one)
+            if not cut.closes:
+                between = from_between(recorded, here, step, base)
+                cut = replace(cut, inherits=next((name for name, y in between if cut.closed_by(y)), None))
+            yield from _step(here, o.stored if keyed else o.stored[one], cut)
+
+
+def _closest(made: Emulated, others: Iterable[Alternative], one: slice) -> Emulated:
+    """Return what was made, with the first other honest emulation that closes where the policy's does not."""
+    if made.closes or not np.isfinite(made.yardstick.candidate).all():
+        return made
+    for other in others:
+        changed = made.otherwise(other.rows(one))
+        if changed.closes:
+            return changed
+    return made
+
+
+def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
+    place, yard = o.place, made.yardstick
+    exact = yard.reference
+    back = exact.transpose(1, 0, 2) if o.row.keyed else exact.reshape(stored.shape)
+    d, numbers = measured(stored, back, place.point, yard.positions, o.window)
+    error, best = norm(d.error), made.emulated[made.label]
+    shares = {name: number(explained(d.reference + d.error, error, y)) for name, y in made.emulated.items()}
+    found = made.residue
+    for name, scope in found.scopes.items():
+        numbers["scopes"].setdefault(name, {}).update(scope)
+    extra: dict[str, Any] = {
+        "explained": shares,
+        "unexplained": found.unexplained,
+        "slices": found.slices,
+        "ratio": number(ratio(error, norm(best - exact))),
+    }
+    extra |= {key: y for key in ("inherits", "costly") if (y := getattr(made, key)) is not None}
+    if made.elided:
+        extra["elided"] = {made.label: made.elided}
+    yield place.record("local", o.id, "fp64", **numbers, **extra)
+    for name, y in made.emulated.items():
+        if name.startswith("accum:"):
+            yield place.record("accum", name, "fp64", **_small(y, d.reference))
+
+
+def _small(emulation: Array, reference: Array) -> dict[str, Any]:
+    """Return the sizes of an emulation's own error."""
+    with np.errstate(invalid="ignore"):
+        error = emulation - reference
+    bad = int((~np.isfinite(error)).sum())
+    error = np.where(np.isfinite(error), error, 0.0)
+    size = np.abs(error)
+    return {
+        "n": error.size,
+        "nonfinite": bad,
+        "mae": number(size.mean()),
+        "max_diff": number(size.max()),
+        "rel_l2": number(ratio(norm(error), norm(reference))),
+    }

@@ -1,0 +1,102 @@
+"""The textbook as the reference of a run: its FP64 forward, its operations, and what its policy's rounding makes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from precaudit.arrays import Array
+from precaudit.checkpoints import Checkpoint
+from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.numpy_decoder.honest import honest_forms
+from precaudit.numpy_decoder.model import Model
+from precaudit.places import Place
+from precaudit.policies import Policy, recorded_policy
+from precaudit.progress import Advance
+from precaudit.records import ErrorRecord, Selected
+from precaudit.references.textbook.formula import ProgramOn, formula_errors
+from precaudit.references.textbook.forward import Whole, emulate, establish, forward_errors
+from precaudit.references.textbook.handover import handover_errors
+from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.runs.recorded import Recorded
+
+LACKS = "weights"  # why there are no numbers where there are none
+
+
+@dataclass(frozen=True)
+class Textbook:
+    """The NumPy decoder beside a recorded run; ``whole``: its FP64 forward, None where the weights are not at hand."""
+
+    recorded: Recorded
+    model: Model
+    policy: Policy
+    emulations: Emulations
+    whole: Whole | None
+
+    @classmethod
+    def of(
+        cls, recorded: Recorded, selected: Selected, checkpoint: Checkpoint | None, cache: Path, tell: Advance
+    ) -> "Textbook":
+        """Compute, or find in the cache, all that a selection needs of the whole model."""
+        record = recorded.run.record
+        policy = recorded_policy(record)
+        model = Model(recorded.config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
+        whole = None
+        if checkpoint is not None:
+            weights = f"{record.model.sha256}:{policy.weights}"
+            whole = establish(recorded, model, weights, policy, selected, cache, tell)
+        return cls(recorded, model, policy, Emulations(policy, selected.accum), whole)
+
+    def warm(self, layer: int | None) -> None:
+        """Read a layer's weights before its operations ask for them, one by one."""
+        if layer is not None and self.whole is not None:
+            self.model.warm(layer)
+
+    def values(self, place: Place) -> Array | None:
+        """Return FP64 values of the whole sequence at a place (logits: of the recorded rows); None without weights."""
+        return None if self.whole is None else self.whole.values(place.prompt, place.layer, place.point)
+
+    def local(self, place: Place) -> Iterator[ErrorRecord]:
+        """Yield the local and accumulation records of one point of one phase."""
+        yield from local_errors(self.recorded, self.model, self.whole is not None, self.emulations, place)
+
+    def forward(self, place: Place) -> Iterator[ErrorRecord]:
+        """Yield the forward records of one point of one phase; unknown without weights."""
+        if self.whole is not None:
+            yield from forward_errors(self.recorded, self.whole, place)
+            return
+        for step in self.recorded.steps(place.phase):
+            here = place._replace(step=step)
+            if here in self.recorded.index:
+                yield here.record("forward", self.recorded.run.record.id, "fp64", unknown=LACKS)
+
+    def handed(self, place: Place) -> Iterator[ErrorRecord]:
+        """Yield the state records of what a layer was handed by the one before."""
+        yield from handover_errors(self.recorded, self.model, self.whole is not None, place)
+
+    def summed_as(self, errors: Iterable[ErrorRecord], tell: Advance) -> bool:
+        """Emulate the policy again with the sums by which local records close; whether there are such."""
+        dot = _sums(errors)
+        if dot is None or self.whole is None:
+            return False
+        emulate(self.whole, self.model, self.recorded, self.policy, dot, tell)
+        return True
+
+
+def shadowed(
+    recorded: Recorded, checkpoint: Checkpoint, selected: Selected, program_on: ProgramOn
+) -> list[ErrorRecord]:
+    """Return the formula records of a selection: the program's FP64 shadow against the textbook."""
+    model = Model(recorded.config, checkpoint.tensors.read)
+    return list(formula_errors(recorded, model, selected.prompts, program_on, selected.phases))
+
+
+def _sums(errors: Iterable[ErrorRecord]) -> Callable[[Array, Array], Array] | None:
+    """Return the sums of another honest form by which local records close, the one of most; None without any."""
+    dots = {f.name: f.dot for f in honest_forms(POINTS[LOGITS], "float32") if f.dot is not None}
+    used = Counter(name for e in errors for names in (e.elided or {}).values() for name in names if name in dots)
+    return dots[used.most_common(1)[0][0]] if used else None
+
+
+def _no_weights(name: str) -> Array:
+    raise AssertionError(f"{name} was asked for without weights")

@@ -1,0 +1,129 @@
+"""Forward errors of a program's run: against its FP64 shadow, call after call through its own state (JAX)."""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
+from precaudit.metrics.sizes import canonical, norm, ratio, sizes
+from precaudit.programs.program import Program
+from precaudit.records import Distribution, number
+from precaudit.transforms import reap
+from precaudit.transforms.emulate import Realisation, whole
+from precaudit.transforms.tag import Tagged
+
+DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
+ROUNDED = Realisation("converted", sums="single")
+SMALL = 1 << 22  # values of all points
+
+
+class CallValues(NamedTuple):
+    """A call's taps and named outputs in FP64, and the same of every drawn realisation of the program's rounding."""
+
+    exact: dict[str, Array]
+    drawn: tuple[dict[str, Array], ...]
+
+
+class NotChained(Exception):
+    """What ``advance`` raised on a chain's own outputs: no forward error is known from that call on."""
+
+
+class Chains:
+    """The program as FP64 and as drawn realisations, compiled once and run call after call."""
+
+    def __init__(self, program: Program, made: Tagged) -> None:
+        first = next(iter(program.cases.values()))
+        self.program = program
+        shape: Any
+        with jax.enable_x64(False):
+            jaxpr, shape = jax.make_jaxpr(reap(made.call), return_shape=True)(program.params, *first)
+        self.structure = jax.tree.structure(shape)
+        self.inputs = jax.tree.structure(first)
+        how = effort(made)
+        self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
+        self.rounded = jax.jit(whole(jaxpr, ROUNDED), compiler_options=how)
+
+    def calls(self, recorded: Iterator[dict[str, Array]], drawn: bool = True) -> Iterator[CallValues]:
+        """Yield every call's values; ``recorded``: each call's input leaves, whose integers are given to all chains.
+
+        ``drawn``: with the realisations, or FP64 alone.
+
+        Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
+        """
+        chains: list[Callable[..., Any]] = [lambda *x: self.exact(0, *x)]
+        chains += [lambda *x, seed=seed: self.rounded(np.uint64(seed + 1), *x) for seed in range(DRAWS if drawn else 0)]
+        held: list[Any] = [None] * len(chains)
+        weights = jax.tree.leaves(self.program.params)
+        for leaves in recorded:
+            given = [leaves[str(i)] for i in range(len(leaves))]
+            made: list[dict[str, Array]] = []
+            for i, run in enumerate(chains):
+                mine = given if held[i] is None else self._following(held[i], given)
+                out, taps = jax.tree.unflatten(self.structure, run(*weights, *mine))
+                held[i] = (jax.tree.unflatten(self.inputs, mine), out)
+                named = taps | self.program.named(out)
+                made.append({n: np.asarray(x) for n, x in named.items()})
+            yield CallValues(made[0], tuple(made[1:]))
+
+    def _following(self, held: Any, given: list[Any]) -> list[Any]:
+        """Return the next call's inputs: floats as the chain has them, whatever is no float as it was recorded."""
+        assert self.program.advance is not None
+        try:
+            own = jax.tree.leaves(self.program.advance(*held))
+            shapes = [np.shape(x) for x in own]
+        except Exception as error:  # the user's code, made for the program's own formats
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise NotChained(f"advance, on FP64 outputs: {type(error).__name__}: {first}") from error
+        if shapes != [np.shape(x) for x in given]:
+            raise NotChained(f"advance, on FP64 outputs: gave shapes {shapes}, not those of the inputs")
+        floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in given]
+        return [mine if is_float else x for mine, x, is_float in zip(own, given, floats, strict=True)]
+
+
+def effort(made: Tagged) -> dict[str, Any]:
+    """Return how hard XLA is to optimise FP64 passes: their values do not depend on it.
+
+    Of a small program most of the time would be the compiler's, of a large one it is the passes'.
+    """
+    values = sum(prod((*s.stacked, *s.shape)) for s in made.sites)
+    return {"xla_backend_optimization_level": 0 if values < SMALL else 1}
+
+
+def forward_numbers(stored: Array, exact: Array, drawn: list[Array], logits: bool = False) -> dict[str, Any]:
+    """Return a forward record's fields; arrays [rows, N]: what leads is rows, since axes are not known.
+
+    ``logits``: rows are those of a vocabulary, and their distributions are compared too.
+    """
+    rows = np.arange(len(stored))
+    found = sizes(stored, canonical(exact, "TD"), "TD", rows)
+    with np.errstate(invalid="ignore"):
+        error, *errors = (np.nan_to_num(widen(x) - exact, nan=0.0, posinf=0.0, neginf=0.0) for x in (stored, *drawn))
+    energy = np.mean([np.sum(e**2, axis=1) for e in errors], axis=0)
+    power = np.sum(np.where(np.isfinite(exact), exact, 0.0) ** 2, axis=1)
+    noise = float(np.sqrt(energy.sum()))
+    found |= {"ratio": number(ratio(norm(error), noise)), "noise": number(ratio(noise, float(np.sqrt(power.sum()))))}
+    # a row's draws are few: the tensor's relative noise is added to them
+    floor = ratio(float(energy.sum()), float(power.sum())) if power.any() else 0.0
+    top = np.sum(error**2, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(top == 0, 0.0, np.sqrt(top / (energy + floor * power)))
+    if each.size:
+        worst = int(np.argmax(each))
+        found["scopes"].setdefault("token", {})["ratio"] = (number(each[worst]), worst)
+        found["slices"] = {"token": each.size}
+    if logits:
+        found["distribution"] = _distribution(widen(stored), exact, errors, energy)
+    return found
+
+
+def _distribution(stored: Array, exact: Array, errors: list[Array], energy: Array) -> Distribution:
+    """Compare next-token distributions; the noise of KL is of the draws' errors of all rows, brought to a row's rms."""
+    size = np.sqrt(energy)
+    scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)[:, None]
+    noise = size**2 * expected_kl(exact, (e * scale for e in errors)) + roundoff_kl(exact)
+    return distribution(stored, exact, np.arange(len(stored)), noise)

@@ -1,0 +1,109 @@
+"""A program's own jaxpr as the reference of its run: segments between points, and the whole, call after call (JAX)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from precaudit.arrays import Array
+from precaudit.places import Place
+from precaudit.programs.program import OUTPUT_LOGITS, Program
+from precaudit.progress import Advance
+from precaudit.records import ErrorRecord
+from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers
+from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
+from precaudit.runs.programs import Opened, ProgramPoint, places
+from precaudit.transforms import CannotLift
+from precaudit.transforms.tag import Tagged
+
+CHAINED = "calls in FP64 and as drawn realisations"
+At = tuple[int, int | None, str]  # call, layer, point
+
+
+class Traced:
+    """A program beside a run of it: compiled once, a call's segments and a case's calls made when first asked for.
+
+    ``exact``: every call's FP64 values of the case last looked at, as far as FP64 came; held only where they are
+    ``kept``, since they are as large as the run's tensors four times.
+    """
+
+    def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
+        self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
+        self.segments, self.chains = Emulations(made), Chains(program, made)
+        self.exact: list[dict[str, Array]] = []
+        self._call: tuple[str, int] | None = None
+        self._locals: dict[tuple[int | None, str], ErrorRecord] = {}
+        self._case: str | None = None
+        self._forwards: dict[At, ErrorRecord] = {}
+
+    def values(self, place: Place) -> Array | None:
+        """Return FP64 values of the whole program at a place; None where it did not come there, or none are kept."""
+        self._chained(place.prompt)
+        found = self.exact[place.step].get(place.point) if place.step < len(self.exact) else None
+        point = self._points().get(place.point)
+        return None if found is None or point is None else step_of(point, place.layer)(found)
+
+    def local(self, place: Place) -> Iterator[ErrorRecord]:
+        """Yield the record of a segment; nothing of an output, which is no point."""
+        here = (place.prompt, place.step)
+        if here != self._call:
+            taps, args = self.opened.tensors(*here, "taps"), (self.program.params, *self.inputs(*here))
+            made = self.segments.records(self.opened, *here, taps, args)
+            self._call, self._locals = here, {(e.layer, e.point): e for e in made}
+            calls = self.opened.record.calls
+            done = self.opened.record.cases.index(place.prompt) * calls + place.step + 1
+            self.tell(done, len(self.opened.record.cases) * calls, "segments in FP64 and emulated")
+        if (place.layer, place.point) in self._locals:
+            yield self._locals[place.layer, place.point]
+
+    def forward(self, place: Place) -> Iterator[ErrorRecord]:
+        """Yield the record of a point or an output against the program in FP64, chained through its own state."""
+        self._chained(place.prompt)
+        yield self._forwards[place.step, place.layer, place.point]
+
+    def inputs(self, case: str, call: int) -> tuple[Any, ...]:
+        """Return what a call was given, as recorded."""
+        held = self.opened.tensors(case, call, "inputs")
+        structure = jax.tree.structure(next(iter(self.program.cases.values())))
+        return tuple(jax.tree.unflatten(structure, [held[str(i)] for i in range(len(held))]))
+
+    def _points(self) -> dict[str, ProgramPoint]:
+        record = self.opened.record
+        return {p.name: p for p in (*record.points, *record.outputs)}
+
+    def _chained(self, case: str) -> None:
+        """Run a case in FP64 and as drawn realisations, unless that was the last one."""
+        if case == self._case:
+            return
+        self._case, self._forwards, self.exact = case, {}, []
+        record = self.opened.record
+        every = [*places(record.points), *((p, None) for p in record.outputs)]
+        calls, done = range(record.calls), 0
+        try:
+            with jax.enable_x64(True):
+                for call, made in enumerate(self.chains.calls(self.opened.tensors(case, c, "inputs") for c in calls)):
+                    stored = self.opened.tensors(case, call, "taps")
+                    if record.outputs:
+                        stored |= self.opened.tensors(case, call, "outputs")
+                    for p, layer in every:
+                        self._forwards[call, layer, p.name] = self._record(case, call, p, layer, stored, made)
+                    self.exact += [made.exact] if self.kept else []
+                    done = call + 1
+                    self.tell(done, len(calls), f"{case}: {CHAINED}")
+        except (CannotLift, NotImplementedError, NotChained) as error:
+            for call in calls[done:]:
+                for p, layer in every:
+                    found = record_of(self.opened, case, call, p, layer, "forward", unknown=str(error))
+                    self._forwards[call, layer, p.name] = found
+
+    def _record(
+        self, case: str, call: int, p: ProgramPoint, layer: int | None, stored: dict[str, Array], made: CallValues
+    ) -> ErrorRecord:
+        values = stored.get(p.name)
+        if lacks := lacks_of(p, layer, values, stored):
+            return record_of(self.opened, case, call, p, layer, "forward", **lacks)
+        assert values is not None
+        one = step_of(p, layer)
+        drawn = [one(each[p.name]) for each in made.drawn]
+        numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS)
+        return record_of(self.opened, case, call, p, layer, "forward", **numbers)

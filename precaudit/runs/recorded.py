@@ -1,0 +1,176 @@
+"""What a run recorded, put together the way comparisons need it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.configs import DecoderConfig
+from precaudit.coverage import HASH_FORMAT, config_of, entries, misfit
+from precaudit.graphs.decoder import CACHES, POINTS
+from precaudit.places import Place
+from precaudit.records import PointRecord, Requested
+from precaudit.store import Run, positions_of, unpack_positions
+
+Call = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A point's rows of one phase of one prompt, decode's steps joined along T.
+
+    ``values`` in the recorded format; ``positions`` [T]; ``steps``: (step, slice of rows).
+    """
+
+    values: Array
+    positions: Array
+    steps: tuple[tuple[int, slice], ...]
+
+    def at(self, positions: Array) -> Array:
+        """Return the rows at ``positions``, all of which are there."""
+        if len(positions) == len(self.positions) and (positions == self.positions).all():
+            return self.values
+        return self.values[np.searchsorted(self.positions, positions)]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's tensors by prompt, phase, step, layer and point.
+
+    ``misfits``: those of another shape or other positions than requested, and what is wrong; nothing reads them.
+    ``hashed``: caches of which the hashes of rows were recorded.
+    """
+
+    run: Run
+    index: dict[Place, PointRecord]
+    misfits: dict[Place, str]
+    config: DecoderConfig
+    hashed: dict[Place, PointRecord] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> "Recorded":
+        """Index a run."""
+        config = config_of(run.record.model.config)
+        asked = run.record.requested
+        planned = {Place(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
+        index: dict[Place, PointRecord] = {}
+        hashed: dict[Place, PointRecord] = {}
+        misfits: dict[Place, str] = {}
+        for p in run.points:
+            key = Place.of(p)
+            if key in planned:
+                problem = misfit(planned[key], positions_of(p), p.shape, config)
+                if problem is None:
+                    (hashed if planned[key].hashed else index)[key] = p
+                else:
+                    misfits[key] = problem.text
+        return cls(run, index, misfits, config, hashed)
+
+    @property
+    def requested(self) -> Requested:
+        """What the run was asked to record."""
+        return self.run.record.requested
+
+    def steps(self, phase: str) -> Sequence[int]:
+        """The steps a phase has."""
+        return range(self.requested.decode_steps + 1) if phase == "decode" else range(1)
+
+    def tensor(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
+        """Return one recorded tensor, or None where it was not recorded."""
+        record = self.index.get(Place(prompt, phase, step, layer, point))
+        return None if record is None else self.run.tensor(record)
+
+    def rows_of(self, prompt: str, phase: str, step: int, layer: int | None, point: str) -> Array | None:
+        """Return the positions of one recorded tensor, or None where it was not recorded."""
+        record = self.index.get(Place(prompt, phase, step, layer, point))
+        return None if record is None else unpack_positions(record)
+
+    def hashes(self, prompt: str, step: int, layer: int, cache: str) -> Array | None:
+        """Return the recorded hashes [S, LANES] of a cache's rows at a decode step, or None."""
+        record = self.hashed.get(Place(prompt, "decode", step, layer, cache))
+        return None if record is None or record.dtype != HASH_FORMAT else self.run.tensor(record)
+
+    def batch_of(self, prompt: str) -> tuple[str, ...]:
+        """Return the prompts that ran together with one, itself included, as far as the run holds them."""
+        asked = self.requested.prompts
+        first = asked.index(prompt) // self.requested.batch * self.requested.batch
+        return tuple(p for p in asked[first : first + self.requested.batch] if p in self.run.prompts)
+
+    def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
+        """Return a point's rows of a phase (axis T first); None where any step lacks them."""
+        values: list[Array] = []
+        positions: list[Array] = []
+        steps: list[tuple[int, slice]] = []
+        first = 0
+        for step in self.steps(phase):
+            record = self.index.get(Place(prompt, phase, step, layer, point))
+            if record is None:
+                if self.run.record.finished is None and values:
+                    break  # the run was cut off here
+                return None
+            values.append(self.run.tensor(record))
+            positions.append(unpack_positions(record))
+            steps.append((step, slice(first, first + len(positions[-1]))))
+            first = steps[-1][1].stop
+        if len(values) == 1:
+            return Rows(values[0], positions[0], tuple(steps))
+        return Rows(np.concatenate(values), np.concatenate(positions), tuple(steps))
+
+    def expected_cache(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
+        """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""
+        point = {c: row for row, c in CACHES.items()}[cache]
+        n = len(self.run.prompts[prompt].tokens)
+        before = self.tensor(prompt, "prefill", 0, layer, point)
+        made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
+        if before is None or len(before) != n or any(m is None for m in made):
+            return None
+        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
+        names = [record.dtype for record in held if record is not None]
+        rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
+        return _cast(rows, names[0] if names else self.run.record.policy["kv_cache"])
+
+    def written(self, prompt: str, layer: int, cache: str) -> Array | None:
+        """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
+        point = {c: row for row, c in CACHES.items()}[cache]
+        steps = takewhile(lambda s: (prompt, "decode", s, layer, point) in self.index, count())
+        last = max(steps, default=None)
+        return None if last is None else self.expected_cache(prompt, layer, cache, last)
+
+    def keys_read(self, prompt: str, layer: int, cache: str) -> tuple[Array, Array] | None:
+        """Return what decode attention read: (rows during the steps before the last, rows at the last step).
+
+        Between decode0 and the last step the cache was not recorded: decode0's cache and the rows made since.
+        """
+        point = {c: row for row, c in CACHES.items()}[cache]
+        last = self.requested.decode_steps
+        first = self.tensor(prompt, "decode", 0, layer, cache)
+        final = self.tensor(prompt, "decode", last, layer, cache)
+        made = [self.tensor(prompt, "decode", s, layer, point) for s in range(1, last + 1)]
+        if first is None or final is None or any(m is None for m in made):
+            return None
+        since = [_cast(m, first.dtype.name) for m in made if m is not None]
+        return np.concatenate([first, *since]), final
+
+    def fed_tokens(self, prompt: str) -> tuple[int, ...]:
+        """Return the prompt's tokens and those fed after it, as far as the run went."""
+        tokens = dict(enumerate(self.run.prompts[prompt].tokens))
+        for s in self.run.steps:
+            if s.prompt == prompt:
+                tokens.setdefault(s.position, s.token)
+        return tuple(tokens[i] for i in takewhile(tokens.__contains__, count()))
+
+    def logit_rows(self, prompt: str) -> Array:
+        """Return the positions any phase has logits of."""
+        return np.unique([s.position for s in self.run.steps if s.prompt == prompt]).astype(np.int64)
+
+    def shape_axes(self, point: str) -> str:
+        """Return a point's axes."""
+        return POINTS[point].axes
+
+
+def _cast(x: Array, name: str) -> Array:
+    from precaudit.formats import FORMATS
+
+    return x if x.dtype.name == name else x.astype(FORMATS[name].dtype)
