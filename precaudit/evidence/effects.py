@@ -141,6 +141,8 @@ def _shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> 
 
 def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Callable[..., Any]) -> Shares:
     """Return the shares in the row of logits that is farthest from FP64's, or in the whole output."""
+    if last.opened.record.layers is not None:
+        return unknown_shares(case, "some layers were not recorded; trace without --layers", objective)
     recorded = _rows(widen(last.opened.tensors(case, last.call, "outputs")[last.output]))
     values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
     if not all(np.isfinite(x).all() for x in (recorded, *map(widen, values.values()))):

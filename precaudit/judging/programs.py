@@ -11,7 +11,7 @@ from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
 from precaudit.records import PROGRAM_CALL, ErrorRecord, read_lines
-from precaudit.runs.programs import Compared, Opened, file_name, places
+from precaudit.runs.programs import CARRIED, Compared, Opened, file_name, places
 from precaudit.store import file_hash
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
@@ -89,8 +89,9 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
     """Yield a missing verdict for every point, step, case and call without an error record."""
     for case in opened.record.cases:
         for call in range(opened.record.calls):
-            every = list(places(opened.record.points))
-            wanted = [(kind, *place) for kind in ("local", "forward") for place in every]
+            every = list(places(opened.record))
+            judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
+            wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
             wanted += [("forward", p, None) for p in opened.record.outputs]
             for kind, p, layer in wanted:
                 if (kind, case, PROGRAM_CALL, call, layer, p.name) not in seen:
@@ -117,7 +118,9 @@ def known(opened: Opened) -> Known:
 
 
 def layers_of(opened: Opened) -> int:
-    """Return the most steps that a point is stacked over."""
+    """Return the most steps that a point is stacked over; of a run of some layers, up to the last of these."""
+    if opened.record.layers is not None:
+        return max(opened.record.layers, default=-1) + 1
     return max((prod(p.stacked) for p in opened.record.points if p.stacked), default=0)
 
 

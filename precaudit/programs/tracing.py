@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -34,10 +34,11 @@ from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
 
 
-def prepared(program: Program, renamed: Mapping[str, str] | None = None) -> Tagged:
+def prepared(program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None) -> Tagged:
     """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
 
-    ``renamed``: names that a run was recorded under, in place of the program's ``points``.
+    ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
+    outermost scans that are recorded, with the states these begin and end with.
     """
     for x in jax.tree.leaves((program.params, dict(program.cases))):
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
@@ -53,7 +54,13 @@ def prepared(program: Program, renamed: Mapping[str, str] | None = None) -> Tagg
             )
     inputs = next(iter(program.cases.values()))
     try:
-        made = tagged(program.call, program.params, *inputs, renamed=program.points if renamed is None else renamed)
+        made = tagged(
+            program.call,
+            program.params,
+            *inputs,
+            carried=layers is not None,
+            renamed=program.points if renamed is None else renamed,
+        )
     except UserError:
         raise
     except Exception as error:
@@ -65,19 +72,45 @@ def prepared(program: Program, renamed: Mapping[str, str] | None = None) -> Tagg
         raise UserError(
             f"tap {inside.name!r} lies inside {inside.inside}, where it has no value of its own; leave it out"
         )
+    if layers is not None:
+        _within(made, layers)
     return made
+
+
+def _within(made: Tagged, layers: Sequence[int]) -> None:
+    """Raise UserError unless a program scans over layers, which have points of ours."""
+    most = _steps(made)
+    if outside := [i for i in layers if not 0 <= i < most]:
+        raise UserError(f"--layers: layer {outside[0]} is out of range: the program's scans have {most} steps at most")
+
+
+def _steps(made: Tagged) -> int:
+    if not made.automatic:
+        raise UserError("--layers: this program names its own points; layers are chosen where points are automatic")
+    found = [s.stacked[0] for s in made.sites if s.stacked]
+    if not found:
+        raise UserError("--layers: this program scans over nothing; points of its layers have names of their own")
+    return max(found)
+
+
+def steps_of(program: Program) -> int:
+    """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
+    return _steps(prepared(program))
 
 
 def points(program: Program) -> tuple[ProgramPoint, ...]:
     """Return the points of a program, in its order."""
-    return _points(prepared(program))
+    return _points(prepared(program), None)
 
 
-def _points(made: Tagged) -> tuple[ProgramPoint, ...]:
+def _points(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint, ...]:
+    def stacked(lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return lengths if layers is None or not lengths else (sum(i < lengths[0] for i in layers), *lengths[1:])
+
     return tuple(
         ProgramPoint(
-            name=name, shape=s.shape, stacked=s.stacked, dtype=np.dtype(s.dtype).name, source=made.tags[s.name].source,
-            scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
+            name=name, shape=s.shape, stacked=stacked(s.stacked), dtype=np.dtype(s.dtype).name,
+            source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
         )
         for name, s in zip(numbered(made.sites), made.sites, strict=True)
     )  # fmt: skip
@@ -100,17 +133,21 @@ def weights_of(program: Program, made: Tagged) -> str:
 @enough_memory()
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
-    command: str = "precaudit.trace(...)", tell: Advance = silent,
+    command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
+
+    ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
+    that they begin and end with.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
-    made = prepared(program)
+    layers = None if layers is None else tuple(sorted(set(layers)))
+    made = prepared(program, layers=layers)
     if not made.sites:
         raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
-    folder, calls, found = Path(folder), program.steps + 1, _points(made)
+    folder, calls, found = Path(folder), program.steps + 1, _points(made, layers)
     size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
     inputs_size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
     needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
@@ -120,12 +157,12 @@ def trace(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
         weights=weights_of(program, made), automatic=made.automatic,
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
-        outputs=_outputs(program),
+        outputs=_outputs(program), layers=layers,
         device=str(jax.devices()[0]), command=command,
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
-    captured, bare = jax.jit(reap(made.call)), jax.jit(program.call)
+    captured, bare = jax.jit(reap(made.call, layers=layers)), jax.jit(program.call)
     hashes: dict[str, str] = {}
     told, written = [], 0
     for i, (case, first) in enumerate(program.cases.items()):

@@ -70,7 +70,7 @@ def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> I
         expected = made.expected[pair.layer, pair.point]
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         for call, rows in enumerate(made.calls):
-            why = not_taken(pair.shown, pair.step, opened.tensors(case, call, "taps"))
+            why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows])
             yield _record(opened, case, call, pair.shown, pair.step, named, found)
 
@@ -83,13 +83,13 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
     for name in expected:
         if name not in every:
             raise UserError(f"the reference names {name!r}, which is no point of the program{nearest(name, every)}")
-    for p, layer in [*places(opened.record.points), *((p, None) for p in opened.record.outputs)]:
+    for p, layer in [*places(opened.record), *((p, None) for p in opened.record.outputs)]:
         if p.name not in expected:
             continue
         wanted, seen = np.asarray(expected[p.name], np.float64), exact[p.name]
         if wanted.shape != seen.shape:
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
-        if (why := not_taken(p, layer, opened.tensors(case, call, "taps"))) is not None:
+        if (why := not_taken(opened.record, p, layer, opened.tensors(case, call, "taps"))) is not None:
             yield _record(opened, case, call, p, layer, "reference", {"skipped": why})
             continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]

@@ -21,6 +21,7 @@ MANIFEST = "program.json"
 SCHEMA = 2
 EQUATIONS = "policy:equations"  # the emulation of a segment as its equations round
 OWN_SUMS = "sums in their own format"
+CARRIED = "carry"  # what made a point that is a loop's state: nothing that is judged by itself
 
 
 class ProgramPoint(Record, frozen=True, omit_defaults=False):
@@ -47,6 +48,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
 
     ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
+    ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
     ``finished`` is null until the run is whole.
     """
 
@@ -65,6 +67,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     started: str
     outputs: tuple[ProgramPoint, ...] = ()
     renamed: dict[str, str] = msgspec.field(default_factory=dict)
+    layers: tuple[Index, ...] | None = None
     neutrality: tuple[Disturbance, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
@@ -118,20 +121,38 @@ def _loaded(path: str, digest: str) -> "dict[str, Array]":
     return {name: files.read(name) for name in files.entries}
 
 
-def places(points: tuple[ProgramPoint, ...]) -> Iterator[tuple[ProgramPoint, int | None]]:
-    """Yield every point with each step of the scans it is in, counted through; None where it is in none."""
-    for p in points:
-        for layer in range(prod(p.stacked)) if p.stacked else (None,):
-            yield p, layer
+def places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
+    """Yield every point with each recorded step of the scans it is in, counted through; None where it is in none."""
+    for p in run.points:
+        for i in range(prod(p.stacked)) if p.stacked else (None,):
+            yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
 
 
-def not_taken(p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
+def index_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> int:
+    """Return where a step of a point's scans lies among those that were recorded."""
+    if layer is None or run.layers is None:
+        return layer or 0
+    inner = prod(p.stacked[1:])
+    return run.layers.index(layer // inner) * inner + layer % inner
+
+
+def _layer(p: ProgramPoint, i: int, layers: tuple[int, ...]) -> int:
+    inner = prod(p.stacked[1:])
+    return layers[i // inner] * inner + i % inner
+
+
+def cut(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Array":
+    """Return a step of a point's recorded values, in the point's own shape."""
+    return x.reshape(-1, *p.shape)[index_of(run, p, layer)]
+
+
+def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
     """Return why a point was not run in a step of its scans: a branch that was not taken; None where it was run."""
     marks = taps.get(f"{p.name}@taken")
     if marks is None:
         return None
     taken = marks.reshape(-1)
-    return None if taken[(layer or 0) if len(taken) > 1 else 0] else "its branch was not taken"
+    return None if taken[index_of(run, p, layer) if len(taken) > 1 else 0] else "its branch was not taken"
 
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:

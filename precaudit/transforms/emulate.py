@@ -47,20 +47,24 @@ class Realisation:
 
 
 def emulated(
-    function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None
-) -> Callable[..., dict[str, tuple[Any, Any]]]:
+    function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None,
+    steps: Sequence[int] | None = None,
+) -> Callable[..., dict[str, tuple[Any, Any]]]:  # fmt: skip
     """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
 
     ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are
     FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
-    reader the latter. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
+    reader the latter. ``steps``: those of outermost scans that have values (None: all). Under
+    ``jax.enable_x64(True)``. Raises as ``plant`` does.
     """
-    return planting(function, lambda names: Emulated(dict(lift or {}), names, how))
+    return planting(function, lambda names: Emulated(dict(lift or {}), names, how), steps=steps)
 
 
-def exactly(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Values]:
+def exactly(
+    function: Callable[..., Any], lift: Mapping[str, Lift] | None = None, steps: Sequence[int] | None = None
+) -> Callable[..., Values]:
     """Return the same in FP64: what each segment makes of recorded inputs without any rounding."""
-    return planting(function, lambda names: Planted(dict(lift or {}), "read", names))
+    return planting(function, lambda names: Planted(dict(lift or {}), "read", names), steps=steps)
 
 
 def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None = None) -> Callable[..., list[Any]]:
@@ -163,7 +167,7 @@ class Emulated(Planted):
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
         made = rounded(x, dtype) if float_bits(dtype) and dtype != np.float64 else x
-        return [up(values[0])], [(made, before)]
+        return [self.chosen(up(values[0]), x)], [(made, before)]
 
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""

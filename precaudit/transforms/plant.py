@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import called, closed, scanned, walk
@@ -35,11 +36,13 @@ def plant(
 
 
 def planting(
-    function: Callable[..., Any], interpreter: Callable[[Collection[str]], "Planted"], outputs: bool = False
-) -> Callable[..., Any]:
+    function: Callable[..., Any], interpreter: Callable[[Collection[str]], "Planted"], outputs: bool = False,
+    steps: Sequence[int] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
     """Return ``g(values, *args)`` that evaluates ``function``'s jaxpr by the interpreter of the taps that have values.
 
-    It gives what the interpreter tells of each tap; with ``outputs`` (outputs, that).
+    It gives what the interpreter tells of each tap; with ``outputs`` (outputs, that). ``steps``: those of outermost
+    scans that there are values of, ascending; only they are told.
     """
 
     def planted(values: Values, /, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +50,8 @@ def planting(
         found = sites(jaxpr.jaxpr)
         names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
         run = interpreter(frozenset(s.name for s in names.values()))
-        mine = [_fitting(n, s, values.get(n)) for n, s in names.items()]
+        run.steps = None if steps is None else tuple(steps)
+        mine = [_fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
         out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
         told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
         return (jax.tree.unflatten(structure, [up(x) for x in out]), told) if outputs else told
@@ -65,13 +69,16 @@ def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     return {names[n].name for n in given}
 
 
-def _fitting(name: str, site: Site, value: Any) -> Any:
+def _fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None) -> Any:
     """Return a tap's value, lifted where it is planted: a step of a scan at a time; raises for one of another shape."""
     if value is None:
         return None
     if site.inside:
         raise NotImplementedError(f"tap {name} lies inside {site.inside}, where plant cannot give it its values")
-    value, shape = jnp.asarray(value), site.stacked + site.shape
+    stacked = site.stacked
+    if steps is not None and stacked:
+        stacked = (sum(i < stacked[0] for i in steps), *stacked[1:])
+    value, shape = jnp.asarray(value), stacked + site.shape
     if value.shape != shape:
         raise ValueError(f"tap {name} has shape {list(shape)}, its value {list(value.shape)}")
     return value if wide(value.dtype) == wide(site.dtype) else value.astype(wide(site.dtype))
@@ -83,6 +90,8 @@ class Planted(Shadow):
     def __init__(self, lift: Mapping[str, Lift], mode: str, names: Collection[str]) -> None:
         super().__init__(lift)
         self.mode, self.names = mode, names
+        self.steps: tuple[int, ...] | None = None  # of outermost scans, those that have values; None: all
+        self.here: Any = None  # whether the step that is evaluated has values; None: all have
 
     def planted(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
@@ -120,8 +129,12 @@ class Planted(Shadow):
         if self.mode == "add":
             return [x + value], [None]
         if self.mode == "read":
-            return [value], [x]
+            return [self.chosen(value, x)], [x]
         return [value], [value ^ x if x.dtype == bool else value - x]
+
+    def chosen(self, value: Any, x: Any) -> Any:
+        """Return the value of a step that has one, else what was computed."""
+        return value if self.here is None else jnp.where(self.here, value, x)
 
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""
@@ -129,6 +142,8 @@ class Planted(Shadow):
 
     def planted_scan(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan; every step takes its slice of the values."""
+        if self.steps is not None and self.here is None:
+            return self.some_steps(params, inputs, values)
         jaxpr, consts = closed(params["jaxpr"])
         n_consts, n_carry = scanned(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
@@ -143,6 +158,29 @@ class Planted(Shadow):
         again = jax.checkpoint(body) if self.mode == "add" else body
         carry, (ys, errors) = lax.scan(again, first, (stacked, values), **how)
         return [*carry, *ys], errors
+
+    def some_steps(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a scan of which some steps have values, and tell of these alone; ``mode`` is ``read``."""
+        jaxpr, consts = closed(params["jaxpr"])
+        n_consts, n_carry = scanned(params)
+        shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
+        kept = [i for i in self.steps or () if i < params["length"]]
+        slots = np.zeros(params["length"], np.int32)
+        slots[kept] = np.arange(len(kept))
+        has = np.isin(np.arange(params["length"]), kept)
+
+        def body(carry: Any, xs: Any) -> tuple[list[Any], Any]:
+            xs, slot, self.here = xs
+            mine = [None if v is None else v[slot] for v in values] if kept else [None] * len(values)
+            out, errors = self.planted(jaxpr, consts, [*shared, *carry, *xs], mine)
+            out = [up(x) for x in out]
+            return out[:n_carry], (out[n_carry:], errors)
+
+        first = [up(jnp.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
+        how = {"length": params["length"], "reverse": params["reverse"]}
+        carry, (ys, errors) = lax.scan(body, first, (stacked, jnp.asarray(slots), jnp.asarray(has)), **how)
+        self.here = None
+        return [*carry, *ys], jax.tree.map(lambda x: x[np.asarray(kept, int)], errors)
 
     def planted_cond(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a cond; the taps of a branch that is not taken have no error."""

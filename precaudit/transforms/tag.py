@@ -28,6 +28,7 @@ LAYOUT = {
     "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "optimization_barrier", "reshape",
     "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient", "transpose",
 }  # fmt: skip
+CARRIED = "carry"  # the primitive of a tap on a scan's state
 MOVES = LAYOUT - {"concatenate", "select_n"}  # of one array of values
 
 
@@ -53,6 +54,8 @@ class Plan:
     counted: dict[Any, tuple[Label, str, str]] = field(default_factory=dict)  # integers that a product gave
     handed: dict[Any, Any] = field(default_factory=dict)  # integers in a body, and what they are outside
     given: dict[str, dict[Any, int]] = field(default_factory=lambda: defaultdict(dict))
+    carried: bool = False  # whether the states of outermost scans are tapped
+    depth: int = 0  # scans around
 
     def walk(self, jaxpr: Any, fixed: Sequence[bool], scope: str = "") -> None:
         """Plan the taps of a jaxpr; ``fixed``: which of its arguments are made of parameters alone."""
@@ -69,7 +72,14 @@ class Plan:
             if name == "scan":
                 n_consts, n_carry = scanned(params)
                 inner = [*still[:n_consts], *[False] * n_carry, *still[n_consts + n_carry :]]
+                states = self.carried and not self.depth
+                if states:
+                    self._handed(e, n_consts, n_carry, here)
+                self.depth += 1
                 self._within(closed(params["jaxpr"])[0], e.invars, e.outvars, inner, here)
+                self.depth -= 1
+                if states:
+                    self._left(e, n_carry, here)
             elif name == "cond":
                 for branch in params["branches"]:
                     self._within(closed(branch)[0], e.invars[1:], e.outvars, still[1:], here)
@@ -86,6 +96,21 @@ class Plan:
                         self._made(v, *found)
             elif name in MOVES and e.invars[0] in self.covered:
                 self.covered.update(e.outvars)
+
+    def _handed(self, e: Any, n_consts: int, n_carry: int, scope: str) -> None:
+        """Tap what each step of a scan is handed."""
+        found = of_equation(e)
+        for v in closed(e.params["jaxpr"])[0].invars[n_consts : n_consts + n_carry]:
+            self.tap(v, found._replace(name=f"{found.name}.in"), CARRIED, scope)
+
+    def _left(self, e: Any, n_carry: int, scope: str) -> None:
+        """Tap what each step of a scan hands on, and what the last one leaves."""
+        found = of_equation(e)
+        for v in closed(e.params["jaxpr"])[0].outvars[:n_carry]:
+            if not isinstance(v, jex.Literal) and v in self.maker:
+                self.tap(v, found._replace(name=f"{found.name}.out"), self.maker[v][0].primitive.name, scope)
+        for v in e.outvars[:n_carry]:
+            self.tap(v, found._replace(name=f"{found.name}.end"), CARRIED, scope)
 
     def _within(self, body: Any, given: Sequence[Any], made: Sequence[Any], fixed: Sequence[bool], scope: str) -> None:
         """Plan the taps of a body; integers that a product gave are that on both sides of its borders."""
@@ -255,16 +280,20 @@ def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> di
     return {v: replace(tag, name=other.get(tag.name, tag.name)) for v, tag in names.items()}
 
 
-def tagged(function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None) -> Tagged:
+def tagged(
+    function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None,
+    carried: bool = False,
+) -> Tagged:  # fmt: skip
     """Return ``function(params, *inputs)`` with taps: its own where it has any, else automatic ones.
 
     Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names
-    of automatic taps, by the new one. Raises UserError for a name that none has, or that is taken.
+    of automatic taps, by the new one; ``carried``: tap the states of outermost scans, too. Raises UserError for a name
+    that none has, or that is taken.
     """
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
     structure = jax.tree.structure(shape)
     own = sites(jaxpr.jaxpr)
-    plan = Plan()
+    plan = Plan(carried=carried)
     if not own:
         weights = len(jax.tree.leaves(params))
         plan.covered.update(jaxpr.jaxpr.invars)

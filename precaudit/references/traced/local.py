@@ -18,7 +18,17 @@ from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.references.closing import Yardstick
 from precaudit.references.traced.forward import effort
-from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, not_taken, places
+from precaudit.runs.programs import (
+    CARRIED,
+    EQUATIONS,
+    OWN_SUMS,
+    Opened,
+    ProgramPoint,
+    ProgramRun,
+    cut,
+    not_taken,
+    places,
+)
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms import CannotLift
 from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
@@ -58,15 +68,16 @@ class Segments:
 class Emulations:
     """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations."""
 
-    def __init__(self, made: Tagged) -> None:
+    def __init__(self, made: Tagged, layers: Sequence[int] | None = None) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
         options = effort(made)
         with jax.enable_x64(True):
-            self.exact = jax.jit(exactly(made.call), compiler_options=options)
+            self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=options)
             self.honest = {
-                name: jax.jit(emulated(made.call, how), compiler_options=options) for name, how in ways.items()
+                name: jax.jit(emulated(made.call, how, steps=layers), compiler_options=options)
+                for name, how in ways.items()
             }
-            self.drawn = [jax.jit(emulated(made.call, how), compiler_options=options) for how in DRAWS]
+            self.drawn = [jax.jit(emulated(made.call, how, steps=layers), compiler_options=options) for how in DRAWS]
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -76,7 +87,7 @@ class Emulations:
         What does not close as most segments do is tried in every honest way, with its inputs as they were before they
         were rounded, too; what still does not, with some inputs so and others as recorded.
         """
-        every = list(places(opened.record.points))
+        every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
         try:
             with one_blas_thread(), jax.enable_x64(True):
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
@@ -167,17 +178,19 @@ def _of(points: Collection[str], made: Made) -> dict[str, Array]:
     return _rounded({name: made[name] for name in points if name in made})
 
 
-def lacks_of(p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]) -> dict[str, Any]:
+def lacks_of(
+    run: ProgramRun, p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]
+) -> dict[str, Any]:
     """Return why a point has no numbers; empty where it has."""
     if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
         return {"missing": "recorded with another shape or format, or not at all"}
-    why = not_taken(p, layer, taps)
+    why = not_taken(run, p, layer, taps)
     return {} if why is None else {"skipped": why}
 
 
-def step_of(p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
+def step_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
     """Return what cuts a step of its scans out of a point's values, as rows [rows, N]."""
-    return lambda x: x.reshape(-1, *p.shape)[layer or 0].reshape(-1, p.shape[-1] if p.shape else 1)
+    return lambda x: cut(run, p, layer, x).reshape(-1, p.shape[-1] if p.shape else 1)
 
 
 def record_of(
@@ -195,12 +208,12 @@ def _record(
     opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, taps: dict[str, Array], made: Segments
 ) -> ErrorRecord:
     whole = taps.get(p.name)
-    if lacks := lacks_of(p, layer, whole, taps):
+    if lacks := lacks_of(opened.record, p, layer, whole, taps):
         return record_of(opened, case, call, p, layer, **lacks)
     assert whole is not None
     if p.name not in made.exact:
         return record_of(opened, case, call, p, layer, unknown="no segment ends in it")
-    step = step_of(p, layer)
+    step = step_of(opened.record, p, layer)
     honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
     drawn = [step(values[p.name]) for values in made.drawn]
     return record_of(opened, case, call, p, layer, **_numbers(step(whole), step(made.exact[p.name]), honest, drawn))

@@ -29,7 +29,7 @@ class Traced:
 
     def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
         self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
-        self.segments, self.chains = Emulations(made), Chains(program, made)
+        self.segments, self.chains = Emulations(made, opened.record.layers), Chains(program, made)
         self.exact: list[dict[str, Array]] = []
         self._call: tuple[str, int] | None = None
         self._locals: dict[tuple[int | None, str], ErrorRecord] = {}
@@ -41,7 +41,7 @@ class Traced:
         self._chained(place.prompt)
         found = self.exact[place.step].get(place.point) if place.step < len(self.exact) else None
         point = self._points().get(place.point)
-        return None if found is None or point is None else step_of(point, place.layer)(found)
+        return None if found is None or point is None else step_of(self.opened.record, point, place.layer)(found)
 
     def local(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the record of a segment; nothing of an output, which is no point."""
@@ -77,11 +77,12 @@ class Traced:
             return
         self._case, self._forwards, self.exact = case, {}, []
         record = self.opened.record
-        every = [*places(record.points), *((p, None) for p in record.outputs)]
+        every = [*places(record), *((p, None) for p in record.outputs)]
         calls, done = range(record.calls), 0
         try:
             with jax.enable_x64(True):
                 for call, made in enumerate(self.chains.calls(self.opened.tensors(case, c, "inputs") for c in calls)):
+                    made = CallValues(self._recorded(made.exact), tuple(map(self._recorded, made.drawn)))
                     stored = self.opened.tensors(case, call, "taps")
                     if record.outputs:
                         stored |= self.opened.tensors(case, call, "outputs")
@@ -96,14 +97,21 @@ class Traced:
                     found = record_of(self.opened, case, call, p, layer, "forward", unknown=str(error))
                     self._forwards[call, layer, p.name] = found
 
+    def _recorded(self, values: dict[str, Array]) -> dict[str, Array]:
+        """Return a call's values of the steps that the run holds."""
+        layers, scanned = self.opened.record.layers, {p.name for p in self.opened.record.points if p.stacked}
+        if layers is None:
+            return values
+        return {n: x[[i for i in layers if i < len(x)]] if n in scanned else x for n, x in values.items()}
+
     def _record(
         self, case: str, call: int, p: ProgramPoint, layer: int | None, stored: dict[str, Array], made: CallValues
     ) -> ErrorRecord:
         values = stored.get(p.name)
-        if lacks := lacks_of(p, layer, values, stored):
+        if lacks := lacks_of(self.opened.record, p, layer, values, stored):
             return record_of(self.opened, case, call, p, layer, "forward", **lacks)
         assert values is not None
-        one = step_of(p, layer)
+        one = step_of(self.opened.record, p, layer)
         drawn = [one(each[p.name]) for each in made.drawn]
         numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS)
         return record_of(self.opened, case, call, p, layer, "forward", **numbers)
