@@ -122,6 +122,16 @@ def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
     assert gate(opened.folder).counts == {"pass": len(errors)}
 
 
+def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
+    program = load(f"{EXAMPLES / 'tapped_decoder.py'}:program")
+    opened = trace(program, tmp_path / "run", layers=(1,))
+    errors = compare(opened, program)
+    assert {e.layer for e in errors if e.point in ("stream", "attended")} == {1}
+    assert {p.name.partition(".")[2] for p in opened.record.points} == {"", "in", "out", "end"}
+    assert not opened.record.automatic
+    assert gate(opened.folder).counts == {"pass": len(errors)}
+
+
 def test_a_program_without_loops_has_no_layers_to_choose(tmp_path):
     program = Program(lambda w, x: x @ w, jnp.eye(4), {"a": (jnp.ones((2, 4)),)})
     with pytest.raises(UserError, match="scans over nothing"):
@@ -133,7 +143,6 @@ def test_a_program_without_loops_has_no_layers_to_choose(tmp_path):
     [
         ("own_decoder", "7", "layer 7 is out of range"),
         ("own_decoder", "x", "is not a number or a slice"),
-        ("tapped_decoder", "0", "names its own points"),
     ],
 )
 def test_layers_that_cannot_be_chosen_are_refused(program, layers, says, tmp_path, capsys):

@@ -78,15 +78,13 @@ def prepared(program: Program, renamed: Mapping[str, str] | None = None, layers:
 
 
 def _within(made: Tagged, layers: Sequence[int]) -> None:
-    """Raise UserError unless a program scans over layers, which have points of ours."""
+    """Raise UserError unless a program scans over steps that have points, the layers asked for among them."""
     most = _steps(made)
     if outside := [i for i in layers if not 0 <= i < most]:
         raise UserError(f"--layers: layer {outside[0]} is out of range: the program's scans have {most} steps at most")
 
 
 def _steps(made: Tagged) -> int:
-    if not made.automatic:
-        raise UserError("--layers: this program names its own points; layers are chosen where points are automatic")
     found = [s.stacked[0] for s in made.sites if s.stacked]
     if not found:
         raise UserError("--layers: this program scans over nothing; points of its layers have names of their own")

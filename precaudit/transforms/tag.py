@@ -56,6 +56,7 @@ class Plan:
     given: dict[str, dict[Any, int]] = field(default_factory=lambda: defaultdict(dict))
     carried: bool = False  # whether the states of outermost scans are tapped
     depth: int = 0  # scans around
+    own: bool = False  # whether the program has taps of its own: no others than those of states
 
     def walk(self, jaxpr: Any, fixed: Sequence[bool], scope: str = "") -> None:
         """Plan the taps of a jaxpr; ``fixed``: which of its arguments are made of parameters alone."""
@@ -101,16 +102,16 @@ class Plan:
         """Tap what each step of a scan is handed."""
         found = of_equation(e)
         for v in closed(e.params["jaxpr"])[0].invars[n_consts : n_consts + n_carry]:
-            self.tap(v, found._replace(name=f"{found.name}.in"), CARRIED, scope)
+            self.tap(v, found._replace(name=f"{found.name}.in"), CARRIED, scope, state=True)
 
     def _left(self, e: Any, n_carry: int, scope: str) -> None:
         """Tap what each step of a scan hands on, and what the last one leaves."""
         found = of_equation(e)
         for v in closed(e.params["jaxpr"])[0].outvars[:n_carry]:
             if not isinstance(v, jex.Literal) and v in self.maker:
-                self.tap(v, found._replace(name=f"{found.name}.out"), self.maker[v][0].primitive.name, scope)
+                self.tap(v, found._replace(name=f"{found.name}.out"), self.maker[v][0].primitive.name, scope, True)
         for v in e.outvars[:n_carry]:
-            self.tap(v, found._replace(name=f"{found.name}.end"), CARRIED, scope)
+            self.tap(v, found._replace(name=f"{found.name}.end"), CARRIED, scope, state=True)
 
     def _within(self, body: Any, given: Sequence[Any], made: Sequence[Any], fixed: Sequence[bool], scope: str) -> None:
         """Plan the taps of a body; integers that a product gave are that on both sides of its borders."""
@@ -171,9 +172,9 @@ class Plan:
         inner = body.outvars[list(e.outvars).index(v)]
         return not isinstance(inner, jex.Literal) and inner in self.covered
 
-    def tap(self, v: Any, found: Label, primitive: str, scope: str) -> None:
-        """Give a variable a name, unless it has one or holds no floats."""
-        if v in self.names or type(v).__name__ == "DropVar" or not _floats(v.aval):
+    def tap(self, v: Any, found: Label, primitive: str, scope: str, state: bool = False) -> None:
+        """Give a variable a name, unless it has one or holds no floats; ``state``: it is a loop's."""
+        if v in self.names or type(v).__name__ == "DropVar" or not _floats(v.aval) or (self.own and not state):
             return
         base = f"{found.name}.grad" if "transpose(" in scope else found.name
         met = self.given[base]
@@ -293,11 +294,12 @@ def tagged(
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
     structure = jax.tree.structure(shape)
     own = sites(jaxpr.jaxpr)
-    plan = Plan(carried=carried)
-    if not own:
+    plan = Plan(carried=carried, own=bool(own))
+    if not own or carried:
         weights = len(jax.tree.leaves(params))
         plan.covered.update(jaxpr.jaxpr.invars)
         plan.walk(jaxpr.jaxpr, [i < weights for i in range(len(jaxpr.jaxpr.invars))])
+    if not own:
         plan.results(jaxpr.jaxpr)
     if renamed:
         plan.names = _renamed(plan.names, renamed, bool(own))
@@ -307,11 +309,9 @@ def tagged(
         out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(structure, out)
 
-    if own:
+    if own and not carried:
         call = function
-        known = {s.name: Tag(s.name, "", "", "name") for s in own}
-    else:
-        known = {tag.name: tag for tag in plan.names.values()}
+    known = {s.name: Tag(s.name, "", "", "name") for s in own} | {tag.name: tag for tag in plan.names.values()}
     found = sites(jax.make_jaxpr(call)(params, *inputs).jaxpr)
     used = Counter(s.name for s in found)
     return Tagged(call, found, {n: t for n, t in known.items() if n in used}, not own, jaxpr, structure)
