@@ -260,7 +260,8 @@ def main() -> int:
         print(text, flush=True)
         passed.append(ok)
         findings += said
-    print("\nAll their segments, by what they end in:\n\n" + kinds_table(kinds))
+    told = "(*worst* is over the limits of [limits.toml](../precaudit/limits/limits.toml), which are the decoder's)"
+    print(f"\nAll their segments, by what they end in {told}:\n\n" + kinds_table(kinds))
     if findings:
         print("\nWhat the textbook finds, as `precaudit diagnose` says it:\n\n" + "\n".join(findings))
     print(f"\njax {jax.__version__}, {jax.devices()[0].platform}: {sum(passed)} of {len(passed)} are as known.")

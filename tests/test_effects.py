@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from precaudit.cli import run as command
 from precaudit.comparison.programs import compare, traced_program
 from precaudit.diagnosis.programs import diagnose
+from precaudit.errors import UserError
 from precaudit.evidence import effects as module
 from precaudit.metrics.logits import kl
 from precaudit.programs.program import Program
@@ -150,6 +151,13 @@ def test_what_cannot_be_told_is_said(tmp_path, capsys):
     compare(opened, program)
     (one,) = diagnose(opened, program, objective="margin").effects.shares
     assert one.unknown == "values that were recorded are not finite"
+
+
+@pytest.mark.parametrize("objective", ["foo", "kl:3", "logprob:x", f"logprob:{VOCAB}"])
+def test_an_objective_that_is_none_is_refused(objective, tmp_path):
+    program, opened = run(stream(jnp.bfloat16, jnp.bfloat16), tmp_path / "run")
+    with pytest.raises(UserError, match=f"objective '{objective}'"):
+        diagnose(opened, program, objective=objective)
 
 
 def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):

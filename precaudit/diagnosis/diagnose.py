@@ -144,10 +144,12 @@ def _broken_operation(v: Verdict) -> bool:
 
 
 def check_objective(text: str, vocab: int) -> None:
-    """Raise UserError for an objective that is not one, or a token outside the vocabulary."""
+    """Raise UserError for an objective that is not one, or a token outside the vocabulary (0: there are no logits)."""
     name, colon, token = text.partition(":")
     if name not in ("margin", "kl", "logprob") or (colon and not (name == "logprob" and token.isdigit())):
         raise UserError(f"objective {text!r} is none of margin, kl, logprob or logprob:TOKEN, such as logprob:42")
+    if token and not vocab:
+        raise UserError(f"objective {text!r}: this run has no logits; leave out --objective")
     if token and int(token) >= vocab:
         raise UserError(f"objective {text!r}: token {token} is out of range: there are {vocab} (0 to {vocab - 1})")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.comparison.programs import traced_program
+from precaudit.diagnosis.diagnose import check_objective
 from precaudit.errors import UserError
 from precaudit.evidence.declared import declared, where
 from precaudit.evidence.effects import Effects, effects
@@ -25,7 +26,7 @@ from precaudit.mutations.forms import Form, Inputs, made, plain
 from precaudit.mutations.products import narrow_constants
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import load_policy
-from precaudit.programs.program import Program
+from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance, silent
 from precaudit.records import number, value, write_lines
 from precaudit.references.formula import Shown, shown
@@ -76,8 +77,12 @@ def diagnose(
     """Return the findings of a compared program's run, and write them beside it.
 
     ``objective``: also what changed its outputs, and what its lines gain in float32; of logits as ``shares`` takes it.
-    Raises UserError where the run was not compared, or its program or its textbook's files are others than then.
+    Raises UserError for an objective that is none, or where the run was not compared, or its program or its textbook's
+    files are others than then.
     """
+    if objective is not None:
+        logits = next((p for p in opened.record.outputs if p.name == OUTPUT_LOGITS), None)
+        check_objective(objective, logits.shape[-1] if logits is not None and logits.shape else 0)
     errors = errors_of(opened)
     judged = never_run(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
