@@ -11,6 +11,7 @@ from precaudit.comparison.programs import compare, traced_program
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.evidence import effects as module
+from precaudit.evidence.records import LineRemedy
 from precaudit.metrics.logits import kl
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import trace
@@ -187,3 +188,37 @@ def test_growth_is_told_by_steps_and_occurrences(tmp_path):
 
     program, opened = run(jumps, tmp_path / "loop", outputs="y")
     assert any(f"at its last of {LAYERS}" in x for x in growth(compare(opened, program)))
+
+
+def test_what_only_moves_a_raised_value_rounds_nothing(tmp_path):
+    def call(params, x):
+        made = (x.astype(jnp.float32) @ params["head"].astype(jnp.float32)).astype(jnp.bfloat16)
+        moved = made.T.reshape(-1)
+        return moved.astype(jnp.float32)
+
+    program, opened = run(call, tmp_path / "run", outputs="y")
+    compare(opened, program)
+    (line,) = diagnose(opened, program, objective="margin").effects.lines
+    assert line.text[0].startswith("made = ")
+    assert float(line.gain) > 0.99
+
+
+def test_the_bytes_a_line_takes_more_are_to_float32(tmp_path):
+    def call(x):
+        eight = x.astype(jnp.float8_e4m3fn)
+        sixteen = (x * 3).astype(jnp.bfloat16)
+        return eight.astype(jnp.float32) + sixteen.astype(jnp.float32)
+
+    jaxpr = jax.make_jaxpr(call)(jnp.ones((5, 2), jnp.float32))
+    assert {line.text.split(" ")[0]: size for line, size in rounding_lines(jaxpr.jaxpr).items()} == {
+        "eight": 3 * 10, "sixteen": 2 * 10,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("gain", "error", "told"), [(0.15, 0.1, False), (0.15, 0.05, True), (0.05, 0.001, False)])
+def test_a_gain_within_its_error_or_too_small_is_not_told(gain, error, told):
+    line = LineRemedy(
+        run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(1.0, 1 - gain), all=0.0,
+        flips=(0, 0), rows=1, gain=gain, error=error, bytes=0,
+    )  # fmt: skip
+    assert module.worth(line) is told
