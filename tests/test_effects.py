@@ -49,12 +49,17 @@ def run(call, folder, outputs="logits", **cases):
     return program, opened
 
 
-def off(call):
-    """Return the mean KL of a program as it runs, from itself in FP64."""
+def in_fp64():
+    """Return the network's logits in FP64."""
     x = np.asarray(INPUT, np.float64)
     for w in np.asarray(WEIGHTS["mlp"], np.float64):
         x = x + np.tanh(x) @ w
-    exact = x @ np.asarray(WEIGHTS["head"], np.float64)
+    return x @ np.asarray(WEIGHTS["head"], np.float64)
+
+
+def off(call):
+    """Return the mean KL of a program as it runs, from itself in FP64."""
+    exact = in_fp64()
     made = np.asarray(jax.jit(call)(WEIGHTS, INPUT), np.float64)
     return np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)])
 
@@ -85,6 +90,11 @@ def test_shares_of_a_programs_points_add_up_to_what_changed(tmp_path):
         assert one.unknown is None
         assert float(one.explained) == pytest.approx(float(one.change), rel=0.02)
         assert {s.layer for s in one.shares if s.point == "mixed"} == set(range(LAYERS))
+    exact, recorded = in_fp64(), np.asarray(opened.tensors("a", 0, "outputs")["outputs.logits"], np.float64)
+    farthest = exact[np.argmax([kl(e, r) for e, r in zip(exact, recorded, strict=True)])]
+    second, first = np.sort(farthest)[-2:]
+    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    assert float(one.fp64) == pytest.approx(first - second, rel=1e-6)
 
 
 def test_the_share_of_what_rounds_nothing_is_nothing(tmp_path):
@@ -222,3 +232,17 @@ def test_a_gain_within_its_error_or_too_small_is_not_told(gain, error, told):
         flips=(0, 0), rows=1, gain=gain, error=error, bytes=0,
     )  # fmt: skip
     assert module.worth(line) is told
+
+
+def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
+    weights = {"w": jnp.asarray(DRAW.standard_normal((8, 8)), jnp.bfloat16)}
+    first = jnp.asarray(DRAW.standard_normal((4, 8)), jnp.bfloat16)
+    program = Program(
+        lambda p, x: x @ p["w"], weights, {"a": (first,)}, steps=2, advance=lambda inputs, out: (out,), outputs="y"
+    )
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program)
+    (one,) = diagnose(opened, program, objective="margin").effects.shares
+    given = np.asarray(opened.tensors("a", 2, "inputs")["0"], np.float64)
+    made = np.asarray(opened.tensors("a", 2, "outputs")["outputs.y"], np.float64)
+    assert float(one.change) == pytest.approx(np.linalg.norm(made - given @ np.asarray(weights["w"], np.float64)))
