@@ -16,6 +16,7 @@ from precaudit.cli import run as command
 from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
+from precaudit.judging.programs import layers_of
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import trace
 from precaudit.runs.programs import file_name, open_program_run, write_manifest
@@ -58,6 +59,7 @@ def keyed(errors):
 def test_layers_that_are_chosen_have_the_numbers_they_have_in_a_run_of_all(runs):
     _, (whole, every), (some, few) = runs
     assert some.record.layers == (0, 2)
+    assert layers_of(some) == layers_of(whole) == 3  # that a budget may name
     for call in range(2):
         a, b = whole.tensors("a", call, "taps"), some.tensors("a", call, "taps")
         for p in whole.record.points:
