@@ -15,6 +15,7 @@ from precaudit.evidence.records import LineRemedy
 from precaudit.metrics.logits import kl
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import trace
+from precaudit.records import ErrorRecord
 from precaudit.reports.program_diagnosis import growth, text
 from precaudit.transforms.raised import rounding_lines
 
@@ -223,6 +224,19 @@ def test_the_bytes_a_line_takes_more_are_to_float32(tmp_path):
     assert {line.text.split(" ")[0]: size for line, size in rounding_lines(jaxpr.jaxpr).items()} == {
         "eight": 3 * 10, "sixteen": 2 * 10,
     }  # fmt: skip
+
+
+def test_a_jump_is_told_before_what_grows_more():
+    sizes = {"steady": (1e-3, 2.5e-3, 6e-3, 1.5e-2), "jumps": (1e-3, 1e-3, 4e-3, 4e-3), "short": (1e-3, 1e-1)}
+    errors = [
+        ErrorRecord(
+            prompt="a", phase="call", step=0, layer=i, point=name, kind="forward", candidate="", reference="fp64",
+            rel_l2=x,
+        )
+        for name, each in sizes.items() for i, x in enumerate(each)
+    ]  # fmt: skip
+    assert [line.partition(" ")[0] for line in growth(errors)] == ["jumps", "steady"]
+    assert "with a jump at step 2 (× 4.0)" in growth(errors)[0]
 
 
 @pytest.mark.parametrize(("gain", "error", "told"), [(0.15, 0.1, False), (0.15, 0.05, True), (0.05, 0.001, False)])

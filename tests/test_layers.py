@@ -121,6 +121,8 @@ def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
     opened = trace(program, tmp_path / "run", layers=(1, 3))
     errors = compare(opened, program)
     assert {e.layer for e in errors if e.point == "mixed"} == {2, 3, 6, 7}
+    states = sorted(p.name.rpartition(".")[2] for p in opened.record.points if "." in p.name)
+    assert states == ["end", "in", "out"]  # of the outer loop alone
     assert gate(opened.folder).counts == {"pass": len(errors)}
 
 
