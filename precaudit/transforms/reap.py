@@ -1,7 +1,7 @@
 """Collect tapped values from inside a JAX program: ``reap(f)(*args)`` returns f's output and every tap's value.
 
 A tap is ``jax.ad_checkpoint.checkpoint_name(x, name)``, an identity. The program is traced to its jaxpr, and the jaxpr
-is rewritten so that the selection values become outputs; what is not selected stays as it was and costs nothing.
+is rewritten so that the selected values become outputs; what is not selected stays as it was and costs nothing.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -55,7 +55,7 @@ def reap(
     selected tap are dropped: use ``reap(grad(f))``.
 
     Raises ValueError where ``select`` names no tap of the program (``missing="ignore"``: it has none) or a layer is
-    negative, and NotImplementedError for a selection tap inside a primitive whose body cannot be entered.
+    negative, and NotImplementedError for a selected tap inside a primitive whose body cannot be entered.
     """
     if layers is not None and any(i < 0 for i in layers):
         raise ValueError(f"layers {sorted(layers)}: they count from 0")
@@ -133,7 +133,7 @@ class _Reaper:
             return rules[name](params, inputs)
         if name in CALLS:
             return self.run(*called(params, CALLS[name]), inputs)
-        raise NotImplementedError(f"a selection tap lies inside {name}, which reap cannot enter")
+        raise NotImplementedError(f"a selected tap lies inside {name}, which reap cannot enter")
 
     def jit(self, params: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         jaxpr, consts = closed(params["jaxpr"])
@@ -176,7 +176,7 @@ class _Reaper:
             carry, (ys, taps) = lax.scan(every, first, stacked, **how)
             return [*carry, *ys], taps
 
-        # Unselected steps write to one slot past the end: no branch, and memory for the selection steps only.
+        # Unselected steps write to one slot past the end: no branch, and memory for the selected steps only.
         kept = [i for i in self.layers if i < length]
         slots = np.full(length, len(kept), np.int32)
         slots[kept] = np.arange(len(kept))
