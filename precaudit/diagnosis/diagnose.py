@@ -11,7 +11,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.compare import Options, compare
-from precaudit.configs import DecoderConfig
+from precaudit.coverage import config_of
 from precaudit.diagnosis.advice import record_more
 from precaudit.errors import UserError
 from precaudit.evidence.between import recorded_probs
@@ -177,7 +177,7 @@ def _model(recorded: Recorded, options: Options) -> Model:
     record = recorded.run.record
     where = options.model or recorded_source(record.model.reference)
     opened = open_checkpoint(where, record.model.allowed).with_weights(record.policy["weights"])
-    return Model(msgspec.convert(record.model.config, DecoderConfig), opened.tensors.read)
+    return Model(config_of(record.model.config), opened.tensors.read)
 
 
 def _groups(bad: Sequence[Verdict]) -> list[tuple[tuple[Any, ...], list[Verdict]]]:

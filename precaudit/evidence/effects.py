@@ -82,14 +82,11 @@ class Last:
 
     def inputs(self, case: str) -> tuple[Any, ...]:
         """Return what a case's call was given."""
-        held_ = self.opened.tensors(case, self.call, "inputs")
-        structure = jax.tree.structure(next(iter(self.program.cases.values())))
-        return tuple(jax.tree.unflatten(structure, [held_[str(i)] for i in range(len(held_))]))
+        return self.program.inputs(self.opened.tensors(case, self.call, "inputs"))
 
     def of(self, out: Any) -> Any:
         """Return the output that is looked at as rows [R, N], out of all a call gave."""
-        x = self.program.named(out)[self.output]
-        return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+        return _rows(self.program.named(out)[self.output])
 
     @property
     def distributions(self) -> bool:
@@ -275,7 +272,7 @@ def _worst(exact: Array, recorded: Array) -> int:
     return int(np.nanargmax(each)) if np.isfinite(each).any() else 0
 
 
-def _rows(x: Array) -> Array:
+def _rows(x: Any) -> Any:
     return x.reshape(-1, x.shape[-1] if x.ndim else 1)
 
 

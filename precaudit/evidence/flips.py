@@ -54,13 +54,13 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
     decoded = dict.fromkeys(recorded.run.prompts, 0)
     for prompt in recorded.run.prompts:
         rows = recorded.logit_rows(prompt)
-        truth = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, LOGITS, rows)
-        for s in recorded.run.steps if truth is not None else ():
+        reference = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, LOGITS, rows)
+        for s in recorded.run.steps if reference is not None else ():
             candidate = logits_of(recorded, s) if s.prompt == prompt else None
-            if candidate is not None and truth is not None:
+            if candidate is not None and reference is not None:
                 count += 1
                 decoded[prompt] += s.phase == "decode"
-                exact = np.asarray(truth[int(np.searchsorted(rows, s.position))], np.float64)
+                exact = np.asarray(reference[int(np.searchsorted(rows, s.position))], np.float64)
                 if not (np.isfinite(candidate).all() and np.isfinite(exact).all()):
                     nonfinite += 1
                     continue

@@ -130,14 +130,14 @@ class Bench:
 
     def answer(self, variant: Variant, y: Array) -> Tried:
         """Return the share of candidate − FP64 that y reproduces, over what is finite; NaN must fall together."""
-        c, truth = self.yardstick.candidate, self.yardstick.reference
+        c, reference = self.yardstick.candidate, self.yardstick.reference
         same = np.isfinite(c) == np.isfinite(y)
         if not same.all():
             return Tried(variant, -float(np.mean(~same)), 0.0)
-        fit = np.isfinite(c) & np.isfinite(truth)
+        fit = np.isfinite(c) & np.isfinite(reference)
         if self.yardstick.hidden is not None:
             fit &= ~self.yardstick.hidden
-        error = float(np.sum((c - truth)[fit] ** 2))
+        error = float(np.sum((c - reference)[fit] ** 2))
         left = float(np.sum((c - y)[fit] ** 2))
         share = 1.0 - left / error if error else 1.0 if left == 0 else 0.0
         return Tried(variant, share, float(np.mean((c == y)[fit])) if fit.any() else 1.0)

@@ -61,6 +61,13 @@ class Program:
     def _names(self) -> tuple[str, ...]:
         return () if self.outputs is None else (self.outputs,) if isinstance(self.outputs, str) else tuple(self.outputs)
 
+    def inputs(self, leaves: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return a call's inputs from their leaves, {number: array}, as a run holds them."""
+        import jax
+
+        structure = jax.tree.structure(next(iter(self.cases.values())))
+        return tuple(jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))]))
+
     def named(self, out: Any) -> dict[str, Any]:
         """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""
         if not self._names:

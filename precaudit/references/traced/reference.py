@@ -63,9 +63,7 @@ class Traced:
 
     def inputs(self, case: str, call: int) -> tuple[Any, ...]:
         """Return what a call was given, as recorded."""
-        held = self.opened.tensors(case, call, "inputs")
-        structure = jax.tree.structure(next(iter(self.program.cases.values())))
-        return tuple(jax.tree.unflatten(structure, [held[str(i)] for i in range(len(held))]))
+        return self.program.inputs(self.opened.tensors(case, call, "inputs"))
 
     def _points(self) -> dict[str, ProgramPoint]:
         record = self.opened.record
