@@ -4,16 +4,23 @@ from pathlib import Path
 
 import click
 
-from precaudit.cli._options import say
+from precaudit.cli._options import announce, say
 from precaudit.judging.gate import Judgement
 
 
 def show(
-    j: Judgement, run: str, junit: Path | None, markdown: Path | None, github: bool = False, as_json: bool = False
+    j: Judgement,
+    run: str,
+    junit: Path | None,
+    markdown: Path | None,
+    github: bool = False,
+    as_json: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Print a judgement, write the files asked for, and return the exit code."""
     from precaudit.records import encode
     from precaudit.reports import judgement, pull_request
+    from precaudit.reports.headline import headline
 
     if junit is not None:
         from precaudit.reports.junit import render
@@ -28,12 +35,13 @@ def show(
         for v in j.verdicts:
             click.echo(encode(v), nl=False)
     else:
-        for line in judgement.lines(j, run):
+        announce(headline(j, run))
+        for line in judgement.lines(j, verbose):
             say(line)
     return j.exit_code
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str | bytes) -> None:
     """Write a file whole or not at all."""
     from precaudit.writing import write_whole
 

@@ -38,7 +38,9 @@ def command(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Find the cause of what rounding does not explain in RUN; compares it first where that was not done.
+    """Find the cause of what rounding does not explain in RUN.
+
+    Compares it first where that was not done.
 
     Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown.
     """

@@ -13,6 +13,7 @@ import click
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown for a pull request here.")
 @click.option("--github", is_flag=True, envvar="GITHUB_ACTIONS", help="Print GitHub annotations.")
+@click.option("-v", "--verbose", is_flag=True, help="Every group of verdicts that do not pass.")
 @click.option("--json", "as_json", is_flag=True, help="Print every verdict that is no pass as JSONL.")
 def command(
     source: Path,
@@ -22,6 +23,7 @@ def command(
     junit: Path | None,
     markdown: Path | None,
     github: bool,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Judge a compared RUN, or a file of error records.
@@ -31,4 +33,5 @@ def command(
     from precaudit.cli._judged import show
     from precaudit.judging.gate import gate
 
-    return show(gate(source, budgets, baseline, across_devices), str(source), junit, markdown, github, as_json)
+    judged = gate(source, budgets, baseline, across_devices)
+    return show(judged, str(source), junit, markdown, github, as_json, verbose)

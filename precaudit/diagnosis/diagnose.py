@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.brief import Brief
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.compare import Options, compare
 from precaudit.coverage import config_of
@@ -23,7 +24,7 @@ from precaudit.evidence.formula import establish
 from precaudit.evidence.positions import by_position
 from precaudit.evidence.program import Program
 from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
-from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares
+from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
 from precaudit.evidence.replay import Replay, replay
 from precaudit.evidence.streams import stream_state
 from precaudit.evidence.views import summary
@@ -48,8 +49,8 @@ from precaudit.store import Run, open_run
 from precaudit.threads import one_blas_thread
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Brief):
     """Findings in program order, what stayed unknown, and the comparison they rest on."""
 
     compared: Comparison
@@ -67,6 +68,10 @@ class Diagnosis:
     def exit_code(self) -> int:
         """1 if a finding stands, 3 if something is unknown, 0 if rounding explains all."""
         return 1 if self.findings else 3 if self.unknown or not self.judged else 0
+
+    def frame(self) -> Any:
+        """Return the findings as a pandas DataFrame, always with the same columns."""
+        return findings_frame(self.findings)
 
 
 @np.errstate(all="ignore")  # what is not finite has its own status

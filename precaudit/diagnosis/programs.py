@@ -1,19 +1,21 @@
 """Findings of a program's run: formulas that are not the textbook's, by name, and segments that nothing explains."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.brief import Brief
 from precaudit.comparison.programs import traced_program
 from precaudit.diagnosis.diagnose import check_objective
 from precaudit.errors import UserError
 from precaudit.evidence.declared import declared, where
 from precaudit.evidence.effects import Effects, effects
-from precaudit.evidence.records import Finding
+from precaudit.evidence.records import Finding, findings_frame
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.programs import errors_of, marks_of, suspect
 from precaudit.judging.rules import judge
@@ -56,18 +58,23 @@ class Case(NamedTuple):
     named: Named
 
 
-class Diagnosed(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Diagnosed(Brief):
     """The findings of a program's run in its order, what was not told, and how many records rounding explains."""
 
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
     explained: int
-    effects: Effects = Effects()
+    effects: Effects = field(default_factory=Effects)
 
     @property
     def exit_code(self) -> int:
         """1 a finding stands, 3 something is unknown, 0 otherwise."""
         return 1 if self.findings else 3 if self.unknown else 0
+
+    def frame(self) -> Any:
+        """Return the findings as a pandas DataFrame, always with the same columns."""
+        return findings_frame(self.findings)
 
 
 def diagnose(

@@ -3,15 +3,17 @@
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from precaudit.brief import Brief
 from precaudit.errors import UserError
+from precaudit.frames import flat, frame, joined, worst
 from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
@@ -21,28 +23,37 @@ from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, nev
 from precaudit.limits import Limits, default_limits
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, value
-from precaudit.runs.programs import is_program_run, open_program_run
+from precaudit.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
 from precaudit.runs.written import Comparison, recall
-from precaudit.store import once
+from precaudit.store import Run, once
 
 CHUNK = 1 << 22
 JUDGED = ("local", "forward", "state", "formula")
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Every verdict that is no pass, how many there are of each status, and what a reader should know."""
+@dataclass(frozen=True, repr=False)
+class Judgement(Brief):
+    """Every verdict that is no pass, how many there are of each status, and what a reader should know.
+
+    ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point.
+    """
 
     name: str
     verdicts: tuple[Verdict, ...]
     counts: dict[Status, int]
     notes: tuple[str, ...] = ()
     drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
+    places: tuple[tuple[int | None, str], ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
         """0 all that ran pass, 1 a fail or nonfinite, 3 otherwise; nothing judged is 3 (docs/design.md §6)."""
         return exit_code(self.counts)
+
+    def frame(self) -> Any:
+        """Return the verdicts that are no pass as a pandas DataFrame, always with the same columns."""
+        return frame(self.verdicts, (*flat(Verdict), joined("index"), *worst()))
 
 
 class Seen:
@@ -75,6 +86,7 @@ class Rules:
     seen: Seen = field(default_factory=Seen)
     passed: int = 0
     ran: set[str] = field(default_factory=set)  # points with numbers
+    places: dict[tuple[int | None, str], None] = field(default_factory=dict)
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
@@ -85,6 +97,7 @@ class Rules:
             raise UserError(
                 f"{where}: a second {e.kind} record of {Place.of(e).text}; the file was put together wrongly"
             )
+        self.places[e.layer, e.point] = None
         if e.skipped is None:
             self.ran.add(e.point)
         under = select(self.budgets, e) if self.budgets else []
@@ -146,7 +159,7 @@ class Rules:
 
 
 def gate(
-    source: Path | str | Comparison,
+    source: Path | str | Comparison | Run | Opened | ProgramErrors,
     budgets: Path | None = None,
     baseline: Path | None = None,
     across_devices: bool = False,
@@ -156,6 +169,10 @@ def gate(
 
     Raises UserError for what is no run, was not compared, or was altered, and for budgets or baselines that are wrong.
     """
+    if isinstance(source, ProgramErrors):
+        source = source.opened
+    if isinstance(source, Run | Opened):
+        source = source.folder
     frozen = read_baseline(baseline) if baseline is not None else None
     rules = Rules(limits or default_limits(), (), frozen)
     if not isinstance(source, Comparison) and is_program_run(source):
@@ -182,7 +199,8 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     verdicts += programs.uncovered(opened, rules.seen)
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
-    return _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
+    whole = _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
+    return replace(whole, sources=programs.sources(opened))
 
 
 def _against(
@@ -221,6 +239,17 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     verdicts += unshadowed(run, found.formula, rules.seen)
     more, told, drifted = _against(rules, found.errors, run.record.versions)
     return _judgement(run.record.id, suspect(_once([*verdicts, *more]), layers), rules, [*found.notes, *told], drifted)
+
+
+def judge_found(found: Comparison) -> Judgement:
+    """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors."""
+    rules = Rules(default_limits())
+    verdicts = [v for e in found.errors if (v := rules.apply(e, str(found.folder / "errors.jsonl"))) is not None]
+    pairs = [judge_pair(p) for p in found.prefill_decode]
+    rules.passed += sum(v.status == "pass" for v in pairs)
+    verdicts += [v for v in pairs if v.status != "pass"]
+    layers = int(found.run.record.model.config["layers"])
+    return _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
 
 
 def _caches(found: Comparison) -> set[str]:
@@ -291,4 +320,4 @@ def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iter
     found["pass"] += rules.passed
     ordered = sorted(verdicts, key=lambda v: (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step))
     tally: dict[Status, int] = {s: found[s] for s in STATUSES if found[s]}
-    return Judgement(name, tuple(ordered), tally, tuple(notes), drifted)
+    return Judgement(name, tuple(ordered), tally, tuple(notes), drifted, tuple(rules.places))

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 
 import msgspec
 
@@ -122,6 +123,21 @@ def layers_of(opened: Opened) -> int:
     if opened.record.layers is not None:
         return max(opened.record.layers, default=-1) + 1
     return max((prod(p.stacked) for p in opened.record.points if p.stacked), default=0)
+
+
+def sources(opened: Opened) -> dict[str, str]:
+    """Return the ``FILE:LINE`` that made each point, the file as seen from here where it is the program's or beside it.
+
+    A run knows a file by its name alone; one that is not there keeps it.
+    """
+    where = opened.record.program.rpartition(":")[0]
+    folder = Path(where).parent if where.endswith(".py") else Path()
+    found = {}
+    for p in opened.record.points:
+        name, _, line = p.source.rpartition(":")
+        if name:
+            found[p.name] = f"{folder / name if (folder / name).is_file() else name}:{line}"
+    return found
 
 
 def notes(opened: Opened) -> list[str]:

@@ -15,6 +15,7 @@ from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import spans
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.escaping import terminal
+from precaudit.reports.headline import COLOURS, Headline
 from precaudit.reports.tables import short
 
 UNNAMED = "none reproduces it"
@@ -25,10 +26,12 @@ ADDITIVE = 0.02  # share of a change that single errors may leave before it is n
 
 
 def show(found: Diagnosis, console: Any, verbose: bool) -> None:
-    """Print what was found."""
+    """Print what was found: the verdict, each finding, then what there is to know of a sound run."""
     from rich.markup import escape
 
-    for line in text(found, verbose):
+    first, *rest = text(found, verbose)
+    console.print(escape(terminal(first)), style=f"bold {COLOURS[verdict(found).mark]}", soft_wrap=True)
+    for line in rest:
         console.print(escape(terminal(line)), soft_wrap=True)
     if verbose:
         for line in growth(found.compared.errors):
@@ -37,29 +40,47 @@ def show(found: Diagnosis, console: Any, verbose: bool) -> None:
 
 def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     """Return the verdict and the findings as lines."""
-    if not found.findings:
-        whole = f"Rounding explains all: {found.judged} records judged, none left over."
-        lines = ["Nothing was judged."] if not found.judged else [] if found.unknown else [whole]
-    else:
-        n = len(found.findings)
-        lines = [f"{n} finding{'s' if n > 1 else ''}, first in program order:"]
+    lines = [verdict(found).text]
     for i, f in enumerate(found.findings, 1):
         lines += [f"{i}. {headline(f)}", *(f"   {line}" for line in details(f))]
     lines += [f"Unknown: {u}" for u in found.unknown]
-    lines.append(f"Sound: {sound(found)}")
+    lines.append(f"Sound: {sound(found, verbose)}")
     lines.append(f"Formula: {formula(found)}")
     lines += [f"Views: {found.views}"] if found.views else []
     lines += [f"Tokens: {found.flips}."] if found.flips else []
     lines += [f"Growth: {grown}."] if (grown := jumps(found.compared.errors)) else []
     lines += [f"Logits: {shared(s)}" for s in found.shares[: 1 if not verbose else None]]
-    lines += [f"{'To change: ' if i == 0 else '           '}{remedy(r)}" for i, r in enumerate(worth(found)[:3])]
+    for i, r in enumerate(worth(found)[:3]):
+        lines.append(f"{'To change: ' if i == 0 else '           '}{remedy(r, verbose)}")
+    if not verbose and (best := worth(found)[:1]):
+        lines.append(f"           in JAX: {best[0].code}")
     device = device_kind(found.compared.run.record.device)
     if not found.remedies and device != "cpu":
         lines.append(f"To change: unknown: needs {device}")
     return lines
 
 
-def sound(found: Diagnosis) -> str:
+def verdict(found: Diagnosis) -> Headline:
+    """Return the first sentence: the first finding, that there is none, or what is not known."""
+    if found.findings:
+        return first_of(found.findings)
+    if not found.judged:
+        return Headline("?", "nothing was judged.")
+    if found.unknown:
+        n = len(found.unknown)
+        return Headline("?", f"{n} {'questions stay' if n > 1 else 'question stays'} unknown, and no fault was found.")
+    return Headline("✓", f"rounding explains all {found.judged:,} errors that were judged.")
+
+
+def first_of(findings: Sequence[Finding]) -> Headline:
+    """Return the sentence on the first finding, and how many more there are."""
+    f, n = findings[0], len(findings) - 1
+    where = f.point if f.layer is None else f"{f.point} of layer {f.layer}"
+    more = f" {n} more {'findings' if n > 1 else 'finding'}." if n else ""
+    return Headline("✗", f"{where}, {' and '.join(f.phases)}: {f.says}.{more}")
+
+
+def sound(found: Diagnosis, verbose: bool = True) -> str:
     """Return whether capturing disturbed the program, and how well recorded inputs reproduce recorded outputs."""
     checks = found.compared.run.record.neutrality
     if not checks:
@@ -71,7 +92,7 @@ def sound(found: Diagnosis) -> str:
         times = max(disturbance(n, noise) for n in checks)
         beside = f", {times:.2g} × the noise of their rounding" if math.isfinite(times) else ""
         capture = f"capturing changed the logits by up to {short(worst)}{beside}: smaller findings are not sure"
-    told = [_closed(c) for c in found.closures]
+    told = [_closed(c, verbose) for c in found.closures]
     return f"{capture}; recorded inputs reproduce recorded outputs to {'; '.join(told)}" if told else capture
 
 
@@ -82,8 +103,10 @@ def _programs(checks: Sequence[Neutrality]) -> str:
     )
 
 
-def _closed(c: Closure) -> str:
+def _closed(c: Closure, verbose: bool) -> str:
     """Return what is left of one format, with excess precision and without."""
+    if not verbose:
+        return f"{short(c.on[1])} u of {c.format}"
     on = f"{c.format}: {short(c.on[0])} u (median), at most {short(c.on[1])} u"
     if c.off is None:
         return on
@@ -120,8 +143,14 @@ def worth(found: Diagnosis) -> list[Remedy]:
     return [r for r in found.remedies if value(r.gain) >= 0.1]
 
 
-def remedy(r: Remedy) -> str:
+def remedy(r: Remedy, verbose: bool = True) -> str:
     """Return what a change buys and costs."""
+    if not verbose:
+        return (
+            f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), flips "
+            f"{r.flips[0]} to {r.flips[1]} of {r.positions}; × {value(r.time):.2f} prefill, × "
+            f"{value(r.decode_time):.2f} decode, × {value(r.memory):.2f} memory"
+        )
     local = "" if r.local is None else f", own error of {r.point} {short(r.local[0])} to {short(r.local[1])}"
     return (
         f"{r.command}: KL from FP64 {short(r.kl[0])} to {short(r.kl[1])} (−{100 * value(r.gain):.0f} %), margin error "

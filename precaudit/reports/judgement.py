@@ -1,16 +1,17 @@
 """What a gate says: one message a group of verdicts that start at the same place."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
 
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.places import LAST, Place
-from precaudit.records import PROGRAM_CALL, value
+from precaudit.places import Place
+from precaudit.records import value
 
-SHOWN = 20  # groups; the rest are counted
+SHOWN = 20  # groups in a pull request; the rest are counted
+FEW = 8  # in a terminal
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,26 @@ def message(v: Verdict) -> str:
     if v.metric == "nonfinite":
         text += f" {value(v.value):.0f} elements are NaN or infinite"
     elif v.metric and v.value is not None and v.limit is not None:
-        text += f" {v.metric} {value(v.value):.3g} at {_at(v)}, limit {value(v.limit):.3g}"
+        text += f" {v.metric} {digits(value(v.value))} at {_at(v)}, limit {digits(value(v.limit))}"
     if v.rel_l2 is not None and v.explained is not None and isfinite(value(v.explained)):
         text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
     w = v.worst  # of the finite elements: it is none of those that are not
     if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
-        text += f"; worst element {list(w.index)}: {value(w.candidate):.6g}, reference {value(w.reference):.6g}"
+        text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"
     return text + (f" {v.text}" if v.text else "") + (f" (budget: {v.why})" if v.why else "")
+
+
+def digits(x: float) -> str:
+    """Return a number in at most three significant digits."""
+    return f"{x:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def beside(x: float, reference: float) -> str:
+    """Return a value and its reference in three digits, and how far apart they are where those are the same."""
+    shown, other = digits(x), digits(reference)
+    return f"{shown}, reference {other}" + (
+        f", {digits(x - reference)} apart" if shown == other and x != reference else ""
+    )
 
 
 def place_text_of(v: Verdict) -> str:
@@ -87,21 +101,24 @@ def tally(j: Judgement) -> str:
     """Return the counts as a sentence."""
     if not j.counts:
         return "nothing was judged: there are no local, forward or state records"
-    return ", ".join(f"{n} {status}" for status, n in j.counts.items())
+    return ", ".join(f"{n:,} {status}" for status, n in j.counts.items())
 
 
-def lines(j: Judgement, run: str) -> list[str]:
-    """Return the whole judgement as lines of text; thousands of failures are a few groups."""
+def lines(j: Judgement, verbose: bool = False) -> list[str]:
+    """Return what a judgement rests on as lines of text; thousands of failures are a few groups.
+
+    ``verbose``: every group, also of those that only inherit.
+    """
     found = groups(j.verdicts)
-    out = [f"note: {n}" for n in j.notes]
-    out += [message(g.first) + rest(g) for g in found[:SHOWN]]
-    if len(found) > SHOWN:
-        out.append(f"… and {len(found) - SHOWN} more groups (--json lists every verdict)")
-    out += drift_lines(j)
-    out.append(f"verdicts: {tally(j)}")
-    if step := next_command(j.verdicts, run):
-        out.append(step)
-    return out
+    own = found if verbose else [g for g in found if g.first.status != "input suspect"]
+    shown = own if verbose else own[:FEW]
+    out = [message(g.first) + rest(g) for g in shown]
+    if len(own) > len(shown):
+        out.append(f"and {len(own) - len(shown)} more groups (-v shows them, --json lists every verdict)")
+    if inherit := sum(len(g.members) for g in found if g not in own):
+        out.append(f"input suspect: {inherit:,} records that a fault above may account for")
+    out += [f"note: {n}" for n in j.notes]
+    return [*out, *drift_lines(j), f"verdicts: {tally(j)}"]
 
 
 def drift_lines(j: Judgement) -> list[str]:
@@ -111,26 +128,3 @@ def drift_lines(j: Judgement) -> list[str]:
         f"drift: {Place.of(e).text} [{e.kind}] rel_l2 {now:.2f} × the baseline's, {first:.2f} × the first baseline's"
         for now, first, e in grown
     ]
-
-
-def next_command(verdicts: Sequence[Verdict], run: str) -> str:
-    """Return the command to run next, for the first verdict that is no pass."""
-    found = groups(verdicts)
-    if not found:
-        return ""
-    v = found[0].first
-    if v.status == "missing":
-        return (
-            f"Next: precaudit trace again (or precaudit compare {run} without filters); what is missing is not judged"
-        )
-    if v.status == "stale":
-        return (
-            "Next: trace as the baseline says, or freeze a new one: precaudit baseline RUN -o FILE --accept --why TEXT"
-        )
-    if v.phase == PROGRAM_CALL:
-        return f"Next: precaudit {'compare' if v.status == 'unknown' else 'diagnose'} {run}"
-    if v.kind == "formula" and v.status != "unknown":
-        return f"Next: precaudit diagnose {run}"
-    if v.status == "unknown" or v.depth[0] == LAST:
-        return f"Next: precaudit report {run} -v"
-    return f"Next: precaudit compare {run} --layers {v.layer} -v"

@@ -12,6 +12,7 @@ from precaudit.evidence.records import LineRemedy
 from precaudit.records import ErrorRecord, value
 from precaudit.reports.diagnosis import JUMP, shared
 from precaudit.reports.escaping import terminal
+from precaudit.reports.headline import COLOURS
 from precaudit.reports.tables import short
 
 LEAST = 3  # steps of a point that tell how its error grows
@@ -19,8 +20,9 @@ LEAST = 3  # steps of a point that tell how its error grows
 
 def show(found: Diagnosed, errors: Sequence[ErrorRecord], console: Any, verbose: bool) -> None:
     """Print the findings of a program's run, what is unknown, or that there are none; then effects and growth."""
+    colours = {mark: f"bold {colour}" for mark, colour in COLOURS.items()}
     for line in text(found, errors, verbose):
-        console.print(terminal(line), highlight=False, soft_wrap=True)
+        console.print(terminal(line), style=colours.get(line[:1], ""), markup=False, highlight=False, soft_wrap=True)
 
 
 def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False) -> list[str]:
@@ -29,9 +31,9 @@ def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False)
     for f in found.findings:
         size = "" if f.rel_l2 is None else f"; {value(f.rel_l2):.2e} off at {f.point}, {f.records} records"
         lines.append(f"✗ {f.kind}: {f.says}{size}")
-    lines += [f"unknown: {x}" for x in found.unknown]
+    lines += [f"? unknown: {x}" for x in found.unknown]
     if not found.findings and not found.unknown:
-        lines.append(f"✓ rounding explains all {found.explained} records: the equations' own, and FP64's")
+        lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged.")
     lines += [f"Growth: {x}." for x in growth(errors)[: None if verbose else 1]]
     lines += [f"Output: {shared(s)}" for s in found.effects.shares[: None if verbose else 1]]
     lines += list(_remedies(found.effects.lines, verbose))

@@ -1,0 +1,27 @@
+"""``precaudit explain``: what a word means."""
+
+import click
+
+from precaudit.cli._completion import words
+
+
+@click.command()
+@click.argument("term", nargs=-1, metavar="[TERM]", shell_complete=words)
+def command(term: tuple[str, ...]) -> None:
+    """Say what a word means: a statistic, a status, a point.
+
+    TERM: a statistic of errors.jsonl, a status, a kind of record, a point, a policy key, or exit-codes. Without TERM:
+    every word in one line.
+    """
+    from precaudit.cli._options import say, text_width
+    from precaudit.glossary import entries, explained
+    from precaudit.reports import words as layout
+
+    width = text_width()
+    if not term:
+        for line in layout.listing(entries(), width):
+            say(line)
+        return
+    for i, entry in enumerate(explained(" ".join(term))):
+        for line in (*("",) * bool(i), *layout.paragraphs(entry, width)):
+            say(line)

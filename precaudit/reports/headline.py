@@ -1,0 +1,106 @@
+"""The sentence every command begins with: what is wrong and where, or that nothing is; and the command that helps."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from precaudit.judging.gate import Judgement
+from precaudit.judging.verdicts import Verdict
+from precaudit.places import LAST
+from precaudit.records import PROGRAM_CALL, value
+from precaudit.reports.judgement import digits
+
+Mark = Literal["✓", "✗", "?"]
+COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
+KINDS = ("formula", "state", "local", "forward")  # of one place, what says most first
+
+
+@dataclass(frozen=True)
+class Headline:
+    """``mark``: ✓ fine, ✗ a fault, ? cannot judge; one sentence; ``next``: the command to run, if there is one."""
+
+    mark: Mark
+    sentence: str
+    next: str = ""
+
+    @property
+    def text(self) -> str:
+        """The sentence with its mark."""
+        return f"{self.mark} {self.sentence}"
+
+
+def headline(j: Judgement, run: str) -> Headline:
+    """Return the first sentence on a judgement of ``run``, a folder or a file of records."""
+    bad = [v for v in j.verdicts if v.status in ("fail", "nonfinite")]
+    if bad:
+        first = _first(bad)
+        others = len({(v.layer, v.point) for v in bad} - {(first.layer, first.point)})
+        rest = f" {others} more {'place' if others == 1 else 'places'} fail." if others else ""
+        return Headline("✗", f"{where(first)}: {how_bad(first)}.{rest}", next_command(first, run))
+    open_ = [v for v in j.verdicts if v.status in ("missing", "stale", "unknown")]
+    if open_:
+        first = _first(open_)
+        same = sum(v.status == first.status for v in open_)
+        told = first.text or "nothing is there"
+        return Headline("?", f"{same:,} {first.status}: {where(first)}: {told}.", next_command(first, run))
+    passed = j.counts.get("pass", 0)
+    if not passed:
+        return Headline("?", "nothing was judged: there are no local, forward or state records.")
+    return Headline("✓", f"rounding explains all {passed:,} errors that were judged.")
+
+
+def _first(verdicts: list[Verdict]) -> Verdict:
+    """Return the first in the program; of a program whose order of points is not known, the first recorded."""
+
+    def key(v: Verdict) -> tuple[tuple[int, int], bool, int]:
+        depth = v.depth if v.phase != PROGRAM_CALL else (0, 0)
+        return depth, v.phase != "prefill", KINDS.index(v.kind) if v.kind in KINDS else len(KINDS)
+
+    return min(verdicts, key=key)
+
+
+def where(v: Verdict) -> str:
+    """Return the operation, layer and call a verdict is on, as people say it."""
+    if not v.point:
+        return f"prompt {v.prompt}" if v.prompt else v.kind or "the run"
+    place = v.point if v.layer is None else f"{v.point} of layer {v.layer}"
+    return f"{place}, case {v.prompt}" if v.phase == PROGRAM_CALL else f"{place}, {v.phase}" if v.phase else place
+
+
+def how_bad(v: Verdict) -> str:
+    """Return what is wrong, in words and at most two numbers."""
+    if v.status == "nonfinite":
+        return f"{value(v.value):,.0f} elements are NaN or infinite" if v.value is not None else v.text
+    found, limit = digits(value(v.value)), digits(value(v.limit))
+    if v.kind == "state":
+        return f"{value(v.value):,.0f} elements of what was read differ from what was written"
+    if v.kind == "formula":
+        return f"the formula is not the reference's, {digits(value(v.value))} off without any rounding"
+    if v.metric == "top1" or v.limit is None:
+        return v.text or f"{v.metric} {found}"
+    if v.kind == "forward" and v.metric in ("ratio", "kl"):
+        what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
+        return f"{what} is {found} × what rounding makes (limit {limit})"
+    at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
+    limits = f"{v.metric}{at} {found}, limit {limit}"
+    if v.explained is None or not isfinite(value(v.explained)):
+        return limits
+    share = max(0.0, 100 * value(v.explained))
+    # where the whole tensor's share reads as nearly all, what fails is one part of it
+    return (
+        f"rounding explains {share:.0f} % of the error ({limits})" if share < 90 else f"more than rounding ({limits})"
+    )
+
+
+def next_command(v: Verdict, run: str) -> str:
+    """Return the command that helps with a verdict that is no pass."""
+    if v.status in ("fail", "nonfinite", "input suspect"):
+        return f"precaudit diagnose {run}"
+    if v.status == "missing":
+        return f"precaudit compare {run}"
+    if v.status == "stale":
+        return "precaudit baseline RUN -o FILE --accept --why TEXT"
+    if v.phase == PROGRAM_CALL:
+        return f"precaudit compare {run}"
+    narrowed = "" if v.depth[0] == LAST or v.layer is None else f" --layers {v.layer}"
+    return f"precaudit compare {run}{narrowed} -v"

@@ -1,0 +1,30 @@
+"""What the words of a page mean, in a sentence each: the glossary's, and a few that stand on pages alone."""
+
+from precaudit.glossary import names, plain
+
+OWN = {
+    "top-1": "The token with the largest logit.",
+    "bit-equal": "Records that come out bit for bit as the equations round.",
+    "left": "What the best emulation leaves, in unit roundoffs of the format.",
+    "margin": "Top-1 minus top-2 logit: here how far it is from FP64's.",
+    "price": "What a change costs: time, or bytes of its results.",
+}
+ALIASES = {"NaN or inf": "NaN", "in u": "u", "bit-equal records": "bit-equal", "KL before": "KL", "KL after": "KL",
+           "gain of a change": "gain", "explained by": "explained"}  # fmt: skip
+SHOWN = (
+    "local", "forward", "limit", "unexplained", "explained", "excess", "componentwise", "gain", "ratio", "u", "KL",
+    "mae", "max_diff", "rel_l2", "NaN", "gap", "top-1", "near tie", "match", "FP64", "bit-equal", "left",
+    "input suspect", "margin", "flips", "share", "price",
+)  # fmt: skip
+
+
+def meaning(word: str) -> str:
+    """Return the sentence on a word, empty where there is none."""
+    name = ALIASES.get(word, word)
+    found = names().get(plain(name))
+    return OWN[name] if name in OWN else found[0].meaning.replace("`", "") if found else ""
+
+
+def words() -> dict[str, str]:
+    """Return what a page explains at its end."""
+    return {word: meaning(word) for word in SHOWN}
