@@ -5,39 +5,61 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, prod
 from typing import Any
 
-from rich.table import Table
-
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
 from precaudit.records import ErrorRecord, value
+from precaudit.reports import fitting
 from precaudit.reports.escaping import code, markdown, terminal
+from precaudit.reports.judgement import digits
+from precaudit.reports.tables import short
 from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 
 
 def listing(points: Sequence[ProgramPoint], console: Any) -> None:
     """Print the points of a program in its order."""
-    table = Table("point", "steps", "shape", "format", "bytes", "made by", "at", box=None, pad_edge=False)
+    rows = []
     for p in points:
         nbytes = prod((*p.stacked, *p.shape)) * FORMATS[p.dtype].itemsize
         steps = "×".join(map(str, p.stacked))
-        row = (p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source)
-        table.add_row(*map(terminal, row))
-    console.print(table)
+        rows.append((p.name, steps, "×".join(map(str, p.shape)), p.dtype, f"{nbytes:,}", p.primitive, p.source))
+    columns = ("point", "steps", "shape", "format", "bytes", "made by", "at")
+    fitting.show(fitting.Table("", columns, tuple(rows), ("point", "format", "made by", "at")), console)
 
 
+SHOWN = 24  # points, unless all are asked for
 COLUMNS = ("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at")
 
 
-def show(opened: Opened, errors: Sequence[ErrorRecord], console: Any) -> None:
-    """Print, for every point, the largest errors over cases, calls and steps, and what rounding leaves of them."""
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in _rows(opened, errors):
-        table.add_row(*map(terminal, row))
-    console.print(table)
-    for line in _sentences(opened, errors):
-        console.print(terminal(line))
+def show(opened: Opened, errors: Sequence[ErrorRecord], console: Any, every: bool = False) -> None:
+    """Print, for every point, the largest errors over cases, calls and steps, and what rounding leaves of them.
+
+    Without ``every``, of many points those that do not pass and the ones of which most is left.
+    """
+    shown = rows(opened, errors)
+    kept = set(
+        range(len(shown))
+        if every or len(shown) <= SHOWN
+        else sorted(range(len(shown)), key=lambda i: _weight(shown[i]))[:SHOWN]
+    )
+    title = "The largest of each point: local, one segment on its recorded inputs; forward, the whole program"
+    fitting.show(
+        fitting.Table(
+            title, COLUMNS, tuple(r for i, r in enumerate(shown) if i in kept), ("point", "format", "verdicts", "at")
+        ),
+        console,
+    )
+    if len(kept) < len(shown):
+        console.print(f"and {len(shown) - len(kept)} more points, which pass (--all shows them)")
+    for line in sentences(opened, errors):
+        console.print(terminal(line), markup=False, soft_wrap=console.width > fitting.UNFOLDED)
+
+
+def _weight(row: tuple[str, ...]) -> tuple[bool, float]:
+    """Return the key of what is shown first: what does not pass, then what leaves most."""
+    passes = all(part.endswith(" pass") for part in row[8].split(", "))
+    return passes, -float(row[4].removesuffix(" u") or 0.0)
 
 
 def render(opened: Opened, errors: Sequence[ErrorRecord]) -> str:
@@ -49,20 +71,22 @@ def render(opened: Opened, errors: Sequence[ErrorRecord]) -> str:
         f"Run {code(r.id)}, {r.finished}.",
         "",
     ]
-    lines = [f"- {markdown(s)}" for s in _sentences(opened, errors)]
-    table = [list(COLUMNS), [":--", ":--", *["--:"] * 6, ":--", ":--"], *_rows(opened, errors)]
+    lines = [f"- {markdown(s)}" for s in sentences(opened, errors)]
+    table = [list(COLUMNS), [":--", ":--", *["--:"] * 6, ":--", ":--"], *rows(opened, errors)]
     cells = ["| " + " | ".join(x if i == 1 else markdown(x) for x in row) + " |" for i, row in enumerate(table)]
     return "\n".join([*head, *lines, "", *cells, ""])
 
 
-def _rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
+def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
+    """Return a row of ``COLUMNS`` for every point and output."""
     by_point: dict[str, list[ErrorRecord]] = defaultdict(list)
     for e in errors:
         by_point[e.point].append(e)
     return [_row(p, by_point[p.name]) for p in (*opened.record.points, *opened.record.outputs)]
 
 
-def _sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
+def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Yield what a reader should take away."""
     local = [e for e in errors if e.kind == "local"]
     closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
     yield (
@@ -107,14 +131,14 @@ def _row(p: ProgramPoint, found: Sequence[ErrorRecord]) -> tuple[str, ...]:
     in_u = ""
     if known := [e for e in found if e.kind == "local" and e.unexplained is not None]:
         error = max(value(e.rel_l2) for e in known)
-        local, in_u = f"{error:.1e}", f"{error / u:.2f}"
-        left = f"{max(value(e.unexplained.u) for e in known if e.unexplained is not None):.2g} u"
+        local, in_u = short(error), digits(error / u)
+        left = f"{digits(max(value(e.unexplained.u) for e in known if e.unexplained is not None))} u"
         equal = (
             f"{sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in known)} of {len(known)}"
         )
     if whole := [e for e in found if e.kind == "forward" and e.ratio is not None]:
-        forward = f"{max(value(e.rel_l2) for e in whole):.1e}"
-        size = f"{max(value(e.ratio) for e in whole if e.ratio is not None):.2f}"
+        forward = short(max(value(e.rel_l2) for e in whole))
+        size = digits(max(value(e.ratio) for e in whole if e.ratio is not None))
     return p.name, p.dtype, local, in_u, left, equal, forward, size, told, p.source
 
 

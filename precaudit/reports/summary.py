@@ -10,6 +10,7 @@ from precaudit.limits.checks import SAME, farthest
 from precaudit.places import ORDER
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.references.attribution import Attribution, attribute
+from precaudit.reports.judgement import beside
 from precaudit.selection import PHASES
 
 
@@ -90,8 +91,11 @@ def place_text(e: ErrorRecord | None) -> str:
     return text
 
 
-def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
-    """Say whether accumulation explains the local error of attention's output, else of scores or the first sum."""
+def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> str | None:
+    """Say whether accumulation explains the local error of attention's output, else of scores or the first sum.
+
+    ``whole``: with the sizes that each accumulation would make, which name no cause.
+    """
     local = [e for e in errors if e.kind == "local" and e.explained and e.max_diff]
     summing = [POINTS[p] for p in POINTS if POINTS[p].sums and any(e.point == p for e in local)]
     point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name if summing else None
@@ -121,7 +125,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord]) -> str | None:
         else f"Accumulation does not explain the error of {point}"
     )
     rest = f"; the declared policy explains {_percent(median(policy))}" if policy else ""
-    return f"{verdict} (medians: {'; '.join(told)}){rest}."
+    return f"{verdict} (medians: {'; '.join(told)}){rest}." if whole else f"{verdict}{rest}."
 
 
 def _percent(share: float) -> str:
@@ -148,15 +152,14 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
         return tail.strip() or None
     left = [pair for pair in rows if not pair[1].passes]
     if not left:
-        return f"Rounding accounts for all {len(rows)} local errors.{tail}"
+        return f"Rounding accounts for all {len(rows):,} local errors.{tail}"
     last = 1 << 30
     e, a = min(left, key=lambda pair: (last if pair[0].layer is None else pair[0].layer, ORDER[pair[0].point]))
     where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
     worst = e.worst
     values = ""
     if worst is not None:
-        pair = f"{value(worst.candidate):.6g}, FP64 {value(worst.reference):.6g}"
-        values = f"; worst element {list(worst.index)}: {pair}"
+        values = f"; worst element {list(worst.index)}: {beside(value(worst.candidate), value(worst.reference))}"
     best = "the best emulation" if a.name == "none of these" else a.name
     known = isfinite(a.share) and isfinite(a.left_u)
     explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
@@ -227,10 +230,10 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     return f"Prefill and decode: top-1 equal at {match} of {len(pairs)} positions{rest}{largest}."
 
 
-def sentences(errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord]) -> list[str]:
-    """Return what a reader should take away, most important first."""
+def sentences(errors: Sequence[ErrorRecord], pairs: Sequence[PrefillDecodeRecord], whole: bool = True) -> list[str]:
+    """Return what a reader should take away, most important first; ``whole``: with every size."""
     found = [
-        local_sentence(errors), accumulation_sentence(errors), state_sentence(errors), formula_sentence(errors),
+        local_sentence(errors), accumulation_sentence(errors, whole), state_sentence(errors), formula_sentence(errors),
         prefill_decode_sentence(pairs),
         weights_sentence(errors),
     ]  # fmt: skip

@@ -1,25 +1,15 @@
 """The tables every report shows, as header and rows of text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
+from precaudit.reports.fitting import Table
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
 
 if TYPE_CHECKING:
     from precaudit.between import Beside
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, column names and rows; ``left``: columns that hold words."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: tuple[str, ...] = ()
 
 
 def short(x: Number | None) -> str:
@@ -133,15 +123,22 @@ def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     return Table(title, ("layer", *columns), tuple(table))
 
 
-def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
-    """Return prefill's last position against decode0 for every prompt, and rescore against decode where they differ."""
+def prefill_decode(pairs: Sequence[PrefillDecodeRecord], names: Mapping[int, str] | None = None) -> Table | None:
+    """Return prefill's last position against decode0 for every prompt, and rescore against decode where they differ.
+
+    ``names``: what tokens say, shown beside their ids.
+    """
     rows = []
+
+    def token(i: int | None) -> str:
+        return "?" if i is None else f"{i} {(names or {}).get(i, '')}".rstrip()
+
     for p in pairs:
         if p.against == "prefill" or not p.match or p.f64_match is False:
             rows.append((
                 p.prompt, p.against if p.against == "prefill" else f"rescore {p.step}",
-                str(p.prefill_top1), str(p.decode_top1),
-                "?" if p.f64_top1 is None else str(p.f64_top1), _gap(p.prefill_gap), _gap(p.decode_gap),
+                token(p.prefill_top1), token(p.decode_top1), token(p.f64_top1),
+                _gap(p.prefill_gap), _gap(p.decode_gap),
                 _gap(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
                 short(p.max_diff),
             ))  # fmt: skip
@@ -153,6 +150,31 @@ def prefill_decode(pairs: Sequence[PrefillDecodeRecord]) -> Table | None:
 
 def _gap(x: Number | None) -> str:
     return "" if x is None else f"{value(x):.3g}"
+
+
+def pair_by_point(errors: Sequence[ErrorRecord]) -> Table:
+    """Return two runs against each other, one row a point with numbers: its layers that differ most, and how much."""
+    groups: dict[str, list[ErrorRecord]] = {}
+    for e in errors:
+        if e.kind == "pair" and e.numberless is None:
+            groups.setdefault(e.point, []).append(e)
+    rows = []
+    for point, found in groups.items():
+        by: dict[int | None, ErrorRecord] = {}
+        for e in sorted(found, key=lambda e: (e.nonfinite > 0, value(e.rel_l2))):
+            by[e.layer] = e
+        worst = sorted(by.values(), key=lambda e: (e.nonfinite > 0, value(e.rel_l2)), reverse=True)
+        cells = [f"{short(e.rel_l2)}{'' if e.layer is None else f' L{e.layer}'}" for e in worst[:3]]
+        first, off = worst[0], sum(e.nonfinite for e in found)
+        same = sum(e.max_diff == 0 for e in found)
+        rows.append((
+            point, *cells, *[""] * (3 - len(cells)), short(first.mae), short(first.max_diff),
+            f"{same} of {len(found)}", str(off or ""), place_text(first),
+        ))  # fmt: skip
+    columns = ("point", "rel_l2", "2nd", "3rd", "mae", "max_diff", "bit-equal", "NaN or inf", "worst")
+    return Table(
+        "Run against reference run, by the layers (L) that differ most", columns, tuple(rows), ("point", "worst")
+    )
 
 
 def pair_table(errors: Sequence[ErrorRecord]) -> Table:

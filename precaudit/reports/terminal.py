@@ -1,69 +1,76 @@
-"""The report on a terminal."""
+"""A comparison on a terminal: the verdict, one screen of evidence, and everything where it is asked for."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from precaudit.places import Place
+from precaudit.reports import differences, fitting
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
-from precaudit.reports.tables import Table, detail, outside, overview, pair_table, prefill_decode, reported_table
+from precaudit.reports.tables import detail, pair_by_point, pair_table, prefill_decode, reported_table
+from precaudit.reports.token_texts import texts, top_tokens
+from precaudit.reports.worst import by_point, explained_by, largest, matrices, parted
 from precaudit.runs.written import Comparison
 
 if TYPE_CHECKING:
     from precaudit.between import Between
 
-FEW_LAYERS = 4  # up to here every layer and point is shown in full
+LEGEND = "d decode step, r rescore position, t position, h head. What a word means: precaudit explain excess"
+NOTES = 3  # the rest are counted
+TIES = 5  # positions listed where views part
 
 
-def show(comparison: Comparison, console: Any, verbose: bool = False) -> None:
-    """Print notes, sentences and tables; ``verbose`` (or few layers): every layer and point with all its sizes."""
-    from rich.markup import escape
+def show(comparison: Comparison, console: Any, verbose: bool = False, every: bool = False) -> None:
+    """Print what a comparison found: the worst layers of each point, what differs, a few sentences.
 
-    for note in comparison.notes:
-        console.print(f"[bold red]{escape(terminal(note))}[/]", soft_wrap=True)
+    ``verbose``: a line a layer and point with all its sizes; ``every``: all layers, all notes.
+    """
     errors, pairs = comparison.errors, comparison.prefill_decode
     if comparison.against is not None:
-        _print(pair_table(errors), console)
+        _notes(comparison.notes, console, verbose or every)
+        fitting.show(pair_table(errors) if verbose or every else pair_by_point(errors), console)
+        for text in differences.sentences(errors):
+            _say(f"- {text}", console)
         return
-    few = len({e.layer for e in errors if e.layer is not None and e.kind == "local"}) <= FEW_LAYERS
-    tables: list[Table | None] = [detail(errors)] if few or verbose else [*overview(errors), outside(errors)]
-    for table in [*tables, prefill_decode(pairs)]:
+    found = by_point(errors)
+    tables = [found, *(matrices(errors) if every else []), detail(errors) if verbose else None]
+    other = parted(pairs)[: None if verbose or every else TIES]
+    tables.append(prefill_decode(other, texts(comparison.run.record.model, top_tokens(other))))
+    for table in tables:
         if table is not None:
-            _print(table, console)
-    console.print("Places: prompt, d decode step or r rescore position, t position, h head.", style="dim")
-    for sentence in sentences(errors, pairs):
-        console.print(f"- {escape(terminal(sentence))}")
+            fitting.show(table, console)
+    for text in [explained_by(errors), largest(errors), *sentences(errors, pairs, verbose)]:
+        if text:
+            _say(f"- {text}", console)
+    _notes(comparison.notes, console, verbose or every)
+    _say(LEGEND, console, "dim")
 
 
-def show_between(found: "Between", console: Any) -> None:
-    """Print what one run is against another of any kind: notes, the worst of every layer and point, what is missing."""
+def _notes(notes: tuple[str, ...], console: Any, every: bool) -> None:
+    for note in notes if every else notes[:NOTES]:
+        _say(f"note: {note}", console, "yellow")
+    if len(notes) > NOTES and not every:
+        _say(f"note: and {len(notes) - NOTES} more (--all shows them)", console, "yellow")
+
+
+def _say(text: str, console: Any, style: str = "") -> None:
     from rich.markup import escape
 
+    console.print(escape(terminal(text)), style=style, soft_wrap=console.width > fitting.UNFOLDED)
+
+
+def show_between(found: "Between", console: Any, every: bool = False) -> None:
+    """Print what one run is against another of any kind: notes, the worst of every layer and point, what is missing."""
     for note in found.notes:
-        console.print(f"[bold red]{escape(terminal(note))}[/]", soft_wrap=True)
+        _say(f"note: {note}", console, "yellow")
     if found.errors:
-        _print(pair_table(found.errors), console)
+        fitting.show(pair_table(found.errors) if every else pair_by_point(found.errors), console)
     if off := [e for e in found.errors if e.nonfinite]:
-        where = escape(terminal(Place.of(off[0]).text))
-        console.print(f"[bold red]{len(off)} of {len(found.errors)} tensors hold NaN or infinity, first {where}[/]")
+        where = Place.of(off[0]).text
+        _say(f"{len(off)} of {len(found.errors)} tensors hold NaN or infinity, first {where}", console, "bold red")
     if lacking := [e for e in found.errors if e.numberless is not None]:
         whys = Counter(e.numberless for e in lacking)
         said = ", ".join(f"{n} {why}" for why, n in whys.most_common(3))
-        console.print(f"{len(lacking)} of {len(found.errors)} without numbers: {escape(terminal(said))}")
+        _say(f"{len(lacking)} of {len(found.errors)} without numbers: {said}", console)
     if found.beside:
-        _print(reported_table(found.beside), console)
-
-
-def _print(table: Table, console: Any) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    out = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
-    )
-    for name in table.columns:
-        out.add_column(name, justify="left" if name in table.left else "right", no_wrap=name != table.columns[-1])
-    for row in table.rows:
-        out.add_row(*(escape(terminal(cell)) for cell in row))
-    console.print(out)
+        fitting.show(reported_table(found.beside), console)

@@ -1,0 +1,114 @@
+"""The tokens whose errors are largest, in their context: as text where the run's tokenizer is here, else as ids."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from precaudit.errors import UserError
+from precaudit.places import Place
+from precaudit.records import ErrorRecord, value
+from precaudit.runs.written import Comparison
+from precaudit.store import Run
+
+Text = Callable[[Sequence[int]], str]
+SHOWN = 10
+WINDOW = {True: (40, 20), False: (8, 4)}  # tokens of context before and after, as text and as ids
+WIDTH = (56, 24)  # of which so many characters are shown
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token in its context; ``ratio``: its largest forward error over an emulated policy's, ``at``: where.
+
+    ``kl``: of the prediction after it from FP64's, in nats; None where its logits were not recorded.
+    """
+
+    prompt: str
+    position: int
+    before: str
+    text: str
+    after: str
+    ratio: float
+    at: Place
+    kl: float | None
+
+
+def worst(found: Comparison, text: Text | None) -> list[Token]:
+    """Return the tokens with the largest ratios, largest first; ``text``: makes text of ids, None: ids are shown."""
+    at: dict[tuple[str, int], tuple[float, ErrorRecord]] = {}
+    for ratio, position, e in _ratios(found.errors):
+        key = (e.prompt, position)
+        if key not in at or ratio > at[key][0]:
+            at[key] = (ratio, e)
+    kls = _kls(found.errors)
+    largest = sorted(at, key=lambda key: -at[key][0])[:SHOWN]
+    return [_token(found.run, key, *at[key], kls.get(key), text) for key in largest]
+
+
+def _ratios(errors: Sequence[ErrorRecord]) -> Iterator[tuple[float, int, ErrorRecord]]:
+    for e in errors:
+        ratio, position = (e.scopes or {}).get("token", {}).get("ratio", (None, 0))
+        if e.kind == "forward" and ratio is not None and not isnan(value(ratio)):
+            yield value(ratio), position, e
+
+
+def _kls(errors: Sequence[ErrorRecord]) -> dict[tuple[str, int], float]:
+    found: dict[tuple[str, int], float] = {}
+    for e in errors:
+        if e.kind == "forward" and e.distribution is not None:
+            for position, kl in zip(e.distribution.positions, e.distribution.kl, strict=False):
+                key = (e.prompt, position)
+                found[key] = max(found.get(key, 0.0), value(kl))
+    return found
+
+
+def _token(run: Run, key: tuple[str, int], ratio: float, e: ErrorRecord, kl: float | None, text: Text | None) -> Token:
+    prompt, position = key
+    ids, show = fed(run, prompt), text or _ids
+    back, ahead = WINDOW[text is not None]
+    before = [ids[i] for i in range(max(0, position - back), position) if i in ids]
+    after = [ids[i] for i in range(position + 1, position + 1 + ahead) if i in ids]
+    this = _visible(show([ids[position]])) if position in ids else "?"
+    return Token(
+        prompt, position, _line(show(before))[-WIDTH[0]:], this, _line(show(after))[: WIDTH[1]], ratio, Place.of(e), kl
+    )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    return text.replace("\n", "↵")
+
+
+def _visible(text: str) -> str:
+    """Return a token's text so that one of spaces alone, or of none, is seen."""
+    return _line(text) if text.strip(" ") else "␣" * max(1, len(text))
+
+
+def fed(run: Run, prompt: str) -> Mapping[int, int]:
+    """Return the token id at every position of a prompt: its own, then those that were generated."""
+    ids = dict(enumerate(run.prompts[prompt].tokens)) if prompt in run.prompts else {}
+    return ids | {s.position: s.token for s in run.steps if s.prompt == prompt and s.position not in ids}
+
+
+def _ids(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def text_of(run: Run) -> Text | None:
+    """Return what makes text of the run's ids: its model's tokenizer where that is on this machine and is the one.
+
+    Nothing is fetched. It is the one if it makes of the ids of every prompt the text that was recorded with them.
+    """
+    from precaudit.checkpoints import open_checkpoint
+    from precaudit.checkpoints.opening import recorded_source
+
+    try:
+        tokenizer = open_checkpoint(recorded_source(run.record.model.reference)).make_tokenizer()
+    except UserError:
+        return None
+
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    written = [p for p in run.prompts.values() if p.text]
+    known = all(max(p.tokens, default=0) < len(tokenizer) and p.text.strip() in text(p.tokens) for p in written)
+    return text if written and known else None

@@ -1,0 +1,137 @@
+"""A run of a model on one screen: a row a point, its worst layers as columns; or all layers."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from precaudit.graphs.decoder import POINTS
+from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.reports.fitting import Table
+from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
+from precaudit.reports.tables import short
+
+SHOWN = 2  # layers a point, of each kind of error
+
+
+def by_point(errors: Sequence[ErrorRecord]) -> Table | None:
+    """Return a row a point: its largest local and forward errors and in which layers they are."""
+    rows = []
+    for point, found in _points(errors).items():
+        local = sorted((x for x in found if x.local is not None), key=_local, reverse=True)
+        forward = sorted((x for x in found if x.forward is not None), key=_forward, reverse=True)
+        cells = [_cell(short(x.local.rel_l2) if x.local else "", x.layer) for x in local[:SHOWN]]
+        others = [_cell(short(x.forward.rel_l2) if x.forward else "", x.layer) for x in forward[:SHOWN]]
+        least = min((x for x in found if x.blame is not None), key=_least, default=None)
+        ratio = max(
+            (value(x.forward.ratio) for x in forward if x.forward and x.forward.ratio is not None), default=None
+        )
+        rows.append((
+            point, *_padded(cells or [_absent(found)]), "" if least is None else _explained(least), *_padded(others),
+            "" if ratio is None else f"{ratio:.2g}",
+        ))  # fmt: skip
+    columns = ("point", "local", "2nd", "explained", "forward", "2nd ", "× emul.")
+    title = (
+        "Largest errors of each point, relative, L its layer. Local: one operation on its recorded inputs; "
+        "forward: the whole model, and × what the emulated policy makes"
+    )
+    return Table(title, columns, tuple(rows), ("point",)) if rows else None
+
+
+def matrices(errors: Sequence[ErrorRecord]) -> list[Table]:
+    """Return local and forward errors with a row a point and a column a layer, of all layers."""
+    found = _points(errors)
+    layers = sorted({x.layer for rows in found.values() for x in rows if x.layer is not None})
+    if not layers:
+        return []
+    tables = []
+    for title, cell in (("Local error and the share explained", _local_cell), ("Forward error", _forward_cell)):
+        rows = []
+        for point, xs in found.items():
+            by = {x.layer: cell(x) for x in xs}
+            if by.keys() != {None}:
+                rows.append((point, *(by.get(i, "") for i in layers)))
+        tables.append(Table(f"{title}, by layer", ("point", *(f"L{i}" for i in layers)), tuple(rows)))
+    return tables
+
+
+def largest(errors: Sequence[ErrorRecord]) -> str:
+    """Say where the largest forward error is, and how large the usual one."""
+    found = [e for e in errors if e.kind == "forward" and e.numberless is None and not e.nonfinite]
+    if not found:
+        return ""
+    worst = max(found, key=lambda e: value(e.rel_l2))
+    at = worst.point if worst.layer is None else f"{worst.point} of layer {worst.layer}"
+    usual = short(median(value(e.rel_l2) for e in found))
+    return f"Forward errors: {usual} in the median; the largest is {short(worst.rel_l2)} at {at} ({place_text(worst)})."
+
+
+def parted(pairs: Sequence[PrefillDecodeRecord]) -> list[PrefillDecodeRecord]:
+    """Return where prefill, decode and FP64 do not all have one top-1: what agrees is counted, not listed."""
+    return [p for p in pairs if not p.match or p.f64_match is False]
+
+
+def _points(errors: Sequence[ErrorRecord]) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {p: [] for p in POINTS}
+    for x in lines(errors):
+        found[x.point].append(x)
+    return {p: xs for p, xs in found.items() if xs}
+
+
+def _local(x: Line) -> tuple[bool, float]:
+    return (x.blame is not None and not x.blame.passes, value(x.local.rel_l2) if x.local else 0.0)
+
+
+def _forward(x: Line) -> float:
+    return value(x.forward.rel_l2) if x.forward else 0.0
+
+
+def _least(x: Line) -> tuple[bool, float]:
+    assert x.blame is not None
+    return (x.blame.passes, x.blame.share)
+
+
+def _cell(text: str, layer: int | None) -> str:
+    return text if layer is None else f"{text} L{layer}"
+
+
+def _padded(cells: Sequence[str]) -> list[str]:
+    return [*cells[:SHOWN], *[""] * (SHOWN - len(cells))]
+
+
+def _absent(found: Sequence[Line]) -> str:
+    """Return why a point has no local error."""
+    off = sum(x.nonfinite for x in found)
+    return f"{off} NaN" if off else "unknown" if any(x.unknown for x in found) else ""
+
+
+def _explained(x: Line) -> str:
+    """Return the least share explained of a point's local errors; marked where more is left than rounding leaves."""
+    a = x.blame
+    assert a is not None
+    if a.name == "none of these":
+        return f"{'' if a.passes else '✗ '}{a.left_u:.1f}u left"
+    return f"{'' if a.passes else '✗ '}{share_text(a)}"
+
+
+def _local_cell(x: Line) -> str:
+    if x.nonfinite:
+        return f"{x.nonfinite} NaN"
+    return ("unknown" if x.unknown else "") if x.local is None else f"{short(x.local.rel_l2)} {share_text(x.blame)}"
+
+
+def _forward_cell(x: Line) -> str:
+    if x.forward is None:
+        return "unknown" if x.unknown else ""
+    return short(x.forward.rel_l2)
+
+
+def explained_by(errors: Sequence[ErrorRecord]) -> str:
+    """Say who explains the local errors of each point, those of one name together."""
+    by: dict[str, list[str]] = {}
+    for point, found in _points(errors).items():
+        for name in dict.fromkeys(blame_text(x.blame).split(",")[0] for x in found if x.blame is not None):
+            by.setdefault(name.split(" (")[0], []).append(point)
+    if not by:
+        return ""
+    most = max(by, key=lambda name: len(by[name]))
+    others = "; ".join(f"{name}: {', '.join(points)}" for name, points in by.items() if name != most)
+    return f"Explained by {most}" + (f"; by {others}." if others else ".")
