@@ -1,5 +1,6 @@
 """Runs on disk: written tensor file by tensor file, read back with every hash checked."""
 
+import errno
 import glob
 import hashlib
 import os
@@ -15,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import xxhash
 
+from precaudit.brief import Brief
 from precaudit.coverage import config_of
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.policies import KEYS, Policy, apply_settings, completed
 from precaudit.records import (
     SCHEMA,
+    BatchRecord,
     PointRecord,
     PromptRecord,
+    Record,
     RunRecord,
     Stats,
     StepRecord,
@@ -41,9 +45,10 @@ OPEN = 128
 OWN_NAMES = {
     "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
     "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
-    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json",
+    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl",
 }  # fmt: skip
 JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
+BATCHES = "batches.jsonl"  # what is written whole of a run that is not finished
 
 
 def tensor_hash(x: "Array") -> str:
@@ -119,25 +124,55 @@ def unpack_positions(record: PointRecord) -> "Array":
     return np.asarray(positions_of(record), np.int64)
 
 
-class RunWriter:
-    """Writes a run: run.json without ``finished`` first, then tensors and lines, then run.json again."""
+class Lines:
+    """A file of lines that grows; ``since``: bytes and hash of what was added since this was last asked."""
 
-    def __init__(self, folder: Path, run: RunRecord, prompts: Iterable[PromptRecord]) -> None:
+    def __init__(self, path: Path) -> None:
+        self._file, self._hash, self._bytes = path.open("ab", buffering=0), xxhash.xxh3_128(), 0
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Append a line for each record; raises OSError where the disk takes but a part of them."""
+        data = b"".join(encode(r) for r in records)
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def since(self) -> tuple[int, str]:
+        """Return bytes and hash of what was added since the last call."""
+        found = self._bytes, f"xxh3:{self._hash.hexdigest()}"
+        self._hash, self._bytes = xxhash.xxh3_128(), 0
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class RunWriter:
+    """Writes a run: run.json without ``finished`` first, then tensors and lines, then run.json again.
+
+    ``kept``: bytes of the tensors that are there, of a run that goes on (``runs/unfinished.py``); None: a new run.
+    """
+
+    def __init__(self, folder: Path, run: RunRecord, prompts: Iterable[PromptRecord], kept: int | None = None) -> None:
         self.folder, self.run = folder, run
-        self.written = 0
+        self.written = self._marked = kept or 0
         self._pool = ThreadPoolExecutor(1, "precaudit-file")
-        (folder / "tensors").mkdir(parents=True, exist_ok=True)
-        self._write_run(run)
-        write_lines(folder / "prompts.jsonl", prompts)
-        self._steps = (folder / "steps.jsonl").open("ab", buffering=0)
-        self._points = (folder / "points.jsonl").open("ab", buffering=0)
+        if kept is None:
+            (folder / "tensors").mkdir(parents=True, exist_ok=True)
+            self._write_run(run)
+            write_lines(folder / "prompts.jsonl", prompts)
+        self._steps, self._points, self._batches = (
+            Lines(folder / name) for name in ("steps.jsonl", "points.jsonl", BATCHES)
+        )
 
     def _write_run(self, run: RunRecord) -> None:
         write_whole(self.folder / "run.json", msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append lines of steps.jsonl."""
-        self._steps.write(b"".join(encode(r) for r in records))
+        self._steps.add(records)
 
     def tensors(self, prompt: str, phase: str, step: int, tensors: list[Tensor]) -> None:
         """Write one file of tensors and its lines of points.jsonl."""
@@ -160,7 +195,13 @@ class RunWriter:
             if "No space left" in str(error):
                 raise OSError(28, "No space left on device", str(path)) from None
             raise
-        self._points.write(b"".join(encode(line) for line in lines))
+        self._points.add(lines)
+
+    def mark(self, batch: BatchRecord) -> None:
+        """Note that all of a batch is written: since the last mark nothing else was."""
+        size, self._marked = self.written - self._marked, self.written
+        steps, points = self._steps.since(), self._points.since()
+        self._batches.add([msgspec.structs.replace(batch, steps=steps, points=points, bytes=size)])
 
     def finish(self, run: RunRecord) -> RunRecord:
         """Write run.json with ``finished`` and the hashes of the JSONL files, once the disk has all of the run."""
@@ -171,14 +212,15 @@ class RunWriter:
         done = msgspec.structs.replace(run, hashes=hashes, bytes=self.written)
         self._write_run(done)
         sync(self.folder / "run.json")
+        (self.folder / BATCHES).unlink(missing_ok=True)
         sync(self.folder)
         return done
 
     def close(self) -> None:
         """Close the JSONL files."""
         self._pool.shutdown()
-        self._steps.close()
-        self._points.close()
+        for lines in (self._steps, self._points, self._batches):
+            lines.close()
 
 
 def _point_record(t: Tensor, values: "Array", prompt: str, phase: str, step: int, file: str) -> PointRecord:
@@ -206,8 +248,8 @@ def file_hash(path: Path) -> str:
     return f"xxh3:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Brief):
     """A run opened for reading."""
 
     folder: Path
@@ -254,7 +296,10 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
         raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
     record = read_manifest(path)
     if record.finished is None and not partial:
-        raise UserError(f"{folder}: this run was cut off before it finished; open what is there with --partial")
+        raise UserError(
+            f"{folder}: this run was cut off before it finished; open what is there with --partial, or trace "
+            "it with --resume"
+        )
     prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
     once(folder / "prompts.jsonl", (p.id for p in prompts))
     once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))

@@ -1,11 +1,18 @@
 """``precaudit trace``: run a model with taps and record what they see."""
 
+import shlex
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from precaudit.cli._options import progress_bar, say, selection_options
+from precaudit.cli._options import console, progress_bar, say, selection_options
+
+if TYPE_CHECKING:
+    from precaudit.policies import Policy
 
 
 @click.command()
@@ -15,7 +22,8 @@ from precaudit.cli._options import progress_bar, say, selection_options
 @click.option("--positions", metavar="ROWS", help="Positions of prefill and rescore: last:16,::64.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL of prompts [the shipped ones].")
 @click.option("--text", help="One prompt, instead of a file.")
-@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE", help="Formats of the computation.")
+@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
+              help="Formats of the computation; several, NAME,NAME: a run of each in the folder -o.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
 @click.option("--decode-steps", type=int, default=8, show_default=True, help="Steps after decode0.")
 @click.option("--tokens-from", type=click.Path(path_type=Path), metavar="RUN", help="Feed another run's tokens.")
@@ -27,6 +35,7 @@ from precaudit.cli._options import progress_bar, say, selection_options
               help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
+@click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -50,6 +59,7 @@ def command(
     rename: Path | None,
     repeat: Path | None,
     force: bool,
+    resume: bool,
 ) -> int:
     """Run SUBJECT and record it.
 
@@ -73,26 +83,94 @@ def command(
     if rename is not None:
         raise UserError("--rename is for a program, FILE.py:NAME")
     select = Selection.parse(layers, points, phases, positions, prompt)
-    chosen = apply_settings(load_policy(policy), parse_settings(settings))
+    changes = parse_settings(settings)
+    chosen = [apply_settings(load_policy(name), changes) for name in _policies(policy)]
     if text is not None and prompts is not None:
         raise UserError("give --text or --prompts, not both")
     if text is not None and not text.strip():
         raise UserError("--text is empty")
-    from precaudit.progress import Progress
-    from precaudit.tracing.subject import load
-    from precaudit.tracing.trace import Options, trace
-
-    folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{chosen.name}"
-    options = Options(decode_steps, batch, pad, tokens_from, force, " ".join(["precaudit", *sys.argv[1:]]))
+    name = chosen[0].name if len(chosen) == 1 else "policies"
+    folder = output or Path("traces") / "runs" / f"{Path(subject).stem}-{name}"
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
-    with progress_bar() as advance:
+    with progress_bar("loading JAX") as advance, _told([folder] if len(chosen) == 1 else _folders(chosen, folder)):
+        from precaudit.progress import Progress
+        from precaudit.tracing.subject import load
+        from precaudit.tracing.trace import Options, trace
+
+        command = " ".join(["precaudit", *sys.argv[1:]])
+        options = Options(decode_steps, batch, pad, tokens_from, force, command, resume)
         progress = Progress(lambda line: say(line, err=True), advance)
-        run = trace(load(subject, chosen, device=device, allow=allow_field), folder, source, select, options, progress)
+
+        def opened(policy: "Policy") -> Any:
+            return load(subject, policy, device=device, allow=allow_field)
+
+        if len(chosen) == 1:
+            runs = [trace(opened(chosen[0]), folder, source, select, options, progress)]
+        else:
+            from precaudit.several import trace_policies
+
+            found = trace_policies(opened, chosen, folder, source, select, options, progress)
+            runs = [t.run for t in found if t.run is not None]
+    for run in runs:
+        _warn(run)
+    if len(chosen) > 1:
+        _show(found)
+        say(f"Next: precaudit compare {folder}")
+        return 0
+    say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
+    return 0
+
+
+def _policies(text: str) -> list[str]:
+    """Return the policies named in ``bf16,fp32``; a file's name may hold a comma."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return [text] if Path(text).is_file() or not names else names
+
+
+def _folders(policies: "Sequence[Policy]", folder: Path) -> list[Path]:
+    from precaudit.several import folders_of
+
+    return folders_of(policies, folder)
+
+
+@contextmanager
+def _told(folders: Sequence[Path]) -> Iterator[None]:
+    """Where Ctrl-C ends a trace, say what is there and how to go on."""
+    from precaudit.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        from precaudit.runs.unfinished import held
+
+        begun = [(f, n) for f in folders if (n := held(f)) is not None]
+        finished = sum((f / "run.json").is_file() for f in folders) - len(begun)
+        if not begun and (len(folders) == 1 or not finished):
+            raise
+        words = [w for w in sys.argv[1:] if w not in ("--resume", "--force")]
+        there = "; ".join(f"{f} holds {whole} of {every} prompts" for f, (whole, every) in begun)
+        there = there or f"{finished} of {len(folders)} runs are finished"
+        raise Interrupted(f"interrupted; {there}. Next: precaudit {shlex.join([*words, '--resume'])}") from None
+
+
+def _warn(run: Any) -> None:
+    """Say where capturing changed what the program computes."""
     for n in run.record.neutrality:
         if not n.bitwise:
             say(f"warning: capturing changed the {n.phase} logits by up to {n.max_diff}", err=True)
-    say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
-    return 0
+
+
+def _show(found: Sequence[Any]) -> None:
+    """Print what became of every policy."""
+    from precaudit.reports import fitting, policies
+
+    rows = [
+        (t.policy, t.folder.name, f"{len(t.run.points):,}", f"{t.run.record.bytes / 1e6:,.1f}", "recorded")
+        if t.run is not None
+        else (t.policy, "", "", "", t.why)
+        for t in found
+    ]
+    fitting.show(policies.table(("policy", "run", "tensors", "MB", "what became of it"), rows), console())
 
 
 def _program(
@@ -104,11 +182,13 @@ def _program(
     from precaudit.programs.tracing import steps_of, trace
     from precaudit.selection import parse_layers
 
+    if context.params["resume"]:
+        raise UserError("a program's run is recorded whole: give --force in place of --resume")
     if other := _others(context, {"subject", "output", "rename", "layers", "force"}):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
-    with progress_bar() as advance:
+    with progress_bar("loading the program") as advance:
         chosen = None if layers is None else parse_layers(layers, steps_of(program))
         run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance, chosen)
     trust(reference)
@@ -147,7 +227,7 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     from precaudit.tracing.repeat import repeat
 
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
-    with progress_bar() as advance:
+    with progress_bar("loading JAX") as advance:
         found = repeat(run, folder, None, force, Progress(lambda line: say(line, err=True), advance))
     if found.first is None:
         say(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")

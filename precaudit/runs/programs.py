@@ -1,6 +1,6 @@
 """Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from precaudit.brief import Brief
 from precaudit.errors import UserError
-from precaudit.records import Count, Index, Number, Record, read_record
+from precaudit.frames import errors_frame
+from precaudit.records import Count, ErrorRecord, Index, Number, Record, read_record
 from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
@@ -85,8 +87,8 @@ class Compared(Record, frozen=True, omit_defaults=False):
     names: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Opened:
+@dataclass(frozen=True, repr=False)
+class Opened(Brief):
     """A run of a program opened for reading."""
 
     folder: Path
@@ -111,6 +113,18 @@ class Opened:
         if known_hash(path) != self.record.hashes[name]:
             raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
         return path
+
+
+class ProgramErrors(Brief, list[ErrorRecord]):
+    """The error records of a program's run: a list that prints as a few lines."""
+
+    def __init__(self, errors: Iterable[ErrorRecord], opened: Opened) -> None:
+        super().__init__(errors)
+        self.opened = opened
+
+    def frame(self) -> Any:
+        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.frames``."""
+        return errors_frame(self)
 
 
 @lru_cache(maxsize=4)

@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 
 import precaudit
+from precaudit.brief import Brief
 from precaudit.caching import COMPARES, computed_by
 from precaudit.errors import UserError
+from precaudit.frames import errors_frame, pairs_frame
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import SCHEMA, CompareRecord, ErrorRecord, PrefillDecodeRecord, read_lines
 from precaudit.store import Run, file_hash, open_run
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Brief):
     """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
 
     run: Run
@@ -27,21 +29,12 @@ class Comparison:
     formula: tuple[str, ...] = ()
 
     def frame(self) -> Any:
-        """Return the error records as a pandas DataFrame, nested fields as ``worst.candidate`` and the like."""
-        return _frame(self.errors)
+        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.frames``."""
+        return errors_frame(self.errors)
 
     def prefill_decode_frame(self) -> Any:
         """Return the prefill-against-decode records as a pandas DataFrame."""
-        return _frame(self.prefill_decode)
-
-
-def _frame(records: list[Any]) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise UserError("frames need pandas: pip install 'precaudit[frames]'") from None
-
-    return pandas.json_normalize([msgspec.to_builtins(r) for r in records])
+        return pairs_frame(self.prefill_decode)
 
 
 def recall(run: Path | str) -> Comparison:

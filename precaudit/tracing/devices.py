@@ -1,5 +1,11 @@
 """Which device runs, and the compilation cache."""
 
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from precaudit.caching import cache_folder
@@ -36,3 +42,55 @@ def platform_of(device: Any) -> str:
     """Return cpu, gpu or tpu."""
     name = str(device.platform)
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def visible() -> tuple[dict[str, int], list[str], list[str]]:
+    """Return {kind: how many} of the devices JAX sees, their platforms, and what it said of those it could not start.
+
+    Raises nothing: a plugin that fails to start is one of the things said.
+    """
+    with _heard() as said:
+        try:
+            import jax
+
+            found = jax.devices()
+        except Exception as error:  # a plugin raises what it likes
+            return {}, [], [*said, _first_line(str(error) or _wordless(error))]
+    kinds = Counter(f"{platform_of(d)} {d.device_kind}" if platform_of(d) != "cpu" else "cpu" for d in found)
+    return dict(kinds), [platform_of(d) for d in found], said
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect what JAX logs of its backends, in place of printing it; that there is no TPU is said everywhere."""
+    said: list[str] = []
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level, propagate = logger.level, logger.propagate
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage() + (f": {record.exc_info[1]}" if record.exc_info else "")
+            noise = record.levelno < logging.WARNING and "Unable to initialize" not in text
+            if not noise and not ("'tpu'" in text and find_spec("libtpu") is None):
+                said.append(_first_line(text))
+
+    listener = Listener(logging.INFO)
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _wordless(error: Exception) -> str:
+    """Name an exception without a message, as that of a platform JAX has no plugin for."""
+    asked = os.environ.get("JAX_PLATFORMS")
+    return type(error).__name__ + (f" where JAX_PLATFORMS={asked}" if asked else "")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0]

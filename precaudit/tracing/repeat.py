@@ -1,9 +1,11 @@
 """The same run once more: does the program give the same bits twice."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from precaudit.brief import Brief
 from precaudit.checkpoints import recorded_source
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
@@ -17,7 +19,8 @@ from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.trace import Options, trace
 
 
-class Repeat(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Repeat(Brief):
     """The new run, how many tensors both hold, and the first of those that differ, in program order."""
 
     run: Run

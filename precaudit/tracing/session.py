@@ -21,6 +21,7 @@ from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
 
+Begin = Callable[[str, int], None]  # what a call does, and how many tokens it runs
 WHOLE = 1 << 25  # bytes that a call may move from the device though fewer are recorded
 
 
@@ -58,6 +59,13 @@ class Batch:
             tokens[b, starts[b] : starts[b] + len(sequence)] = sequence
         return tokens, starts
 
+    def tokens(self, requested: Requested) -> int:
+        """How many tokens its calls run, padding among them; a decode step runs one of each prompt."""
+        n, rows = len(self.prompts), len(self.prompts) * self.length
+        if requested.phases == ("prefill",):
+            return rows
+        return rows * (3 if "rescore" in requested.phases else 2) + n * (requested.decode_steps + 1)
+
     def at(self, phase: str, step: int) -> tuple[tuple[Entry, ...], ...]:
         """Return the entries of one call, for each prompt."""
         return tuple(tuple(e for e in plan if (e.phase, e.step) == (phase, step)) for plan in self.plan)
@@ -67,8 +75,8 @@ class Batch:
 class Session:
     """Runs batches and hands what they record to the writer. ``forced``: given tokens after each prompt.
 
-    ``checked``: the compiled programs whose neutrality is known. ``absent``: points within operations that the program
-    does not show, since a part of its own has no tap there.
+    ``checked``: the compiled programs whose neutrality is known; ``seen``: those that ran. ``absent``: points within
+    operations that the program does not show, since a part of its own has no tap there.
     """
 
     subject: Subject
@@ -79,20 +87,19 @@ class Session:
     neutrality: list[Neutrality] = field(default_factory=list)
     checked: set[Any] = field(default_factory=set)
     absent: dict[str, None] = field(default_factory=dict)
+    seen: set[Any] = field(default_factory=set)
 
-    def run(self, batch: Batch, progress: Callable[[str], None]) -> None:
-        """Run every requested phase of one batch."""
+    def run(self, batch: Batch, begin: Begin) -> None:
+        """Run every requested phase of one batch; ``begin`` is told of each call, before it runs."""
         phases, sequences = self.requested.phases, [p.tokens for p in batch.prompts]
         firsts = [len(s) - 1 for s in sequences]
-        logits = self._prefill(batch, "prefill", sequences, firsts)
-        progress("prefill")
+        logits = self._prefill(batch, "prefill", sequences, firsts, begin)
         if phases == ("prefill",):
             return
-        generated = self._decode(batch, sequences, logits, progress)
+        generated = self._decode(batch, sequences, logits, begin)
         if "rescore" in phases:
             longer = [[*s, *g] for s, g in zip(sequences, generated, strict=True)]
-            self._prefill(batch, "rescore", longer, firsts)
-            progress("rescore")
+            self._prefill(batch, "rescore", longer, firsts, begin)
 
     def _capture(self, batch: Batch, phase: str, step: int) -> Capture:
         """Return what a call collects; rows are gathered, or hashed, on the device where fewer are recorded.
@@ -136,7 +143,9 @@ class Session:
             return batch.length
         return 1 + (self.requested.decode_steps if "rescore" in self.requested.phases else 0)
 
-    def _prefill(self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int]) -> jax.Array:
+    def _prefill(
+        self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int], begin: Begin
+    ) -> jax.Array:
         """Run whole sequences; return the logits [B, V] at each prompt's last position."""
         tokens, starts = batch.arrays(sequences)
         if self.requested.every_logit:
@@ -152,6 +161,7 @@ class Session:
         take = self._take(batch, capture, phase, starts)
         program = prefill_program(self.subject, capture)
         given = (tokens, starts, rows, self._cache(batch), take)
+        begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._unchecked(phase, capture, given)
         logits, _, taps = self._call(program, *given)
         if check:
@@ -163,19 +173,22 @@ class Session:
         return logits[np.arange(len(at)), np.asarray(at)]
 
     def _decode(
-        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: jax.Array, progress: Callable[[str], None]
+        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: jax.Array, begin: Begin
     ) -> list[list[int]]:
         """Fill a fresh cache with all tokens but the last, then decode; return the tokens fed after the prompt."""
         tokens, starts = batch.arrays(sequences)
         ends = starts + np.asarray([len(s) for s in sequences], np.int32)
         each = np.arange(len(tokens))
         token: Any = self._put(tokens[each, ends - 1])
+        begin("filling the cache", tokens.size)
         cache = self._fill(batch, tokens, starts, ends)
         fed: list[Any] = []
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
             given = (token, starts, slots, cache)
+            step_of = f"decode step {step} of {self.requested.decode_steps}"
+            begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
             logits, cache, taps = self._call(decode_program(self.subject, capture), *given)
@@ -185,7 +198,6 @@ class Session:
                 bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
                 self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
             self._record(batch, call)
-            progress(f"decode {step}")
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
         arrays = [np.asarray(t) for t in fed[:-1]]
@@ -210,10 +222,21 @@ class Session:
         """Return ``x`` on the subject's device and committed to it: where it is not, jit compiles once more."""
         return jax.device_put(x, self.subject.device)
 
-    def _unchecked(self, phase: str, capture: Capture, given: Any) -> bool:
-        """Whether this is the first call of a compiled program: of a phase, what it captures and its shapes."""
+    def _program(self, phase: str, capture: Capture, given: Any) -> Any:
+        """Return what makes a compiled program: the phase, what it captures and its shapes."""
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(given))
-        program = (phase, self.subject.decoder, capture, shapes)
+        return (phase, self.subject.decoder, capture, shapes)
+
+    def _label(self, phase: str, capture: Capture, given: Any, compiled: str, what: str) -> str:
+        """Return what a call is called: that it compiles, where it is the first of its program."""
+        program = self._program("decode" if phase == "decode" else "prefill", capture, given)
+        label = what if program in self.seen else f"compiling {compiled}"
+        self.seen.add(program)
+        return label
+
+    def _unchecked(self, phase: str, capture: Capture, given: Any) -> bool:
+        """Whether this is the first call of a compiled program."""
+        program = self._program(phase, capture, given)
         first = bool(capture.points) and program not in self.checked
         self.checked.add(program)
         return first

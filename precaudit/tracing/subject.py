@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from precaudit.brief import Brief
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
@@ -18,8 +19,8 @@ from precaudit.store import Run
 from precaudit.tracing.devices import choose_device, platform_of
 
 
-@dataclass(frozen=True)
-class Subject:
+@dataclass(frozen=True, repr=False)
+class Subject(Brief):
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
     ``unroll``, ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).

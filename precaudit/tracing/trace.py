@@ -1,12 +1,15 @@
 """The verb ``trace``: check everything first, then run and record."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from precaudit.arrays import release
+from precaudit.caching import TRACES, computed_by
 from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
@@ -14,7 +17,8 @@ from precaudit.graphs.decoder import present, support
 from precaudit.policies import fused
 from precaudit.progress import Progress
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
-from precaudit.records import PromptRecord, Requested
+from precaudit.records import BatchRecord, PromptRecord, Requested, RunRecord
+from precaudit.runs import unfinished
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
 from precaudit.store import Run, RunWriter, check_space, open_run, prepare_folder
 from precaudit.tracing.manifest import begin, now
@@ -22,13 +26,13 @@ from precaudit.tracing.session import Batch, Session
 from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.writer import Background
 
-# FLOP/s, to tell seconds from hours: a CPU's is of `make demo` on two cores (7.6e11 in 75 s); the others are guesses
-SPEED = {"cpu": 1e10, "gpu": 5e13, "tpu": 5e13}
-
 
 @dataclass(frozen=True)
 class Options:
-    """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones."""
+    """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones.
+
+    ``resume``: go on with a run that was cut off, which is the one that is asked for.
+    """
 
     decode_steps: int = 8
     batch: int = 1
@@ -36,6 +40,32 @@ class Options:
     tokens_from: Path | None = None
     force: bool = False
     command: str = "precaudit.trace(...)"
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is traced: all prompts in batches, the tokens given to them, the manifest, and what is there already."""
+
+    subject: Subject
+    prompts: Sequence[PromptRecord]
+    forced: Mapping[str, Sequence[int]]
+    record: RunRecord
+    kept: unfinished.Kept | None = None
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches, those that are there among them."""
+        asked = self.record.requested
+        return [Batch.of(self.prompts[i : i + asked.batch], asked) for i in range(0, len(self.prompts), asked.batch)]
+
+    def mark(self, batch: Batch, session: Session, before: tuple[int, int]) -> BatchRecord:
+        """Return what is noted of a batch that is written; ``before``: what the session had noted until then."""
+        ids = tuple(p.id for p in batch.prompts)
+        return BatchRecord(
+            prompts=ids, steps=(0, ""), points=(0, ""), bytes=0, code=code_of(self.subject), fed=fed(self.forced, ids),
+            neutrality=tuple(session.neutrality[before[0] :]), absent=tuple(session.absent)[before[1] :],
+        )  # fmt: skip
 
 
 def trace(
@@ -49,27 +79,52 @@ def trace(
     """Run ``subject`` over prompts with taps and write a run to the folder ``output``; return it opened.
 
     ``prompts``: a JSONL file or Prompt records (None: the shipped ones). Raises UserError before anything is written
-    when something asked for is not possible: a layer out of range, a prompt too long, no space, a folder in use.
+    when something asked for is not possible: a layer out of range, a prompt too long, no space, a folder in use, a run
+    to go on with that is another.
     """
     subject = load(subject) if isinstance(subject, str) else subject
     select, options, progress = select or Selection(), options or Options(), progress or Progress()
+    if options.resume and options.force:
+        raise UserError("give --resume or --force, not both: --force starts again from nothing")
     folder = Path(output)
     found, forced, requested = _request(subject, prompts, select, options, progress.say)
-    lengths = [len(p.tokens) for p in found]
-    size = predicted_bytes(requested, subject.config, subject.policy, lengths)
-    progress.say(_announcement(subject, found, requested, size))
-    check_space(folder, size + (1 << 20))
-    prepare_folder(folder, options.force)
     record = begin(subject, requested, folder.resolve().name, options.command)
-    warnings = weight_warnings(subject)
+    work = Work(subject, found, forced, record)
+    if options.resume:
+        record = unfinished.before(folder)
+        unfinished.check_same(folder, record, work.record, found)
+        if record.finished is not None:
+            progress.say(f"{folder}: finished already, at {record.finished}; nothing to do")
+            return open_run(folder)
+        kept = unfinished.whole(folder, record, code_of(subject), partial(fed, forced))
+        work = replace(work, kept=kept if kept.batches else None)
+    size = predicted_bytes(requested, subject.config, subject.policy, [len(p.tokens) for p in found])
+    progress.say(_announcement(work, size))
+    _record(work, folder, size, options, progress)
+    return open_run(folder)
+
+
+def _record(work: Work, folder: Path, size: int, options: Options, progress: Progress) -> None:
+    """Run and write what is not there yet."""
+    kept, record = work.kept, work.record
+    check_space(folder, size + (1 << 20) - (0 if kept is None else kept.bytes))
+    if kept is None:
+        prepare_folder(folder, options.force or options.resume)
+    else:
+        unfinished.trim(folder, kept)
+        record = kept.record
+        progress.say(f"{folder}: {kept.prompts} of {len(work.prompts)} prompts are there; goes on with the others")
+    warnings = weight_warnings(work.subject)
     for warning in warnings:
         progress.say(f"warning: {warning}")
     record = msgspec.structs.replace(record, warnings=tuple(warnings))
-    writer = RunWriter(folder, record, found)
+    writer = RunWriter(folder, record, work.prompts, None if kept is None else kept.bytes)
     try:
         with Background() as background:
-            session = Session(subject, requested, writer, background, forced)
-            _run_all(session, found, requested, progress)
+            session = Session(work.subject, record.requested, writer, background, work.forced)
+            if kept is not None:
+                session.neutrality, session.absent = kept.neutrality, kept.absent
+            _run_all(work, session, progress)
     finally:
         writer.close()
     for name in session.absent:
@@ -77,12 +132,23 @@ def trace(
     writer.finish(
         msgspec.structs.replace(
             record,
-            requested=_without(requested, session.absent),
+            requested=_without(record.requested, session.absent),
             neutrality=tuple(session.neutrality),
             finished=now(),
         )
     )
-    return open_run(folder)
+
+
+def code_of(subject: Subject) -> str:
+    """Return the hash of what runs a subject beside the model and the policy: our source, and how it is compiled."""
+    how = (computed_by(TRACES), subject.unroll, subject.remat, subject.raised)
+    return hashlib.sha256(repr(how).encode()).hexdigest()
+
+
+def fed(forced: Mapping[str, Sequence[int]], prompts: Sequence[str]) -> str:
+    """Return the hash of the tokens given to prompts; nothing where none are."""
+    given = [list(map(int, forced[p])) for p in prompts if p in forced]
+    return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
 
 
 def _without(requested: Requested, absent: Collection[str]) -> Requested:
@@ -91,19 +157,23 @@ def _without(requested: Requested, absent: Collection[str]) -> Requested:
     return msgspec.structs.replace(requested, points=points, support=support)
 
 
-def _run_all(session: Session, prompts: list[PromptRecord], requested: Requested, progress: Progress) -> None:
-    batches = [prompts[i : i + requested.batch] for i in range(0, len(prompts), requested.batch)]
-    per_batch = 1 if requested.phases == ("prefill",) else requested.decode_steps + 2 + ("rescore" in requested.phases)
-    total, done = len(batches) * per_batch, 0
-    for batch in batches:
-        names = ", ".join(p.id for p in batch)
+def _run_all(work: Work, session: Session, progress: Progress) -> None:
+    """Run the batches that are not there, and note each that is written."""
+    batches, there = work.batches, 0 if work.kept is None else len(work.kept.batches)
+    total, done, running = sum(b.tokens(session.requested) for b in batches), 0, 0
+    done = sum(b.tokens(session.requested) for b in batches[:there])
+    for i, batch in enumerate(batches[there:], there + 1):
+        where = f"batch {i} of {len(batches)}" if session.requested.batch > 1 else batch.prompts[0].id
 
-        def advance(what: str, names: str = names) -> None:
-            nonlocal done
-            done += 1
-            progress.advance(done, total, f"{names} {what}")
+        def begin(what: str, tokens: int, where: str = where) -> None:
+            nonlocal done, running
+            done, running = done + running, tokens
+            progress.advance(done, total, f"{what}, {where}")
 
-        session.run(Batch.of(batch, requested), advance)
+        before = len(session.neutrality), len(session.absent)
+        session.run(batch, begin)
+        session.background.put(partial(session.writer.mark, work.mark(batch, session, before)))
+    progress.advance(total, total, "writing")
 
 
 def _request(
@@ -178,7 +248,7 @@ def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRe
     wanted = choose_prompts(select.prompts, list(run.prompts))
     forced: dict[str, Sequence[int]] = {}
     for name in wanted:
-        fed = {s.position: s.token for s in run.steps if s.prompt == name and s.phase == "decode" and s.step > 0}
+        fed = {s.position: s.token for s in run.steps if s.prompt == name and s.phase != "prefill" and s.step > 0}
         forced[name] = tuple(fed[p] for p in sorted(fed))
     steps = min(map(len, forced.values()))
     if steps == 0 and select.phases != ("prefill",):
@@ -186,16 +256,12 @@ def _given(run: Run, select: Selection, options: Options) -> tuple[list[PromptRe
     return [run.prompts[name] for name in wanted], forced, min(steps, options.decode_steps)
 
 
-def _announcement(subject: Subject, prompts: list[PromptRecord], requested: Requested, size: int) -> str:
-    tokens = sum(len(p.tokens) for p in prompts)
-    passes = tokens * (1 + len(requested.phases)) + len(prompts) * requested.decode_steps
-    seconds = 2.0 * subject.config.parameters * passes / SPEED.get(subject.platform, SPEED["cpu"])
-    scale = "seconds" if seconds < 60 else "minutes" if seconds < 3600 else "hours"
+def _announcement(work: Work, size: int) -> str:
+    subject, tokens = work.subject, sum(len(p.tokens) for p in work.prompts)
     return (
         f"{subject.checkpoint.name} ({subject.config.layers} layers, "
-        f"{subject.config.parameters / 1e6:.1f} M parameters), "
-        f"policy {subject.policy.name}, {subject.platform}: {len(prompts)} prompts, {tokens} tokens; "
-        f"writes about {size / 1e6:,.1f} MB, takes {scale}"
+        f"{subject.config.parameters / 1e6:.1f} M parameters), policy {subject.policy.name}, {subject.platform}: "
+        f"{len(work.prompts)} prompts, {tokens} tokens; writes about {size / 1e6:,.1f} MB"
     )
 
 
