@@ -4,15 +4,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.brief import Brief
 from precaudit.comparison.pairs import Side, side_of, sides_errors, token_notes
 from precaudit.dumps.runs import MANIFEST as DUMP
 from precaudit.dumps.runs import Imported, Reported, is_imported, open_imported
 from precaudit.errors import UserError
+from precaudit.frames import errors_frame
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
 from precaudit.progress import Advance, silent
@@ -40,14 +42,18 @@ class Beside(NamedTuple):
     here: Number | None
 
 
-@dataclass(frozen=True)
-class Between:
+@dataclass(frozen=True, repr=False)
+class Between(Brief):
     """What one run is against another: records, notes, and the numbers that a dump reports beside ours."""
 
     errors: tuple[ErrorRecord, ...]
     notes: tuple[str, ...]
     beside: tuple[Beside, ...]
     folder: Path
+
+    def frame(self) -> Any:
+        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.frames``."""
+        return errors_frame(self.errors)
 
 
 def compare_runs(run: Path | str, against: Path | str, tell: Advance = silent) -> Between:

@@ -5,7 +5,16 @@ from typing import Any
 
 import click
 
-from precaudit.cli._options import cache_option, console, narrowed, progress_bar, references, say, selection_options
+from precaudit.cli._options import (
+    announce,
+    cache_option,
+    console,
+    narrowed,
+    progress_bar,
+    references,
+    say,
+    selection_options,
+)
 
 
 @click.command()
@@ -38,6 +47,7 @@ from precaudit.cli._options import cache_option, console, narrowed, progress_bar
 @click.option("--family", metavar="NAME", help="The family, where config.json has no model_type.")
 @click.option("--partial", is_flag=True, help="Open a run that was cut off.")
 @cache_option
+@click.option("--all", "every", is_flag=True, help="Every layer as a column.")
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the error records as JSONL instead of tables.")
 def command(
@@ -57,22 +67,37 @@ def command(
     family: str | None,
     partial: bool,
     no_cache: bool,
+    every: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Compare RUN with FP64 and emulations; with a second run AGAINST, RUN is the candidate.
+    """Compare RUN with FP64 and emulations, or with another run.
 
+    With AGAINST, a second run, RUN is the candidate.
+
+    Of a folder of runs, as trace --policy A,B -o FOLDER leaves, each is compared with FP64: a row a policy.
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """
     from precaudit.comparison.compare import Options, compare
     from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
+    from precaudit.judging.gate import judge_found
     from precaudit.reports import markdown, terminal
+    from precaudit.reports.headline import headline
     from precaudit.runs.programs import is_program_run
+    from precaudit.several import runs_in
     from precaudit.store import open_run
     from precaudit.writing import write_whole
 
+    if against is None and runs_in(run):
+        filters: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
+        filters |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
+        filters |= {"--family": family, "--partial": partial or None}
+        if other := [name for name, value in filters.items() if value is not None]:
+            raise UserError(f"{run} is a folder of runs, compared whole; leave out {', '.join(other)}")
+        _policies(run, accum, model, formula, no_cache, as_json)
+        return
     kinds = [kind(x) for x in (run, against) if x is not None for kind in (is_program_run, is_imported)]
     if any(kinds) and against is not None:
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
@@ -80,7 +105,7 @@ def command(
         given |= {"--program": program, "--reference": reference, "--map": names, "--config": config}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} and {against} are compared whole; leave out {', '.join(other)}")
-        _between(run, against, as_json)
+        _between(run, against, as_json, every or verbose)
         return
     if is_imported(run):
         raise UserError(f"{run} was imported and holds no program: precaudit compare {run} RUN")
@@ -89,7 +114,7 @@ def command(
         given |= {"--model": model, "--formula": formula or None, "--partial": partial or None}
         if other := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{run} is of a program and compared whole; leave out {', '.join(other)}")
-        _program(run, program, _reference(reference, names, config, family), as_json)
+        _program(run, program, _reference(reference, names, config, family), as_json, every or verbose)
         return
     own = {"--program": program, "--reference": reference, "--map": names, "--config": config, "--family": family}
     if other := [name for name, value in own.items() if value is not None]:
@@ -108,27 +133,47 @@ def command(
         for record in found.errors:
             click.echo(encode(record), nl=False)
         return
-    terminal.show(found, console(), verbose)
+    announce(headline(judge_found(found), str(run)) if against is None else _apart(found.errors, run, against))
+    terminal.show(found, console(), verbose, every)
     say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
+
+
+def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cache: bool, as_json: bool) -> None:
+    """Compare every run in a folder, and print a row a policy."""
+    from precaudit.comparison.compare import Options
+    from precaudit.records import encode
+    from precaudit.reports import fitting, policies
+    from precaudit.several import compare_policies
+
+    accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
+    with progress_bar() as advance, references(no_cache) as cache:
+        options = Options(accum=accums, model=model, cache=cache, formula=formula)
+        rows, said = compare_policies(folder, options, advance)
+    if as_json:
+        for row in rows:
+            click.echo(encode(row), nl=False)
+        return
+    announce(policies.headline(rows, str(folder)))
+    fitting.show(policies.table(policies.COLUMNS, [policies.cells(row) for row in rows]), console())
+    for line in policies.KEY:
+        say(line)
+    for sentence in said:
+        say(f"- {sentence}")
+    say("Records and a report are beside each run")
 
 
 def _reference(reference: str | None, names: Path | None, config: Path | None, family: str | None) -> Any:
     """Return what a program's formula is held against: a function of the user's, the textbook, or nothing."""
     from precaudit.errors import UserError
     from precaudit.programs.loading import load_function
-    from precaudit.references.mapped import Names
+    from precaudit.references.mapped import names_of
 
-    if names is None and (config is not None or family is not None):
-        raise UserError("--config and --family belong to a names map: --map FILE")
-    if names is None:
-        return None if reference is None else load_function(reference)
-    if reference is not None:
+    if names is not None and reference is not None:
         raise UserError("give --reference or --map, not both")
-    beside = names.with_suffix(".json")
-    return Names(names, config or (beside if beside.is_file() else names.parent / "config.json"), family)
+    return names_of(names, config, family) or (None if reference is None else load_function(reference))
 
 
-def _between(run: Path, against: Path, as_json: bool) -> None:
+def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
     """Hold a run against another, of which one is a program's or imported."""
     from precaudit.between import compare_runs
     from precaudit.reports import terminal
@@ -141,14 +186,36 @@ def _between(run: Path, against: Path, as_json: bool) -> None:
         for record in found.errors:
             click.echo(encode(record), nl=False)
         return
-    terminal.show_between(found, console())
+    announce(_apart(found.errors, run, against))
+    terminal.show_between(found, console(), every)
     say(f"Records: {found.folder}/errors.jsonl")
 
 
-def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> None:
+def _apart(pairs: Any, run: Path, against: Path) -> Any:
+    """Return the first sentence on a run against another, by the records of both against FP64 where there are any."""
+    from precaudit.errors import UserError
+    from precaudit.judging.programs import errors_of
+    from precaudit.reports.differences import headline
+    from precaudit.runs.programs import is_program_run, open_program_run
+    from precaudit.runs.written import recall
+
+    known: list[Any] = []
+    lacking = ""
+    for folder in (run, against):
+        try:
+            known.append(errors_of(open_program_run(folder)) if is_program_run(folder) else recall(folder).errors)
+        except (UserError, OSError):
+            known.append(None)
+            lacking = lacking or f"precaudit compare {folder}"
+    return headline(pairs, known[0], known[1], lacking)
+
+
+def _program(run: Path, program: str | None, reference: Any, as_json: bool, every: bool) -> None:
     """Compare a run of a program with its own segments."""
     from precaudit.comparison.programs import compare
+    from precaudit.judging.gate import gate
     from precaudit.reports import program as report
+    from precaudit.reports.headline import headline
     from precaudit.runs.programs import open_program_run
     from precaudit.writing import write_whole
 
@@ -162,5 +229,6 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool) -> N
         for record in errors:
             click.echo(encode(record), nl=False)
         return
-    report.show(opened, errors, console())
-    say(f"Records: {run}/errors.jsonl; report: {run}/report.md. Next: precaudit gate {run}")
+    announce(headline(gate(run), str(run)))
+    report.show(opened, errors, console(), every)
+    say(f"Records: {run}/errors.jsonl; report: {run}/report.md")

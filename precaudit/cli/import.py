@@ -19,7 +19,9 @@ LISTED = 8  # names of a dump that are shown
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The run's folder.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
-    """Make a run of DUMP: a folder of .npy, .npz, .safetensors and .jsonl, or one such file.
+    """Make a run of another framework's tensors.
+
+    DUMP: a folder of .npy, .npz, .safetensors and .jsonl, or one such file.
 
     Compare it then: precaudit compare OUTPUT RUN. What no entry of the map takes, and what is not there, is listed.
     """

@@ -206,6 +206,7 @@ def _per_layer(recorded: Recorded, book: Textbook, selected: Selected, tell: Adv
     caches = [p for p in POINTS if POINTS[p].state and p in {*recorded.requested.points, *recorded.requested.support}]
     groups: list[int | None] = [*selected.layers, None]
     for i, layer in enumerate(groups):
+        tell(i, len(groups), "local errors " + ("after the layers" if layer is None else f"of layer {layer}"))
         book.warm(layer)
         for prompt in selected.prompts:
             for phase in selected.phases:
@@ -218,7 +219,6 @@ def _per_layer(recorded: Recorded, book: Textbook, selected: Selected, tell: Adv
                 if phase == "decode" and layer is not None:
                     for cache in caches:
                         yield from state_errors(recorded, Place(prompt, phase, 0, layer, cache))
-        tell(i + 1, len(groups), "local errors and emulations")
 
 
 def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:

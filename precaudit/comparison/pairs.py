@@ -9,7 +9,8 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.metrics.logits import distribution
 from precaudit.metrics.rows import measured
 from precaudit.metrics.sizes import canonical, sizes
 from precaudit.places import Place
@@ -109,6 +110,8 @@ def _numbers(a: Side, b: Side, here: Place, x: Array, y: Array, rows: Array | No
     else:
         flat = [z.reshape(-1, z.shape[-1] if z.ndim else 1) for z in (x, y)]
         numbers = sizes(flat[0], canonical(flat[1], "TD"), "TD", np.arange(len(flat[0])))
+    if here.point == LOGITS and known and rows is not None:
+        numbers["distribution"] = distribution(widen(x), widen(y), rows, None)
     return here.record("pair", a.id, b.id, **numbers)
 
 

@@ -18,7 +18,7 @@ from precaudit.references.formula import OwnReference, callable_errors, shown, t
 from precaudit.references.mapped import Names, Textbook, textbook_of
 from precaudit.references.traced.local import record_of
 from precaudit.references.traced.reference import Traced
-from precaudit.runs.programs import Compared, Opened, open_program_run, places
+from precaudit.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
 from precaudit.store import file_hash
 from precaudit.transforms.tag import Tagged
 from precaudit.writing import write_whole
@@ -28,7 +28,7 @@ from precaudit.writing import write_whole
 def compare(
     run: Opened | Path | str, program: Program | str | None = None, reference: OwnReference | Names | None = None,
     tell: Advance = silent,
-) -> list[ErrorRecord]:  # fmt: skip
+) -> ProgramErrors:  # fmt: skip
     """Return the error records of a program's run and write them beside it.
 
     ``program``, or its name; without either the one the run names, if this user traced that very source.
@@ -58,7 +58,7 @@ def compare(
         names=reference.record() if isinstance(reference, Names) else {},
     )  # fmt: skip
     write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n")
-    return errors
+    return ProgramErrors(errors, opened)
 
 
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:

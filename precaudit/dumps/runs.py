@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.places import Place
 from precaudit.records import Index, Number, Record, read_record
@@ -63,8 +64,8 @@ class DumpRun(Record, frozen=True, omit_defaults=False):
     finished: str = ""
 
 
-@dataclass(frozen=True)
-class Imported:
+@dataclass(frozen=True, repr=False)
+class Imported(Brief):
     """An imported run, opened for reading."""
 
     folder: Path

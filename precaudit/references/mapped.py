@@ -124,6 +124,16 @@ class Names:
         return found
 
 
+def names_of(map: Path | None, config: Path | None, family: str | None) -> Names | None:
+    """Return the textbook by a names map; its config.json is by default beside it. Raises UserError without a map."""
+    if map is None:
+        if config is not None or family is not None:
+            raise UserError("config and family belong to a names map: --map FILE")
+        return None
+    beside = map.with_suffix(".json")
+    return Names(map, config or (beside if beside.is_file() else map.parent / "config.json"), family)
+
+
 def textbook_of(names: Names, program: Program, opened: Opened) -> Textbook:
     """Return the textbook of a program; raises UserError for what the map or the configuration lacks or has wrong."""
     where = str(names.map)

@@ -146,8 +146,7 @@ def establish(
         seconds = seconds_for(model.config, 1000)
         takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
-        tell(0, n, what)
-        forward(model, sequences, [FP64], want(absent), save, lambda at: tell(at + 1, n, what))
+        forward(model, sequences, [FP64], want(absent), save, _telling(tell, what, n))
     for place in places.values():
         place.touch()
 
@@ -155,6 +154,16 @@ def establish(
     emulate(whole, model, recorded, policy, single_precision_dot, tell)
     prune(root, {p.folder for p in places.values()})
     return whole
+
+
+def _telling(tell: Advance, what: str, n: int) -> Callable[[int], None]:
+    """Return what is told of each layer that is done; the first begins now. Layers are counted from 1, as of ``n``."""
+
+    def done(layer: int) -> None:
+        tell(layer + 1, n, f"{what}, layer {min(layer + 2, n)} of {n}")
+
+    done(-1)
+    return done
 
 
 def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot: Dot, tell: Advance) -> None:
@@ -174,7 +183,8 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
         passes.append((Pool(whole, model.config, whole.decoded, whole.decoded_kl), decoding))
     for pool, rows in passes:
-        forward(model, sequences, draws, whole.wanted, pool.add, lambda at: tell(at + 1, n, "emulated policy"), rows)
+        what = "emulated policy" if rows is None else "emulated policy of decode"
+        forward(model, sequences, draws, whole.wanted, pool.add, _telling(tell, what, n), rows)
         pool.finish()
 
 
