@@ -29,6 +29,10 @@ COMPARES = (
     *READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "references", "row_hashes.py",
     "runs",
 )  # fmt: skip
+TRACES = (
+    *READS, "coverage.py", "jax_decoder", "metrics", "prompts.py", "records.py", "row_hashes.py", "selection.py",
+    "store.py", "tracing", "transforms",
+)  # fmt: skip
 DIAGNOSES = (
     *COMPARES, "diagnosis", "evidence", "jax_decoder", "mutations", "programs", "tracing", "transforms",
 )  # fmt: skip
@@ -45,7 +49,7 @@ def cache_folder(kind: str) -> Path:
 @cache
 def computed_by(sources: tuple[str, ...]) -> str:
     """Return the hash of parts of this package's source, of NumPy's version and of its BLAS."""
-    digest = hashlib.sha256(repr(_numerics()).encode())
+    digest = hashlib.sha256(repr(numerics()).encode())
     root = Path(str(resources.files("precaudit")))
     for name in sorted(sources):
         where = root / name
@@ -56,7 +60,7 @@ def computed_by(sources: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
-def _numerics() -> tuple[str, ...]:
+def numerics() -> tuple[str, ...]:
     """Return what NumPy computes with: its version, its own BLAS and the kernels that chose for this processor."""
     import numpy as np
     from threadpoolctl import threadpool_info

@@ -13,10 +13,12 @@ from typing import Any
 
 import click
 
+COMPLETE = "_PRECAUDIT_COMPLETE"  # what click's shell completion calls the program with
 SPELT = {
     "×": "x", "·": "*", "…": "...", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "≠": "!=", "σ": "sigma", "²": "^2",
     "‖": "||", "√": "sqrt", "→": "->", "°": "deg", "’": "'", "“": '"', "”": '"', "±": "+-", "−": "-", "γ": "gamma",
     "ₙ": "n", "Σ": "sum", "δ": "delta", "µ": "u", "½": "1/2", "⁻": "^-", "✓": "ok", "✗": "x",
+    "⟨": "<", "⟩": ">", "⌊": "floor(", "⌋": ")", "ê": "E", "ρ": "rho",
 }  # fmt: skip
 
 
@@ -31,19 +33,27 @@ class Commands(click.Group):
         """Return the command, or None when there is no such file."""
         if cmd_name not in self.list_commands(ctx):
             return None
+        from precaudit.cli._examples import epilog
+
         command: click.Command = import_module(f"{__name__}.{cmd_name}").command
+        command.epilog = epilog(cmd_name)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Name the nearest command when there is none of that name."""
         from precaudit.errors import UserError, nearest
 
-        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+        completing = ctx.resilient_parsing
+        if args and not completing and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise UserError(f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PRECAUDIT"})
+@click.group(
+    cls=Commands,
+    subcommand_metavar="COMMAND [ARGS]",
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "PRECAUDIT"},
+)
 @click.version_option(package_name="precaudit")
 def cli() -> None:
     """Numerical precision audit for transformers in JAX.
@@ -89,8 +99,9 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
-    except (BrokenPipeError, SystemExit):  # click exits with 1, a verdict's code, where nobody reads on
-        return _unread()
+    except (BrokenPipeError, SystemExit) as error:  # click exits with 1, a verdict's code, where nobody reads on
+        completed = isinstance(error, SystemExit) and error.code == 0 and COMPLETE in os.environ
+        return 0 if completed else _unread()
     except OSError as error:
         return _system(error)
     except Exception as error:

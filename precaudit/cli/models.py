@@ -9,7 +9,9 @@ import click
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with --check one line a tensor.")
 def command(subject: str | None, check: bool, allow_field: tuple[str, ...], as_json: bool) -> int:
-    """Show what is supported and installed; for SUBJECT what would be loaded, its points and the size of a run.
+    """Show what can be loaded, or what SUBJECT holds.
+
+    Without SUBJECT: what is supported and installed. With it: what would be loaded, its points and the size of a run.
 
     Exit code 1: --check found values that are not finite.
     """

@@ -10,7 +10,10 @@ import click
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE", help='TOML of names: q = "query_proj~1".')
 @click.option("--json", "as_json", is_flag=True, help="Print the points as JSONL.")
 def command(program: str, rename: Path | None, as_json: bool) -> None:
-    """List the points of PROGRAM: shape, format, bytes, and the line that makes each. Its code is run."""
+    """List what would be recorded of PROGRAM, whose code is run.
+
+    Of every point: shape, format, bytes, and the line that makes it.
+    """
     from precaudit.cli._options import console
     from precaudit.programs.loading import load, renamed
     from precaudit.programs.tracing import points

@@ -1,0 +1,38 @@
+"""What a shell completes after an option: names out of small tables, without JAX."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Words = Callable[[], Iterable[str]]
+
+
+def points() -> tuple[str, ...]:
+    """Return the names of points."""
+    from precaudit.graphs.decoder import POINTS
+
+    return (*POINTS, "all")
+
+
+def phases() -> tuple[str, ...]:
+    """Return the names of phases."""
+    from precaudit.selection import PHASES
+
+    return PHASES
+
+
+def words(context: Any, parameter: Any, incomplete: str) -> list[str]:
+    """Complete a word of the glossary."""
+    from precaudit.glossary import names, plain
+
+    return [name.replace(" ", "-") for name in names() if name.startswith(plain(incomplete))]
+
+
+def listed(words: Words) -> Callable[[Any, Any, str], list[str]]:
+    """Return a completer of ``a,b,c``: of what stands after the last comma."""
+
+    def complete(context: Any, parameter: Any, incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        taken = set(before.split(","))
+        return [before + comma + word for word in words() if word.startswith(last) and word not in taken]
+
+    return complete

@@ -1,0 +1,38 @@
+"""Commands to copy, one list a command: the end of its help (``Commands.get_command``)."""
+
+EXAMPLES = {
+    "audit": ("precaudit audit", "precaudit audit --config precaudit.toml --junit audit.xml"),
+    "baseline": (
+        "precaudit baseline runs/a -o traces/baselines/tiny.jsonl",
+        "precaudit baseline runs/b -o traces/baselines/tiny.jsonl --accept --why 'JAX 0.11'",
+    ),
+    "compare": (
+        "precaudit compare runs/a",
+        "precaudit compare runs/a --layers 1 --points q,attn_out -v",
+        "precaudit compare runs/a runs/b",
+    ),
+    "diagnose": ("precaudit diagnose runs/a", "precaudit diagnose runs/a --layers 1 -v"),
+    "doctor": ("precaudit doctor", "precaudit doctor --json", "precaudit doctor --clear references"),
+    "explain": ("precaudit explain excess", "precaudit explain not run", "precaudit explain exit-codes"),
+    "export": ("precaudit export runs/a --csv errors.csv", "precaudit export runs/a --tensorboard logs"),
+    "gate": ("precaudit gate runs/a", "precaudit gate runs/a --budgets budgets.toml --junit gate.xml"),
+    "import": (
+        "precaudit import dump -o runs/theirs",
+        "precaudit import dump.safetensors --map names.toml -o runs/theirs",
+    ),
+    "init": ("precaudit init examples/own_decoder.py:program",),
+    "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
+    "points": ("precaudit points examples/own_decoder.py:program",),
+    "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
+    "trace": (
+        "precaudit trace tiny -o runs/a",
+        "precaudit trace tiny --text 'def main(' --points all --set scores=float32",
+        "precaudit trace examples/own_decoder.py:program -o runs/own",
+    ),
+}
+
+
+def epilog(name: str) -> str | None:
+    r"""Return the examples of a command as the end of its help, unwrapped (``\b``); None where there are none."""
+    lines = EXAMPLES.get(name)
+    return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines))) if lines else None
