@@ -1,0 +1,77 @@
+"""``precaudit export``: a compared run's errors for other programs."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from precaudit.cli._options import say
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--csv", "as_csv", type=click.Path(path_type=Path), metavar="FILE", help="One row a record.")
+@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="The same; columns keep formats.")
+@click.option("--tensorboard", type=click.Path(path_type=Path), metavar="DIR", help="Scalars of points over layers.")
+@click.option("--wandb-offline", type=click.Path(path_type=Path), metavar="DIR", help="The same, for: wandb sync DIR.")
+def command(
+    run: Path, as_csv: Path | None, parquet: Path | None, tensorboard: Path | None, wandb_offline: Path | None
+) -> None:
+    """Write what compare recorded of RUN as tables or logs.
+
+    Scalars are the largest of a layer and point: local_rel_l2, excess (what rounding leaves) and forward_rel_l2; the
+    step is the layer, 0 outside layers. Needs the extras frames (CSV, Parquet), tensorboard or wandb.
+    """
+    from precaudit.errors import UserError
+    from precaudit.reports import exports
+
+    wanted = {"pandas": as_csv or parquet, "pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
+    if not any(wanted.values()):
+        raise UserError("nothing to write: give --csv FILE, --parquet FILE, --tensorboard DIR or --wandb-offline DIR")
+    errors, judgement = _read(run)
+    exports.needs(*(name for name, path in wanted.items() if path is not None))
+    exports.free(*(path for path in (tensorboard, wandb_offline) if path is not None))
+    _tables(errors, as_csv, parquet)
+    _logs(run, errors, judgement, tensorboard, wandb_offline)
+    for path in (as_csv, parquet, tensorboard, wandb_offline):
+        if path is not None:
+            say(f"{path}: {len(errors):,} records of {run}")
+
+
+def _read(run: Path) -> tuple[Any, Any]:
+    """Return a run's error records and how the default rules judge them; raises UserError where it was not compared."""
+    from precaudit.judging.gate import gate
+    from precaudit.judging.programs import errors_of
+    from precaudit.runs.programs import is_program_run, open_program_run
+    from precaudit.runs.written import recall
+
+    if is_program_run(run):
+        return errors_of(open_program_run(run)), gate(run)
+    found = recall(run)
+    return found.errors, gate(found)
+
+
+def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
+    if as_csv is None and parquet is None:
+        return
+    from precaudit.cli._judged import write
+    from precaudit.frames import errors_frame
+    from precaudit.reports import exports
+
+    frame = errors_frame(errors)
+    if as_csv is not None:
+        write(as_csv, exports.csv(frame))
+    if parquet is not None:
+        write(parquet, exports.parquet(frame))
+
+
+def _logs(run: Path, errors: Any, judgement: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:
+    from precaudit.reports import exports
+    from precaudit.reports.headline import headline
+    from precaudit.reports.judgement import lines
+
+    told = [headline(judgement, str(run)).text, *lines(judgement)]
+    if tensorboard is not None:
+        exports.tensorboard(tensorboard, errors, told)
+    if wandb_offline is not None:
+        exports.wandb_offline(wandb_offline, judgement.name, errors, told)

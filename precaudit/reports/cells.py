@@ -1,0 +1,168 @@
+"""The cells of a heat map: of every layer and point the worst record, how bad it is, and its story in words."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+from typing import Any
+
+from precaudit.judging.rules import judge
+from precaudit.judging.verdicts import STATUSES, Status
+from precaudit.limits import Limits, default_limits
+from precaudit.limits.checks import Check, forward_checks, local_checks
+from precaudit.places import ORDER, Place
+from precaudit.records import PROGRAM_CALL, ErrorRecord, Number, value
+from precaudit.references.attribution import attribute
+from precaudit.reports.summary import share_text
+from precaudit.reports.tables import short
+
+KINDS = {"local": ("local", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
+MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The worst record of a layer (None: outside layers) and point, and the statuses of all.
+
+    ``size``: of a local error the worst number over its limit, of a forward error the largest ratio; None where there
+    is none.
+    """
+
+    layer: int | None
+    point: str
+    status: Status
+    size: float | None
+    worst: ErrorRecord
+    counts: Mapping[str, int]
+
+    @property
+    def mark(self) -> str:
+        """✓, ✗ or ? and the like, of the worst status."""
+        return MARKS.get(self.status, "?")
+
+
+def cells(errors: Iterable[ErrorRecord], kind: str, suspects: Collection[tuple[str, Place]] = ()) -> list[Cell]:
+    """Return the cells of one map, ``local`` (with what is state, bit for bit) or ``forward``, as the records come.
+
+    ``suspects``: (kind, place) of failures that something before them accounts for.
+    """
+    groups: dict[tuple[int | None, str], list[tuple[Status, ErrorRecord]]] = {}
+    for e in errors:
+        if e.kind in KINDS[kind] and (verdict := judge(e, default_limits())) is not None:
+            failed = verdict.status in ("fail", "nonfinite")
+            status: Status = (
+                "input suspect" if failed and suspects and (e.kind, Place.of(e)) in suspects else verdict.status
+            )
+            groups.setdefault((e.layer, e.point), []).append((status, e))
+    return [_cell(*key, groups[key]) for key in groups]
+
+
+def ordered(found: Sequence[Cell]) -> list[str]:
+    """Return the points of cells in the order of the program: of a model by the table, of others as they come."""
+    points = list(dict.fromkeys(c.point for c in found))
+    own = any(c.worst.phase == PROGRAM_CALL for c in found)
+    return points if own else sorted(points, key=lambda p: ORDER.get(p, len(ORDER)))
+
+
+def _cell(layer: int | None, point: str, records: Sequence[tuple[Status, ErrorRecord]]) -> Cell:
+    status, worst = min(records, key=lambda x: (STATUSES.index(x[0]), -_finite(over(x[1]))))
+    sizes = [x for _, e in records if e.numberless is None and not isnan(x := _size(e))]
+    return Cell(layer, point, status, max(sizes, default=None), worst, Counter(s for s, _ in records))
+
+
+def _size(e: ErrorRecord) -> float:
+    if e.nonfinite:
+        return float("inf")
+    return value(e.ratio) if e.kind == "forward" else over(e)
+
+
+def _finite(x: float) -> float:
+    """Return a number that orders: what is none comes last but for what is larger than any."""
+    return -1.0 if isnan(x) else x
+
+
+def over(e: ErrorRecord, limits: Limits | None = None) -> float:
+    """Return the largest of a record's numbers over its limit; NaN where it has none."""
+    if e.kind == "state":
+        return float("nan") if e.mismatched is None else float("inf") if e.mismatched else 0.0
+    found = nearest(e, limits or default_limits())
+    return found[2] / found[3] if found is not None else float("nan")
+
+
+def nearest(e: ErrorRecord, limits: Limits) -> Check | None:
+    """Return the number of a record that is farthest over its limit, or nearest to it; what is NaN before any other."""
+    if e.numberless is not None:
+        return None
+    found = local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits)
+    return max(found, key=lambda c: float("inf") if isnan(c[2]) else c[2] / c[3], default=None)
+
+
+def story(c: Cell, sources: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """Return what there is to tell of a cell as (label, text): where, how bad, explained by whom, the worst element.
+
+    ``sources``: the lines of a program that make its points.
+    """
+    return [(label, text) for label, text in _told(c, sources or {}) if text]
+
+
+def _told(c: Cell, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    e = c.worst
+    yield "where", Place.of(e).text + _slices(e)
+    yield "made by", sources.get(c.point, "")
+    yield "verdict", f"{c.status}: {e.numberless or _judged(e)}"
+    if e.numberless is None:
+        yield "size", _sizes(e)
+        yield "explained", "" if e.kind == "state" else _explained(e)
+        yield "worst element", _element(e)
+    yield "records", ", ".join(f"{n} {status}" for status, n in c.counts.items())
+
+
+def _slices(e: ErrorRecord) -> str:
+    """Return the worst token and head."""
+    names = (("token", "position"), ("head", "head"))
+    found = [(word, (e.scopes or {}).get(scope, {}).get("rel_l2")) for scope, word in names]
+    return "".join(f", {word} {at[1]}" for word, at in found if at is not None)
+
+
+def _sizes(e: ErrorRecord) -> str:
+    known = "" if e.rel_l2 is None else f"relative error {short(e.rel_l2)}, largest difference {short(e.max_diff)}"
+    return known + (f"; {e.nonfinite} elements are NaN or infinite" if e.nonfinite else "")
+
+
+def _judged(e: ErrorRecord) -> str:
+    if e.kind == "state":
+        return f"{e.mismatched} elements or rows are not as they were written, bit for bit" if e.mismatched else (
+            "bit for bit as it was written"
+        )  # fmt: skip
+    found = nearest(e, default_limits())
+    if found is None:
+        return "there is nothing to judge it by"
+    metric, scope, size, limit, index = found
+    at = "" if index is None else f" {list(index) if isinstance(index, list | tuple) else index}"
+    return f"{metric} of {scope}{at} is {size:.3g}, limit {limit:.3g}"
+
+
+def _explained(e: ErrorRecord) -> str:
+    """Return who explains a local error and how much of it, or a forward error's size beside the policy's."""
+    if e.kind == "forward":
+        return "" if e.ratio is None else f"{value(e.ratio):.2g} × what rounding by the declared policy makes"
+    a = attribute(e)
+    if a is None:
+        return "unknown"
+    if a.name == "exact":
+        return "exact: equal to FP64 rounded once"
+    left = f"{a.left_u:.2g} u left" if isfinite(a.left_u) else "what is left is not finite"
+    if a.name == "none of these":
+        return f"by rounding, {left}" if a.passes else f"by no emulation, {left}"
+    kept = [place for places in (e.elided or {}).values() for place in places]
+    return f"{share_text(a)} by {a.name}, {left}" + (f"; {' and '.join(kept)} unrounded" if kept else "")
+
+
+def _element(e: ErrorRecord) -> str:
+    if e.worst is None:
+        return ""
+    return f"{list(e.worst.index)}: candidate {_six(e.worst.candidate)}, FP64 {_six(e.worst.reference)}"
+
+
+def _six(x: Number | Any) -> str:
+    return f"{value(x):.6g}"

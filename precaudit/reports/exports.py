@@ -1,0 +1,154 @@
+"""Error records for other programs: tables (CSV, Parquet) and logs (TensorBoard, Weights & Biases offline)."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from precaudit.errors import UserError
+from precaudit.records import ErrorRecord, value
+from precaudit.reports.escaping import csv as cell
+from precaudit.reports.escaping import markdown
+from precaudit.writing import temporary
+
+EXTRAS = {"pandas": "frames", "pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}
+
+
+class Scalar(NamedTuple):
+    """The largest of a number over a point's records in a layer; ``step``: the layer, 0 outside layers."""
+
+    tag: str
+    step: int
+    value: float
+
+
+def needs(*names: str) -> None:
+    """Raise UserError, with what to install, where a library is not there."""
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError:
+            raise UserError(f"this needs {name}: pip install 'precaudit[{EXTRAS[name]}]'") from None
+
+
+def free(*folders: Path) -> None:
+    """Raise UserError for a folder that is there already: logs of two runs in one are nobody's."""
+    for folder in folders:
+        if folder.exists() or folder.is_symlink():
+            raise UserError(f"{folder} exists: choose another folder")
+
+
+def csv(frame: Any) -> bytes:
+    """Return a frame as CSV: texts in quotes, none that a spreadsheet takes for a formula; numbers as they are."""
+    import csv as format_of
+
+    shown = frame.copy()
+    for name, dtype in frame.dtypes.items():
+        if dtype == "string":
+            shown[name] = frame[name].map(cell, na_action="ignore").astype("string")
+    return str(shown.to_csv(index=False, quoting=format_of.QUOTE_NONNUMERIC, lineterminator="\n")).encode()
+
+
+def parquet(frame: Any) -> bytes:
+    """Return a frame as Parquet, whose columns keep their formats."""
+    needs("pyarrow")
+    return bytes(frame.to_parquet(None, engine="pyarrow", index=False))
+
+
+def scalars(errors: Iterable[ErrorRecord]) -> Iterator[Scalar]:
+    """Yield of every layer and point the largest local and forward error, and what rounding leaves of the former.
+
+    NaN is larger than any number.
+    """
+    found: dict[tuple[str, str, int], float] = {}
+    for e in errors:
+        for what, x in _numbers(e):
+            key = (what, e.point, e.layer or 0)
+            before, now = found.get(key, 0.0), value(x)
+            found[key] = now if now != now or now > before else before
+    for (what, point, layer), size in sorted(found.items()):
+        yield Scalar(f"{what}/{_tag(point)}", layer, size)
+
+
+def _numbers(e: ErrorRecord) -> Iterator[tuple[str, Any]]:
+    if e.kind in ("local", "forward") and e.rel_l2 is not None:
+        yield f"{e.kind}_rel_l2", e.rel_l2
+    if e.kind == "local" and e.unexplained is not None and e.unexplained.excess is not None:
+        yield "excess", e.unexplained.excess
+
+
+def _tag(point: str) -> str:
+    """Return a point's name as logs take it: ``step~1#2`` is ``step--1-2``; a name of its own holds no hyphen."""
+    return re.sub(r"[^\w./-]", "_", point.replace("~", "--").replace("#", "-"))
+
+
+def tensorboard(folder: Path, errors: Iterable[ErrorRecord], verdict: Iterable[str]) -> None:
+    """Write a folder of TensorBoard events, whole or not at all: scalars over layers, and the verdict as text."""
+    needs("tensorboardX")
+
+    def write(part: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        with SummaryWriter(str(part)) as log:
+            for x in scalars(errors):
+                log.add_scalar(x.tag, x.value, x.step)
+            log.add_text("verdict", "\n\n".join(map(markdown, verdict)))
+
+    _whole(folder, write)
+
+
+def wandb_offline(folder: Path, name: str, errors: Iterable[ErrorRecord], verdict: Iterable[str]) -> None:
+    """Write a run of Weights & Biases, whole or not at all, without a network; ``wandb sync FOLDER`` sends it later."""
+    needs("wandb")
+
+    def write(part: Path) -> None:
+        with TemporaryDirectory(prefix="precaudit-") as place, _kept_inside(place):
+            _log_offline(Path(place), name, list(scalars(errors)), list(verdict))
+            made = next(Path(place).glob("wandb/offline-run-*"))
+            part.mkdir()
+            shutil.copy(next(made.glob("*.wandb")), part)
+
+    _whole(folder, write)
+
+
+@contextmanager
+def _kept_inside(place: str) -> Iterator[None]:
+    """Have wandb write nothing elsewhere: its caches, settings and data."""
+    kinds = ("CACHE", "CONFIG", "DATA", "ARTIFACT")
+    with patch.dict(os.environ, {f"WANDB_{kind}_DIR": place for kind in kinds}):
+        yield
+
+
+def _log_offline(place: Path, name: str, found: list[Scalar], verdict: list[str]) -> None:
+    import wandb
+
+    settings = wandb.Settings(
+        console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True,
+        x_disable_machine_info=True, x_save_requirements=False,
+    )  # fmt: skip
+    config = {"verdict": verdict}
+    run = wandb.init(mode="offline", dir=str(place), project="precaudit", name=name, config=config, settings=settings)
+    steps: dict[int, dict[str, float]] = {}
+    for x in found:
+        steps.setdefault(x.step, {})[x.tag] = x.value
+    for step in sorted(steps):
+        run.log(steps[step], step=step)
+    run.finish()
+
+
+def _whole(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder under a temporary name and rename it; raises UserError where it is there already."""
+    free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(folder)
+    try:
+        write(part)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

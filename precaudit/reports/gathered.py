@@ -1,0 +1,67 @@
+"""All that is written beside a run, of a model or of a program, for a report that shows all of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from precaudit.evidence.records import Finding, LineRemedy, Remedy, Shares
+from precaudit.judging.gate import Judgement, gate
+from precaudit.judging.programs import errors_of
+from precaudit.places import Place
+from precaudit.records import ErrorRecord, Record, read_lines
+from precaudit.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
+from precaudit.runs.written import Comparison, recall
+from precaudit.store import file_hash
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A compared run and what else is known of it; ``findings``, ``shares``, ``remedies``: None where not diagnosed.
+
+    Either ``compared`` (of a model) or ``program`` is there.
+    """
+
+    folder: Path
+    errors: list[ErrorRecord]
+    judgement: Judgement
+    compared: Comparison | None
+    program: Opened | None
+    findings: tuple[Finding, ...] | None
+    shares: tuple[Shares, ...] | None
+    remedies: tuple[Remedy | LineRemedy, ...] | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def suspects(self) -> frozenset[tuple[str, Place]]:
+        """Return (kind, place) of every failure that something before it accounts for."""
+        return frozenset((v.kind, v.place) for v in self.judgement.verdicts if v.status == "input suspect")
+
+
+def gather(folder: Path) -> Gathered:
+    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered."""
+    if is_program_run(folder):
+        opened = open_program_run(folder)
+        told = _read(folder, "findings.jsonl", Finding)
+        sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
+        return Gathered(
+            folder, errors_of(opened), gate(folder), None, opened, told, _of_run(folder, MANIFEST, "shares", Shares),
+            _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
+        )  # fmt: skip
+    found = recall(folder)
+    return Gathered(
+        folder, found.errors, gate(found), found, None, _read(folder, "findings.jsonl", Finding),
+        _of_run(folder, "run.json", "shares", Shares), _of_run(folder, "run.json", "remedies", Remedy),
+    )  # fmt: skip
+
+
+def _read(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
+    return tuple(read_lines(folder / name, kind)) if (folder / name).is_file() else None
+
+
+def _of_run(folder: Path, manifest: str, name: str, kind: type[R]) -> tuple[R, ...] | None:
+    """Return the lines of a file that are of this very run, as each says."""
+    found, run = _read(folder, f"{name}.jsonl", kind), file_hash(folder / manifest)
+    return None if found is None else tuple(x for x in found if getattr(x, "run", None) == run)
