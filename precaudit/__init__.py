@@ -1,6 +1,9 @@
 """precaudit: a numerical precision audit for transformers in JAX.
 
-``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors.
+``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors,
+``gate(run)`` judges them, ``diagnose(run)`` names their cause. ``Program`` audits a function of your own, ``Parts`` the
+shipped decoder with an operation of yours; ``reap``, ``shadow`` and ``plant`` collect, widen and replace a program's
+intermediate values.
 """
 
 from importlib import import_module
@@ -12,13 +15,16 @@ if TYPE_CHECKING:
     from precaudit.assertions import assert_close, assert_within_budget
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.dumps.importing import import_dump
+    from precaudit.jax_decoder import Parts
     from precaudit.judging.gate import Judgement, gate
     from precaudit.programs.program import Program
+    from precaudit.reports.charts import plot
     from precaudit.runs.written import Comparison
     from precaudit.selection import Selection
     from precaudit.store import Run, open_run
     from precaudit.tracing.repeat import repeat
     from precaudit.tracing.subject import Subject, load
+    from precaudit.transforms import plant, reap, shadow
     from precaudit.verbs import compare, diagnose, trace
 
 # Imported on first use: `precaudit --help` answers at once, and comparing needs no JAX.
@@ -38,13 +44,19 @@ _LAZY = {
     "diagnose": "precaudit.verbs",
     "Diagnosis": "precaudit.diagnosis.diagnose",
     "import_dump": "precaudit.dumps.importing",
+    "plot": "precaudit.reports.charts",
     "assert_close": "precaudit.assertions",
     "assert_within_budget": "precaudit.assertions",
+    "Parts": "precaudit.jax_decoder",
+    "reap": "precaudit.transforms",
+    "shadow": "precaudit.transforms",
+    "plant": "precaudit.transforms",
 }
 __all__ = [
     "Comparison",
     "Diagnosis",
     "Judgement",
+    "Parts",
     "Program",
     "Run",
     "Selection",
@@ -57,7 +69,11 @@ __all__ = [
     "import_dump",
     "load",
     "open_run",
+    "plant",
+    "plot",
+    "reap",
     "repeat",
+    "shadow",
     "trace",
 ]
 
@@ -66,3 +82,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'precaudit' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

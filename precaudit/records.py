@@ -166,6 +166,24 @@ class RunRecord(Record, frozen=True, omit_defaults=False):
     finished: str | None = None
 
 
+class BatchRecord(Record, frozen=True, omit_defaults=False):
+    """A line of batches.jsonl, which a run has until it is finished: a batch of prompts that is written whole.
+
+    ``steps``, ``points``: bytes and hash of its lines in these files; ``bytes``: of its tensors; ``code``: hash of the
+    source that ran it; ``fed``: hash of the tokens that were given, nothing where none were. ``neutrality`` and
+    ``absent``: what the batch added to the run's.
+    """
+
+    prompts: tuple[str, ...]
+    steps: tuple[Count, str]
+    points: tuple[Count, str]
+    bytes: Count
+    code: str
+    fed: str
+    neutrality: tuple[Neutrality, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
 class Worst(Record, frozen=True, omit_defaults=False):
     """The element with the largest absolute error, with its index and both values."""
 
@@ -185,7 +203,7 @@ class Unexplained(Record, frozen=True, omit_defaults=False):
     """What the best honest emulation leaves: ‖c − ê‖ / ‖r‖, the same in unit roundoffs of the output's format.
 
     ``excess``: ‖c − ê‖ over what honest programs leave; ``gain``, ``mean``: signed ⟨c − ê, r⟩ / ⟨r, r⟩ and mean of
-    c − ê; ``componentwise``: the largest |c − r| over its componentwise bound, with the element's index.
+    c − ê; ``componentwise``: the largest ``|c − r|`` over its componentwise bound, with the element's index.
     """
 
     rel_l2: Number

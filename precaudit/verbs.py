@@ -1,83 +1,194 @@
 """``trace``, ``compare``, ``diagnose``: of models that precaudit runs, and of programs of one's own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from precaudit.dumps.runs import Imported, is_imported
+from precaudit.errors import UserError
+from precaudit.keywords import FILTERS, Keywords, check, names_of, options_of, progress_of, prompts_of, selection, taken
 from precaudit.programs.program import Program
-from precaudit.runs.programs import Opened, is_program_run
+from precaudit.runs.programs import Opened, ProgramErrors, is_program_run
 
 if TYPE_CHECKING:
     from precaudit.between import Between
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.records import ErrorRecord
     from precaudit.runs.written import Comparison
     from precaudit.store import Run
     from precaudit.tracing.subject import Subject
 
 
+LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
+
+
 @overload
-def trace(subject: Program, output: Path | str, **options: Any) -> Opened: ...
+def trace(subject: Program, output: Path | str, *given: Any, **keywords: Any) -> Opened: ...
 @overload
-def trace(subject: "Subject | str", output: Path | str, *given: Any, **options: Any) -> "Run": ...
-def trace(subject: Any, output: Path | str, *given: Any, **options: Any) -> Any:
+def trace(subject: "Subject | str", output: Path | str, *given: Any, **keywords: Any) -> "Run": ...
+def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any:
     """Run and record ``subject`` into the folder ``output``; return the run opened.
 
-    A Program: as ``precaudit.programs.tracing.trace``; a Subject or a model's name: ``precaudit.tracing.trace.trace``.
+    ``subject``: a name or path as ``load`` takes it, a Subject, or a Program.
+
+    Of a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones); filters
+    ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
+    ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
+    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans) and ``force``. ``progress=True``
+    shows a bar. Raises UserError before anything is written where something asked for is not possible.
+
+    >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
     if isinstance(subject, Program):
-        from precaudit.programs.tracing import trace as traced
+        return _trace_program(subject, output, given, keywords)
+    return _trace_model(subject, output, given, keywords)
 
-        return traced(subject, output, *given, **options)
+
+def _trace_model(subject: Any, output: Path | str, given: tuple[Any, ...], keywords: Keywords) -> Any:
+    from precaudit.tracing.subject import load
+    from precaudit.tracing.trace import Options
     from precaudit.tracing.trace import trace as recorded
 
-    return recorded(subject, output, *given, **options)
+    names = ("prompts", "select", "options", "progress")
+    keywords = _positional("trace", names, given, keywords)
+    check("trace", keywords, (*names, *FILTERS, *names_of(Options), *LOADED))
+    loading = taken(keywords, LOADED)
+    if loading and not isinstance(subject, str):
+        raise UserError(f"{', '.join(loading)} belong to precaudit.load, which made this subject")
+    prompts = prompts_of(keywords.pop("prompts", None))
+    select = selection(keywords.pop("select", None), keywords)
+    options = options_of(Options, keywords.pop("options", None), keywords, Options())
+    with progress_of(keywords.pop("progress", None)) as progress:
+        subject = load(subject, **loading) if isinstance(subject, str) else subject
+        return recorded(subject, output, prompts, select, options, progress)
+
+
+def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...], keywords: Keywords) -> Any:
+    from precaudit.programs.tracing import steps_of
+    from precaudit.programs.tracing import trace as traced
+    from precaudit.selection import parse_layers
+
+    names = ("reference", "force", "command", "tell", "layers")
+    keywords = _positional("trace", names, given, keywords)
+    check("trace of a Program", keywords, (*names, "progress"))
+    layers = keywords.pop("layers", None)
+    if isinstance(layers, str | int):
+        layers = parse_layers(str(layers), steps_of(subject))
+    with progress_of(_telling(keywords)) as progress:
+        return traced(subject, output, layers=layers, tell=progress.advance, **keywords)
 
 
 @overload
-def compare(run: Imported, *given: Any, **options: Any) -> "Between": ...
+def compare(run: Imported, *given: Any, **keywords: Any) -> "Between": ...
 @overload
-def compare(run: Opened, *given: Any, **options: Any) -> "list[ErrorRecord]": ...
+def compare(run: Opened, *given: Any, **keywords: Any) -> ProgramErrors: ...
 @overload
-def compare(run: "Run | Path | str", *given: Any, **options: Any) -> "Comparison": ...
-def compare(run: Any, *given: Any, **options: Any) -> Any:
+def compare(run: "Run | Path | str", *given: Any, **keywords: Any) -> "Comparison": ...
+def compare(run: Any, *given: Any, **keywords: Any) -> Any:
     """Compute a run's errors and write them beside it.
 
-    Of a program's run: ``precaudit.comparison.programs.compare``; against another run, where one of the two is a
-    program's or imported: ``precaudit.between.compare_runs``; else ``precaudit.comparison.compare.compare``.
+    Of a model's run: ``against``, another run; filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
+    ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
+    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``program``, ``reference``.
+    Of an imported run, or a Program's and another: ``against`` alone. ``progress=True`` shows a bar.
+
+    >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
-    other = options.get("against", given[0] if given else None)
+    other = keywords.get("against", given[0] if given else None)
     if _imported(run) or _imported(other) or (_of_a_program(run) and (_of_a_program(other) or _a_models(other))):
         from precaudit.between import compare_runs
 
-        return compare_runs(_folder(run), *map(_folder, given), **options)
+        keywords = _positional("compare", ("against", "tell"), given, keywords)
+        check("compare of these two runs", keywords, ("against", "tell", "progress"))
+        with progress_of(_telling(keywords)) as progress:
+            return compare_runs(_folder(run), _folder(keywords["against"]), progress.advance)
     if _of_a_program(run):
         from precaudit.comparison.programs import compare as compared
 
-        return compared(run, *given, **options)
-    from precaudit.comparison.compare import compare as judged
+        names = ("program", "reference", "tell")
+        keywords = _positional("compare", names, given, keywords)
+        check("compare of a Program's run", keywords, (*names, "progress"))
+        with progress_of(_telling(keywords)) as progress:
+            return compared(run, tell=progress.advance, **keywords)
+    return _compare_model(run, given, keywords)
 
-    return judged(run, *given, **options)
+
+def _compare_model(run: Any, given: tuple[Any, ...], keywords: Keywords) -> Any:
+    from precaudit.comparison.compare import Options
+    from precaudit.comparison.compare import compare as compared
+
+    names = ("against", "select", "options", "tell", "subject")
+    keywords = _positional("compare", names, given, keywords)
+    check("compare", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
+    run, select, options = _looking(run, keywords, Options())
+    with progress_of(_telling(keywords)) as progress:
+        against = _folder(keywords.pop("against", None))
+        return compared(run, against, select, options, progress.advance, keywords.pop("subject", None))
+
+
+def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
+    """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
+    from precaudit.store import Run, open_run
+
+    if isinstance(keywords.get("accum"), str):
+        text = keywords["accum"]
+        keywords["accum"] = () if text == "none" else tuple(x.strip() for x in text.split(",") if x.strip())
+    options = options_of(type(default), keywords.pop("options", None), keywords, default)
+    before = keywords.pop("select", None)
+    if before is None and any(keywords.get(name) is not None for name in FILTERS):
+        run = run if isinstance(run, Run) else open_run(run, options.partial)
+    return run, selection(before, keywords, run.record.requested if isinstance(run, Run) else None), options
 
 
 @overload
-def diagnose(run: Opened, *given: Any, **options: Any) -> "Diagnosed": ...
+def diagnose(run: Opened, *given: Any, **keywords: Any) -> "Diagnosed": ...
 @overload
-def diagnose(run: "Run | Path | str", *given: Any, **options: Any) -> "Diagnosis": ...
-def diagnose(run: Any, *given: Any, **options: Any) -> Any:
+def diagnose(run: "Run | Path | str", *given: Any, **keywords: Any) -> "Diagnosis": ...
+def diagnose(run: Any, *given: Any, **keywords: Any) -> Any:
     """Find the causes of a run's errors.
 
-    Of a program's run: ``precaudit.diagnosis.programs.diagnose``; else ``precaudit.diagnosis.diagnose.diagnose``.
+    Of a model's run: the keywords of ``compare`` but ``against``, and ``lift``, ``objective``. Of a Program's run:
+    ``program``, ``objective``. ``progress=True`` shows a bar.
+
+    >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
     if _of_a_program(run):
         from precaudit.diagnosis.programs import diagnose as named
         from precaudit.runs.programs import open_program_run
 
-        return named(run if isinstance(run, Opened) else open_program_run(run), *given, **options)
+        names = ("program", "tell", "objective")
+        keywords = _positional("diagnose", names, given, keywords)
+        check("diagnose of a Program's run", keywords, (*names, "progress"))
+        with progress_of(_telling(keywords)) as progress:
+            return named(run if isinstance(run, Opened) else open_program_run(run), tell=progress.advance, **keywords)
+    return _diagnose_model(run, given, keywords)
+
+
+def _diagnose_model(run: Any, given: tuple[Any, ...], keywords: Keywords) -> Any:
+    from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose as found
 
-    return found(run, *given, **options)
+    names = ("select", "options", "tell", "subject", "lift", "objective")
+    keywords = _positional("diagnose", names, given, keywords)
+    check("diagnose", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
+    run, select, options = _looking(run, keywords, Options(accum=()))
+    with progress_of(_telling(keywords)) as progress:
+        return found(run, select, options, progress.advance, **keywords)
+
+
+def _positional(verb: str, names: Sequence[str], given: tuple[Any, ...], keywords: Keywords) -> Keywords:
+    """Return the keywords with what was given by position; raises UserError for too many, or for one given twice."""
+    if len(given) > len(names):
+        raise UserError(f"precaudit.{verb} takes {', '.join(names)} by position; {len(given)} were given")
+    placed = dict(zip(names, given, strict=False))
+    if twice := [name for name in placed if name in keywords]:
+        raise UserError(f"precaudit.{verb}: {twice[0]} was given twice")
+    return {**placed, **keywords}
+
+
+def _telling(keywords: Keywords) -> Any:
+    """Return where to report to, as ``progress`` or, told by its older name, ``tell``; taken out of the keywords."""
+    return taken(keywords, ("tell", "progress")).popitem()[1] if {"tell", "progress"} & keywords.keys() else None
 
 
 def _folder(run: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import LOGITS
 
@@ -14,8 +15,8 @@ OUTPUT_LOGITS = OUTPUT + LOGITS
 NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
 
 
-@dataclass(frozen=True)
-class Program:
+@dataclass(frozen=True, repr=False)
+class Program(Brief):
     """A program under audit.
 
     ``call(params, *inputs)``: any function ``jax.jit`` takes; arrays in, arrays out. ``params``: a tree of arrays that
@@ -26,6 +27,17 @@ class Program:
     automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``).
 
     Raises UserError for what is none.
+
+    >>> import jax.numpy as jnp
+    >>> import precaudit
+    >>> def step(params, x):
+    ...     return x @ params
+    >>> x = jnp.ones((2, 4), jnp.bfloat16)
+    >>> precaudit.Program(call=step, params=jnp.ones((4, 3), jnp.bfloat16), cases={"a": (x,)}, outputs="out")
+    Program step
+      cases: 1: a
+      calls: 1
+      outputs: out
     """
 
     call: Callable[..., Any]

@@ -1,6 +1,7 @@
 """What a user would call a value of a program: the variable that the line which made it assigns."""
 
 import ast
+import linecache
 import re
 from functools import cache
 from itertools import takewhile
@@ -65,8 +66,8 @@ def assigned(file: str, line: int, column: int) -> str:
 def _statements(file: str) -> tuple[tuple[tuple[int, int], tuple[int, int], str], ...]:
     """Return (start, end, assigned variable) of the statements of a file that hold no others."""
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(file)))  # which holds the cells of notebooks, too
+    except (SyntaxError, ValueError):
         return ()
     found = []
     for node in ast.walk(tree):

@@ -31,6 +31,17 @@ def plant(
 
     Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
     NotImplementedError for a tap inside a while loop or another primitive that gives it no value of its own.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import precaudit
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> def f(x):
+    ...     return checkpoint_name(x / 3, "third") * 3
+    >>> with jax.enable_x64(True):
+    ...     out, errors = precaudit.plant(f, "force")({"third": jnp.float32(0.25)}, jnp.float32(1))
+    ...     float(out), float(errors["third"])
+    (0.75, -0.08333333333333331)
     """
     return planting(function, lambda names: Planted(dict(lift or {}), mode, names), outputs=True)
 

@@ -56,6 +56,15 @@ def reap(
 
     Raises ValueError where ``select`` names no tap of the program (``missing="ignore"``: it has none) or a layer is
     negative, and NotImplementedError for a selected tap inside a primitive whose body cannot be entered.
+
+    >>> import jax.numpy as jnp
+    >>> import precaudit
+    >>> from jax.ad_checkpoint import checkpoint_name
+    >>> def f(x):
+    ...     return jnp.sum(checkpoint_name(x * 2, "doubled"))
+    >>> out, taps = precaudit.reap(f)(jnp.arange(3))
+    >>> int(out), taps["doubled"].tolist()
+    (6, [0, 2, 4])
     """
     if layers is not None and any(i < 0 for i in layers):
         raise ValueError(f"layers {sorted(layers)}: they count from 0")

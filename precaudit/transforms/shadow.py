@@ -51,6 +51,15 @@ def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None)
     a Pallas kernel's name to a function on FP64 arrays. Must be called, and its results used, under
     ``jax.enable_x64(True)``. Raises CannotLift for a primitive docs/shadow.md has as refused or has not, and for one
     that does not take FP64 operands or gives another shape or format on them.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import precaudit
+    >>> third = lambda x: x / 3
+    >>> with jax.enable_x64(True):
+    ...     wide = float(precaudit.shadow(third)(jnp.float32(1)))
+    >>> wide, float(third(jnp.float32(1)))
+    (0.3333333333333333, 0.3333333432674408)
     """
     known = dict(lift or {})
 

@@ -1,0 +1,18 @@
+"""What a session shows of a value: a few lines instead of all it holds."""
+
+from importlib import import_module
+
+# By name: how a value looks is the reports' to say, which stand above the values (docs/design.md §3).
+CARDS = "precaudit.reports.cards"
+
+
+class Brief:
+    """Base of what may hold thousands of records or tensors: ``repr`` is ten lines at most, a table in notebooks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(import_module(CARDS).text(self))
+
+    def _repr_html_(self) -> str:
+        return str(import_module(CARDS).html(self))
