@@ -1,6 +1,7 @@
 """Assertions for a project's own tests: a kernel against FP64, and a compared run against its budgets."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,19 @@ import msgspec
 import numpy as np
 
 from precaudit.arrays import Array, as_format, rounder, widen
+from precaudit.evidence.alone import Alone
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
+from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
 from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
 from precaudit.policies import Policy, load_policy
 from precaudit.records import ErrorRecord, Worst, number, value
 from precaudit.references.closing import Yardstick
+from precaudit.reports import assertion
+from precaudit.reports.headline import headline
 from precaudit.reports.judgement import lines, message
 from precaudit.runs.written import Comparison
 
@@ -33,6 +38,7 @@ def assert_close(
     inputs: Sequence[Any] | None = None,
     perturbed: bool = False,
     name: str = "candidate",
+    axes: Sequence[str] | None = None,
 ) -> None:
     """Raise AssertionError unless rounding explains ``candidate`` − ``reference``.
 
@@ -42,8 +48,17 @@ def assert_close(
     ``reference``: an FP64 array, and nothing but rounding it once is honest noise; or a callable, evaluated on
     ``inputs`` widened to FP64: then so is what float32 arithmetic does to exact inputs. ``perturbed``: the candidate
     rounds inside to the policy's activations, or its inputs were rounded: relative changes of the inputs by one unit
-    roundoff of that format are honest noise too. The limits are those of local errors (docs/design.md §1). Raises
-    TypeError for what cannot be compared.
+    roundoff of that format are honest noise too. The limits are those of local errors (docs/design.md §1). ``axes``:
+    what the axes are called in the message, such as ``("batch", "token", "head", "channel")``. Raises TypeError for
+    what cannot be compared.
+
+    The message says how far off, over which limit, how many elements, the worst of them, which slices hold the error,
+    its scale, and what reproduces it.
+
+    >>> import numpy as np
+    >>> from precaudit import assert_close
+    >>> exact = np.linspace(1, 2, 64).reshape(8, 8)
+    >>> assert_close(exact.astype(np.float16), exact, policy="fp32")
     """
     __tracebackhide__ = True
     declared = load_policy(policy) if isinstance(policy, str) else policy
@@ -53,11 +68,12 @@ def assert_close(
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}, the reference {list(r.shape)}")
     if not stored.size:
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}: an empty comparison asserts nothing")
+    called = _axes(axes, stored.shape)
     with np.errstate(all="ignore"):
-        record = _record(_output(stored, declared), r, spread, name)
-    verdict = judge(record, default_limits())
-    if verdict is None or verdict.status != "pass":
-        raise AssertionError(message(verdict) if verdict is not None else f"unknown: {name} was not judged")
+        found = _measured(_output(stored, declared), r, spread, name)
+        verdict = judge(found.record, default_limits())
+        if verdict is None or verdict.status != "pass":
+            raise AssertionError(_told(verdict, found, called, inputs or ()))
 
 
 def assert_within_budget(
@@ -70,7 +86,8 @@ def assert_within_budget(
     __tracebackhide__ = True
     judged = gate(run, _path(budgets), _path(baseline))
     if judged.exit_code != 0:
-        raise AssertionError("\n".join(lines(judged, str(run.run.folder if isinstance(run, Comparison) else run))))
+        told = headline(judged, str(run.run.folder if isinstance(run, Comparison) else run))
+        raise AssertionError("\n".join([told.text, *lines(judged), f"Next: {told.next}"]))
 
 
 def _path(x: Path | str | None) -> Path | None:
@@ -146,7 +163,65 @@ def _spread(f: Callable[..., Any], inputs: Sequence[Array], perturbed: Policy | 
     return found
 
 
-def _record(stored: Array, reference: Array, spread: Sequence[Array], name: str) -> ErrorRecord:
+@dataclass(frozen=True)
+class Measured:
+    """A candidate against its reference: the record that is judged, the yardstick, and the reference rounded once.
+
+    ``bad``: where one is not finite, in the candidate's shape.
+    """
+
+    record: ErrorRecord
+    yard: Yardstick
+    honest: Array
+    shape: tuple[int, ...]
+    bad: Array
+
+    @property
+    def expected(self) -> float:
+        """The relative error that honest rounding makes."""
+        return ratio(float(np.sqrt(self.yard.noise.power.sum())), norm(self.yard.reference))
+
+    @property
+    def off(self) -> int:
+        """How many elements are off by more than rounding may."""
+        y = self.yard
+        nearest = np.minimum(np.abs(y.candidate - y.reference), np.abs(y.candidate - self.honest))
+        return int((nearest > default_limits().local(y.dtype).componentwise.at(nearest.size) * y.allowed).sum())
+
+    def alone(self, axes: Sequence[str], inputs: Sequence[Any]) -> Alone:
+        """Return both in the candidate's shape."""
+        y, shape = self.yard, self.shape
+        candidate, reference, honest = (x.reshape(shape) for x in (y.candidate, y.reference, self.honest))
+        return Alone(
+            candidate, reference, honest, y.dtype,
+            lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.named(x, axes, shape),
+            [_widened(x) for x in inputs],
+        )  # fmt: skip
+
+
+def _axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return what the axes are called: by default the last channel, before it head (of three or more) and token."""
+    if axes is not None:
+        if len(axes) != len(shape):
+            raise TypeError(f"axes names {len(axes)} axes, the candidate has {len(shape)}")
+        return tuple(axes)
+    known = ("token", "head", "channel") if len(shape) > 2 else ("token", "channel")
+    return (*[assertion.LEADING] * (len(shape) - len(known)), *known[-len(shape) :]) if shape else ()
+
+
+def _told(verdict: Verdict | None, found: Measured, axes: tuple[str, ...], inputs: Sequence[Any]) -> str:
+    """Return why an assertion fails."""
+    name = found.record.point
+    if verdict is None:
+        return f"unknown: {name} was not judged"
+    if verdict.status == "nonfinite":
+        return assertion.nonfinite(found.record, found.bad, axes)
+    if verdict.status != "fail" or verdict.value is None:
+        return message(verdict)
+    return assertion.message(verdict, found.record, found.alone(axes, inputs), found.expected, found.off, axes)
+
+
+def _measured(stored: Array, reference: Array, spread: Sequence[Array], name: str) -> Measured:
     """Return the candidate's local error, as comparing a run would record it."""
     shape, form = stored.shape, FORMATS[stored.dtype.name]
     axes = "THK" if len(shape) > 2 else "TD"
@@ -160,7 +235,8 @@ def _record(stored: Array, reference: Array, spread: Sequence[Array], name: str)
     rms = np.sqrt(np.mean([np.where(np.isfinite(m), m, 0.0) ** 2 for m in moved], axis=0)) if moved else 0.0
     allowed = half_ulp(d.reference, form.name) + SPREAD * rms
     yard = Yardstick(axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed)
-    found = yard.residue(np.where(np.isfinite(emulated), emulated, d.reference))
+    honest = np.where(np.isfinite(emulated), emulated, d.reference)
+    found = yard.residue(honest)
     numbers = sizes(rows, r, axes, range(len(rows)))
     for scope, more in found.scopes.items():
         numbers["scopes"].setdefault(scope, {}).update(more)
@@ -172,11 +248,14 @@ def _record(stored: Array, reference: Array, spread: Sequence[Array], name: str)
         worst = (number(widen(stored).reshape(-1)[at]), number(reference.reshape(-1)[at]))
         numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
     unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
-    return ErrorRecord(
+    record = ErrorRecord(
         prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
         unexplained=unexplained, slices=found.slices,
         ratio=number(ratio(norm(d.error), norm(emulated - r))), **numbers,
     )  # fmt: skip
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(widen(stored) - reference) & (widen(stored) != reference)
+    return Measured(record, yard, honest, shape, bad)
 
 
 def _worst(found: Worst, stored: Array, reference: Array, nonfinite: int) -> Worst:

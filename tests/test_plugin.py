@@ -1,6 +1,7 @@
 """Assertions in other projects' tests: faults fire, honest rounding does not, and the plugin works where it is used."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,6 +178,102 @@ def test_what_cannot_be_compared_is_a_type_error(arguments, words):
         assert_close(candidate, reference, inputs=inputs[0] if inputs else None)
 
 
+# What a kernel's author is told
+
+
+def head_scaled(c):
+    c[:, 3] *= 1.02
+
+
+def token_lost(c):
+    c[17] = 0
+
+
+def heads_exchanged(c):
+    c[:, [3, 4]] = c[:, [4, 3]]
+
+
+def told(*arguments, **options):
+    """Return the lines that an assertion fails with, each checked to be short."""
+    with pytest.raises(AssertionError) as caught:
+        assert_close(*arguments, name="kernel", **options)
+    lines = str(caught.value).split("\n")
+    assert len(lines) <= 8
+    assert max(map(len, lines)) <= 160
+    for number in re.findall(r"(?<![\d,.])\d+\.\d+", str(caught.value)):
+        assert len(number.replace(".", "").lstrip("0")) <= 3, number
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (head_scaled, ["2,048 of 16,384 (12.5 %)", "100 % of it in head 3 (axis 1, of 8)", "+2 % in head 3",
+                       "head 3 (axis 1, of 8) is times 1.02 (100 % of the error; the rest is rounding)"]),
+        (token_lost, ["256 of 16,384 (1.56 %)", "in token 17 (axis 0, of 64)", "-100 % in token 17",
+                      "token 17 (axis 0, of 64) is zero"]),
+        (heads_exchanged, ["in heads 3, 4 (axis 1, of 8)", "explained by: none that was tried"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_a_failure_names_size_slice_scale_and_cause(fault, words):
+    r = normal(0, 64, 8, 32)
+    c = r.copy()
+    fault(c)
+    text = "\n".join(told(as_format(c, "bfloat16"), r))
+    for word in words:
+        assert word in text
+    assert "honest rounding to bfloat16 makes 0.00167" in text  # √(1/3 · mean over a binade of u²) ≈ 0.43 u
+
+
+def test_a_failure_names_axes_as_the_author_does():
+    r = normal(0, 2, 16, 8, 32)
+    c = r.copy()
+    c[:, :, 5] *= 1.02
+    assert "in kv 5 (axis 2, of 8)" in "\n".join(
+        told(as_format(c, "bfloat16"), r, axes=("batch", "query", "kv", "dim"))
+    )
+    assert "in head 5 (axis 2, of 8)" in "\n".join(told(as_format(c, "bfloat16"), r))
+    with pytest.raises(TypeError, match="axes names 2 axes, the candidate has 4"):
+        assert_close(as_format(r, "bfloat16"), r, axes=("a", "b"))
+
+
+def test_a_failure_names_where_nan_is():
+    r = normal(0, 64, 8, 32)
+    c = as_format(r, "bfloat16")
+    c[5, 3, 7] = np.nan
+    first, where = told(c, r)
+    assert first.startswith("nonfinite: kernel [local] 1 elements are NaN or infinite; worst element [5, 3, 7]: nan")
+    assert all(word in where for word in ("token 5 (axis 0", "head 3 (axis 1", "channel 7 (axis 2"))
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_failure_names_a_narrow_accumulator(form, transposed):
+    x, w = as_format(normal(0, 32, 300), "bfloat16"), as_format(normal(1, 300, 24), "bfloat16")
+    total = np.zeros((32, 24))
+    for i in range(300):
+        product = as_format(np.outer(np.float64(x[:, i]), np.float64(w[i])), form)
+        total = np.float64(as_format(total + np.float64(product), form))
+    c = as_format(total, "bfloat16")
+    given = (lambda a, b: a @ b.T, [x, np.ascontiguousarray(w.T)]) if transposed else (np.matmul, [x, w])
+    lines = told(c, given[0], inputs=given[1])
+    assert lines[-1].startswith(f"explained by: sums in {form} (")
+    assert "the rest is rounding" in lines[-1]
+    assert_close(honest(x, w, "bfloat16"), given[0], inputs=given[1])
+
+
+def test_a_failure_names_formats_and_cut_digits():
+    r = normal(0, 64, 128)
+    assert (
+        "explained by: rounding to float8_e4m3fn" in told(as_format(as_format(r, "float8_e4m3fn"), "bfloat16"), r)[-1]
+    )
+    cut = (r.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(BF16)
+    lines = told(cut, r)
+    assert "explained by: digits cut off, not rounded" in lines[-1]
+    assert "elements: none is off by more than rounding may alone" in lines[2]
+
+
 def record(point, **fields):
     return ErrorRecord(
         prompt="p", phase="decode", step=0, layer=1, point=point, kind="state", candidate="run", reference="state",
@@ -268,7 +365,8 @@ def test_wrong():
 def test_a_project_of_its_own(errors, tmp_path):
     source = tmp_path / "source"  # building leaves files beside what is built
     shutil.copytree(ROOT / "precaudit", source / "precaudit", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    (source / "docs").mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "docs/description.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"

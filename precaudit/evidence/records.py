@@ -1,7 +1,9 @@
 """What diagnosis writes beside a run."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
+from precaudit.frames import flat, frame, joined, worst
 from precaudit.records import Number, Record, Worst
 
 
@@ -147,3 +149,8 @@ class Finding(Record, frozen=True, omit_defaults=False):
     fix: str = ""
     positions: str = ""
     fails: str = ""
+
+
+def findings_frame(findings: Iterable[Finding]) -> Any:
+    """Return findings as a pandas DataFrame, always with the same columns."""
+    return frame(findings, (*flat(Finding), *map(joined, ("layers", "phases", "prompts")), *worst()))

@@ -1,0 +1,97 @@
+"""What a failed assertion tells the author of a kernel: how far off, where, and what would make it, in eight lines."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.evidence.alone import Alone, Slices, holding
+from precaudit.judging.verdicts import Verdict
+from precaudit.metrics.sizes import norm, ratio
+from precaudit.records import ErrorRecord, value
+from precaudit.reports.escaping import terminal
+
+MANY = 10  # times the reference, from which on that is no percentage
+LEADING = "axis"  # what an axis is called whose meaning nobody said
+
+
+def message(
+    verdict: Verdict, record: ErrorRecord, alone: Alone, expected: float, off: int, axes: Sequence[str]
+) -> str:  # fmt: skip
+    """Return why an array is not its reference up to rounding.
+
+    ``expected``: the relative error that honest rounding makes; ``off``: elements that are off by more than it may.
+    """
+    error = ratio(norm(alone.candidate - alone.reference), norm(alone.reference))
+    times = f", {error / expected:.3g} × as much" if expected and error > expected else ""
+    where, v = alone.where(), verdict
+    honest = f"honest rounding to {alone.form} makes {expected:.3g}{times}"
+    lines = [
+        f"fail: {v.point} is {error:.3g} off (relative); {honest}",
+        f"over its limit: {v.metric} {value(v.value):.3g} at {v.scope}, limit {value(v.limit):.3g}",
+        _elements(off, alone.candidate.size),
+        _worst(record),
+        _where(where, alone, axes),
+        _scale(where, alone, axes),
+        _explained(alone),
+    ]
+    return "\n".join(terminal(line) for line in lines)
+
+
+def named(x: Slices, axes: Sequence[str], shape: Sequence[int]) -> str:
+    """Return slices in words: ``head 3 (axis 1, of 8)``, ``tokens 17, 18 (axis 0, of 256)``."""
+    name = axes[x.axis]
+    plural = "s" if len(x.indices) > 1 and name != LEADING else ""
+    what = "index" if name == LEADING else f"{name}{plural}"
+    return f"{what} {', '.join(map(str, x.indices))} (axis {x.axis}, of {shape[x.axis]:,})"
+
+
+def nonfinite(e: ErrorRecord, bad: Array, axes: Sequence[str]) -> str:
+    """Return that elements are NaN or infinite, the first of them, and which slices hold them: ``bad``."""
+    text = f"nonfinite: {e.point} [local] {e.nonfinite:,} elements are NaN or infinite; {_worst(e)}"
+    found = [named(x, axes, bad.shape) for x in holding(bad.astype(np.float64), np.ones(bad.shape))]
+    return "\n".join(terminal(line) for line in (text, *([f"where: {', '.join(found)}"] if found else [])))
+
+
+def _elements(off: int, n: int) -> str:
+    if not off:
+        return "elements: none is off by more than rounding may alone; together they are"
+    return f"elements: {off:,} of {n:,} ({100 * off / n:.3g} %) are off by more than rounding may"
+
+
+def _worst(e: ErrorRecord) -> str:
+    w = e.worst
+    if w is None:
+        return "worst element: not known"
+    c, r = value(w.candidate), value(w.reference)
+    if not r or not isfinite(c):
+        return f"worst element {list(w.index)}: {c:.3g}, reference {r:.3g}"
+    apart = f"{100 * (c / r - 1):+.3g} %" if abs(c / r) < MANY else f"{c / r:.3g} ×"
+    return f"worst element {list(w.index)}: {c:.3g}, reference {r:.3g} ({apart})"
+
+
+def _where(found: Sequence[Slices], alone: Alone, axes: Sequence[str]) -> str:
+    if not found:
+        return "where: spread over every axis"
+    shape = alone.candidate.shape
+    return "where: " + "; ".join(f"{100 * x.share:.3g} % of it in {named(x, axes, shape)}" for x in found[:3])
+
+
+def _scale(found: Sequence[Slices], alone: Alone, axes: Sequence[str]) -> str:
+    whole = f"{100 * alone.gain():+.3g} % over all"
+    if not found:
+        return f"scale: {whole}"
+    return f"scale: {100 * alone.gain(found[0]):+.3g} % in {_brief(found[0], axes)}, {whole}"
+
+
+def _brief(x: Slices, axes: Sequence[str]) -> str:
+    return named(x, axes, [0] * len(axes)).partition(" (")[0]
+
+
+def _explained(alone: Alone) -> str:
+    made = alone.explain()
+    if made is None:
+        return "explained by: none that was tried (other formats, cut digits, narrow sums, a scale)"
+    rest = "the rest is rounding" if made.closes else "the rest is not rounding"
+    return f"explained by: {made.says} ({100 * made.share:.3g} % of the error; {rest})"
