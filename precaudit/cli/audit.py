@@ -1,10 +1,14 @@
 """``precaudit audit``: trace, compare and gate from precaudit.toml: the command for CI."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from precaudit.cli._options import cache_option, progress_bar, references
+from precaudit.cli._options import cache_option, console, progress_bar, references, say
+
+if TYPE_CHECKING:
+    from precaudit.audit import Audit
 
 
 @click.command()
@@ -24,11 +28,47 @@ def command(
     as_json: bool,
     no_cache: bool,
 ) -> int:
-    """Trace, compare and judge as precaudit.toml says; exit codes as of gate."""
+    """Trace, compare and judge as precaudit.toml says (for CI).
+
+    Exit codes as of gate. The run holds errors.jsonl and report.md. Where the judgement fails, its diagnosis follows
+    (diagnose = false in precaudit.toml: none) and changes no exit code; --json prints verdicts alone.
+    """
     from precaudit.audit import audit
     from precaudit.cli._judged import show
     from precaudit.policies import parse_settings
 
-    with progress_bar() as advance, references(no_cache) as cache:
+    with progress_bar("loading JAX") as advance, references(no_cache) as cache:
         found = audit(config, parse_settings(settings), advance, cache)
-    return show(found.judgement, str(found.run), junit, markdown, github, as_json)
+    _report(found)
+    code = show(found.judgement, str(found.run), junit, markdown, github, as_json)
+    if not as_json:
+        _diagnosis(found)
+    return code
+
+
+def _report(found: "Audit") -> None:
+    """Write report.md of the run, as ``precaudit compare`` does."""
+    from precaudit.reports import markdown, program
+    from precaudit.runs.programs import is_program_run, open_program_run
+    from precaudit.writing import write_whole
+
+    own = is_program_run(found.run)
+    text = program.render(open_program_run(found.run), found.compared) if own else markdown.render(found.compared)
+    write_whole(found.run / "report.md", text)
+
+
+def _diagnosis(found: "Audit") -> None:
+    """Print the conclusions of a diagnosis, or why there are none."""
+    from precaudit.reports import diagnosis, program_diagnosis
+    from precaudit.runs.programs import is_program_run
+
+    if found.diagnosis is None:
+        return
+    say("")
+    say("Diagnosis:")
+    if isinstance(found.diagnosis, str):
+        say(f"unknown: {found.diagnosis}")
+    elif is_program_run(found.run):
+        program_diagnosis.show(found.diagnosis, found.compared, console(), False)
+    else:
+        diagnosis.show(found.diagnosis, console(), False)

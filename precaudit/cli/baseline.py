@@ -13,7 +13,10 @@ from precaudit.cli._options import say
 @click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
-    """Freeze the errors of a compared RUN, without tensors, with where they come from and a SHA-256."""
+    """Freeze a compared RUN's errors, to hold later runs against.
+
+    The file holds no tensors; it says where the errors come from, and its own SHA-256.
+    """
     from precaudit.judging.baselines import freeze, freeze_errors
     from precaudit.judging.programs import errors_of, provenance
     from precaudit.runs.programs import is_program_run, open_program_run

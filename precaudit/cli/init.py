@@ -1,6 +1,4 @@
-"""``precaudit init``: a commented start for audits in CI."""
-
-from pathlib import Path
+"""``precaudit init``: a gate on one's own program, or on a checkpoint, for CI."""
 
 import click
 
@@ -8,11 +6,31 @@ from precaudit.cli._options import say
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=".")
-def command(folder: Path) -> None:
-    """Write precaudit.toml, budgets.toml and a GitHub workflow to FOLDER [.]."""
-    from precaudit.audit import init
+@click.argument("subject", required=False)
+@click.option("--reference", metavar="FILE.py:NAME", help="A program's formula in FP64, as compare --reference has it.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def command(subject: str | None, reference: str | None, force: bool) -> None:
+    """Write a first audit for CI: settings, budgets, a workflow.
 
-    for path in init(folder):
+    precaudit.toml, budgets.toml, .github/workflows/precaudit.yml and lines of .gitignore are written here.
+
+    SUBJECT is what they hold to its numbers: a precaudit.Program of your own as FILE.py:NAME or module:NAME (its code
+    is run), a checkpoint's folder, a .gguf file or a hub id. It is asked for on a terminal.
+    """
+    from precaudit.starter import init
+
+    for path in init(subject or _asked(), ".", reference, force):
         say(f"wrote {path}")
     say("Next: precaudit audit")
+
+
+def _asked() -> str:
+    """Return what is typed on a terminal; raises UserError elsewhere."""
+    import sys
+
+    from precaudit.errors import UserError
+
+    if not sys.stdin.isatty():
+        raise UserError("SUBJECT is missing: what is audited. Type: precaudit init FILE.py:NAME (or a checkpoint)")
+    text: str = click.prompt("What is audited (FILE.py:NAME, module:NAME, a checkpoint's folder, .gguf file or hub id)")
+    return text.strip()

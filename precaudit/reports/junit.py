@@ -1,32 +1,37 @@
-"""JUnit XML: one test case a group of verdicts, and one for all that pass."""
+"""JUnit XML: one test case a layer and point, with what was found there; a history of runs lines up by name."""
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from precaudit.judging.gate import Judgement
+from precaudit.judging.verdicts import Verdict
 from precaudit.reports.escaping import xml
-from precaudit.reports.judgement import groups, message, place_text_of, rest
+from precaudit.reports.judgement import Group, groups, message, rest
+
+WHOLE = "run"  # the case of verdicts on the whole run: a prompt, a baseline
+FOUND = {"fail": Failure, "nonfinite": Failure, "input suspect": Skipped, "not run": Skipped}
 
 
 def render(j: Judgement) -> str:
-    """Return the judgement as JUnit XML: fail and nonfinite are failures, missing, stale and unknown errors."""
-    suite = TestSuite(xml(f"precaudit {j.name}"))
-    for g in groups(j.verdicts):
-        v = g.first
-        case = TestCase(
-            xml(f"{place_text_of(v) or v.status} {v.kind}".strip()), xml(f"precaudit.{v.kind}.{v.point or 'run'}")
-        )
-        text = xml(message(v) + rest(g))
-        if v.status in ("fail", "nonfinite"):
-            case.result = [Failure(text, v.status)]
-        elif v.status in ("input suspect", "not run"):
-            case.result = [Skipped(text, v.status)]
-        else:
-            case.result = [Error(text, v.status)]
-        suite.add_testcase(case)
-    passed = j.counts.get("pass", 0)
-    if passed:
-        suite.add_testcase(TestCase(f"{passed} records pass", "precaudit"))
+    """Return the judgement as JUnit XML: fail and nonfinite are failures, missing, stale and unknown errors.
+
+    Names hold no number, prompt or count; those of layers and points that pass are there, too.
+    """
+    found: dict[tuple[int | None, str], list[Verdict]] = {place: [] for place in ((None, ""), *j.places)}
+    for v in j.verdicts:
+        found.setdefault((v.layer, v.point), []).append(v)
+    suite = TestSuite("precaudit")
+    suite.add_property("run", xml(j.name))
+    for (layer, point), its in found.items():
+        suite.add_testcase(_case(layer, point, groups(its)))
     whole = JUnitXml()
     whole.add_testsuite(suite)
     written: bytes = whole.tostring()  # type: ignore[no-untyped-call]
     return written.decode()
+
+
+def _case(layer: int | None, point: str, its: list[Group]) -> TestCase:
+    """Return the case of a place with a result for each group of verdicts on it."""
+    name = (point or WHOLE) if layer is None else f"layer {layer} {point}"
+    case = TestCase(xml(name), "precaudit")
+    case.result = [FOUND.get(g.first.status, Error)(xml(message(g.first) + rest(g)), g.first.status) for g in its]
+    return case
