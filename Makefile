@@ -4,13 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny schemas clean
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny \
+	schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
 	@echo 'make test      set up and run the tests'
 	@echo 'make test-all  the slow tests too'
 	@echo 'make check     lint, format, types, documentation, tests'
+	@echo 'make docs      build the documentation, strictly, to build/docs'
+	@echo 'make pages     write the outputs that README.md and docs show, by running their commands'
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
@@ -47,16 +50,27 @@ demo: .venv/model
 	$(BIN)/precaudit compare $(RUN)
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: .venv/test
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
 
 check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+.venv/docs: .venv/base
+	$(PIP) -e '.[docs]'
+	touch $@
+
+docs: .venv/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -n -E docs build/docs
+	@echo 'build/docs/index.html'
+
+pages: .venv/test
+	$(BIN)/python -m benchmarks.pages
 
 audit: .venv/base
 	$(BIN)/precaudit audit

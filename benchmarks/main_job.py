@@ -115,7 +115,7 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
         place = tempfile.TemporaryDirectory(dir=folder)
         writer = RunWriter(Path(place.name), manifest, batch.prompts)
         with Background() as background:
-            Session(subject, requested, writer, background, checked=checked).run(batch, lambda what: None)
+            Session(subject, requested, writer, background, checked=checked).run(batch, lambda what, tokens: None)
         writer.finish(manifest)
         return place  # freed, and so deleted, after the time was taken: every round finds the disk as the first did
 
