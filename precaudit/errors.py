@@ -18,6 +18,12 @@ class UserError(PrecauditError):
     exit_code = 2
 
 
+class Interrupted(PrecauditError):
+    """Ctrl-C, where something can be said of what is there."""
+
+    exit_code = 130
+
+
 class CannotJudge(PrecauditError):
     """What was asked cannot be known here: a device died, a reference is missing."""
 

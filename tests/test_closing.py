@@ -63,7 +63,7 @@ FITTED = {
 
 
 @pytest.mark.parametrize("cause", FITTED)
-@pytest.mark.parametrize("policy", ["fp32-highest", "bf16"])
+@pytest.mark.parametrize("policy", [pytest.param("fp32-highest", marks=pytest.mark.slow), "bf16"])  # 5 s each
 def test_a_free_number_is_fitted_and_said(operation, cause, policy):
     form, point = FITTED[cause]
     _, model, _ = operation("llama-gqa", point, policy, 1)

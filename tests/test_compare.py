@@ -204,7 +204,7 @@ def test_two_runs_against_each_other(tmp_path):
 
 def test_frames(honest):
     frame = honest.frame()
-    assert {"layer", "point", "kind", "rel_l2", "worst.candidate", "unexplained.u"} <= set(frame.columns)
+    assert {"layer", "point", "kind", "rel_l2", "worst_candidate", "unexplained_u"} <= set(frame.columns)
     assert len(honest.prefill_decode_frame()) == 8
 
 

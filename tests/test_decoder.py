@@ -9,6 +9,7 @@ import pytest
 from precaudit import threads
 from precaudit.arrays import widen
 from precaudit.checkpoints import open_checkpoint
+from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS, present
@@ -34,16 +35,37 @@ FAMILIES_ONCE = (
 TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
 
 
+FEW = ("llama-gqa", "gemma2-caps", "qwen3-moe-gqa")
+
+
+def few(names):
+    """Leave a few to every run of the tests; the others, 10 to 25 s each, are slow."""
+    return [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in names]
+
+
 def fixture_run(folder, name, policy="fp32-highest", select=None, tokens=(TOKENS,), **options):
     prompts = [Prompt(id=f"p{i}", tokens=t) for i, t in enumerate(tokens)]
     subject = load(str(FIXTURES / name), policy, device="cpu")
     return trace(subject, folder, prompts, select or everything(), Options(decode_steps=3, force=True, **options))
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """A run of a fixture in float32, compared: made once, whatever asks for it."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("single") / name
+            made[name] = compare(fixture_run(folder, name), options=CompareOptions(accum=()))
+        return made[name]
+
+    return of
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAMILIES_ONCE else pytest.mark.slow) for n in SMALL])
-def test_every_point_is_fp64_to_single_precision(tmp_path, name):
-    fixture_run(tmp_path / "run", name)
-    found = errors(tmp_path / "run", accum=())
+def test_every_point_is_fp64_to_single_precision(single, name):
+    found = single(name).errors
     points = present("moe" in name)
     assert {e.point for e in found if e.kind == "forward"} == {p for p in points if not POINTS[p].state}
     for e in found:
@@ -54,7 +76,7 @@ def test_every_point_is_fp64_to_single_precision(tmp_path, name):
             assert e.mismatched == 0, e
 
 
-@pytest.mark.parametrize("name", [*FAMILIES_ONCE, "granite-bias"])
+@pytest.mark.parametrize("name", few([*FAMILIES_ONCE, "granite-bias"]))
 def test_honest_rounding_passes_in_every_family(tmp_path, name):
     """No record of an honest bfloat16 run fails, and its emulation leaves less than a rounding."""
     fixture_run(tmp_path / "run", name, "bf16", tokens=(TOKENS[:20],))
@@ -66,9 +88,8 @@ def test_honest_rounding_passes_in_every_family(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FAMILIES_ONCE)
-def test_prefill_decode_and_rescore_agree_everywhere(tmp_path, name):
-    fixture_run(tmp_path / "run", name)
-    recorded = Recorded.of(compare(tmp_path / "run").run)
+def test_prefill_decode_and_rescore_agree_everywhere(single, name):
+    recorded = Recorded.of(single(name).run)
     n = len(TOKENS)
     prefill = widen(recorded.tensor("p0", "prefill", 0, None, "logits"))
     rescore = widen(recorded.tensor("p0", "rescore", 0, None, "logits"))
@@ -84,19 +105,20 @@ def by_place(folder):
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
-@pytest.mark.parametrize("name", FAMILIES_ONCE)
-@pytest.mark.parametrize("pad", ["left", "right"])
-def test_batch_and_padding_do_not_change_values(tmp_path, name, pad):
+@pytest.mark.parametrize("name", few(FAMILIES_ONCE))
+def test_batch_and_padding_do_not_change_values(tmp_path, name):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
     fixture_run(tmp_path / "one", name, tokens=tokens)
-    fixture_run(tmp_path / "all", name, tokens=tokens, batch=3, pad=pad)
-    one, every = by_place(tmp_path / "one"), by_place(tmp_path / "all")
-    assert one.keys() == every.keys()
-    for key, x in one.items():
-        y = every[key]
-        assert x.shape == y.shape, key
-        scale = max(np.abs(widen(x)).max(), 1e-30)
-        assert np.abs(widen(x) - widen(y)).max() <= 2e-5 * scale, key
+    one = by_place(tmp_path / "one")
+    for pad in ("left", "right"):
+        fixture_run(tmp_path / pad, name, tokens=tokens, batch=3, pad=pad)
+        every = by_place(tmp_path / pad)
+        assert one.keys() == every.keys()
+        for key, x in one.items():
+            y = every[key]
+            assert x.shape == y.shape, (pad, key)
+            scale = max(np.abs(widen(x)).max(), 1e-30)
+            assert np.abs(widen(x) - widen(y)).max() <= 2e-5 * scale, (pad, key)
 
 
 def test_what_pads_a_prompt_is_never_seen(tmp_path):
@@ -210,11 +232,10 @@ def test_split_rows_are_all_rows(monkeypatch, workers):
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES_ONCE if "moe" not in n])
-def test_gate_out_is_the_activation_of_the_gate_alone(tmp_path, name):
+def test_gate_out_is_the_activation_of_the_gate_alone(single, name):
     """Closed forms: silu as x (1 + tanh(x/2)) / 2, gelu by its tanh formula; times up it is mlp_act."""
-    fixture_run(tmp_path / "run", name)
     checkpoint = open_checkpoint(str(FIXTURES / name))
-    run = Recorded.of(open_run(tmp_path / "run"))
+    run = Recorded.of(single(name).run)
     for layer in range(checkpoint.config.layers):
         h, act, both = (widen(run.tensor("p0", "prefill", 0, layer, p)) for p in ("mlp_norm", "gate_out", "mlp_act"))
 

@@ -65,7 +65,7 @@ def test_a_harmless_rewrite_is_not_accused(tmp_path):
     found = traced(tmp_path, load("tiny", "bf16", None, "cpu", REWRITES["fused projections"]))
     assert (found.exit_code, found.findings, found.unknown) == (0, (), ())
     assert not found.formula.differs
-    assert text(found)[0].startswith("Rounding explains all")
+    assert text(found)[0].startswith("✓ rounding explains all")
 
 
 def test_decode_that_does_not_depend_on_the_prompt(tmp_path):

@@ -12,7 +12,6 @@ from benchmarks.injection import COUNTS, into_files, into_program
 from benchmarks.injection import record as record_exam
 from benchmarks.mistakes import MISTAKES, TEXT, placed
 from benchmarks.rewrites import REWRITES
-from precaudit.audit import init
 from precaudit.comparison.compare import Options, compare
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import cache_write, rms_norm
@@ -20,6 +19,7 @@ from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
+from precaudit.starter import init
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
@@ -127,9 +127,9 @@ def test_a_norm_that_is_only_written_apart_passes(tmp_path):
 
 
 def test_init_writes_once(tmp_path):
-    assert {p.name for p in init(tmp_path)} == {"precaudit.toml", "budgets.toml", "precaudit.yml"}
+    assert {p.name for p in init("tiny", tmp_path)} == {"precaudit.toml", "budgets.toml", "precaudit.yml", ".gitignore"}
     with pytest.raises(Exception, match="nothing was written"):
-        init(tmp_path)
+        init("tiny", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["sums in fp16", "logits in bf16"])

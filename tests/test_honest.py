@@ -109,7 +109,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
 # Attention written otherwise
 
 
-@pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores"])
+@pytest.mark.parametrize("policy", ["bf16", pytest.param("bf16-fp32-scores", marks=pytest.mark.slow)])  # 10 s each
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_written_otherwise_passes(tmp_path, name, policy):
     points = "all" if name == "P rounded before the division" else "q,k,v,attn_out"

@@ -318,7 +318,10 @@ def test_logits_that_are_nan_match_nothing(tmp_path, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert "top-1 is FP64's in 0 of 3 rows; 3 have none: logits are NaN or infinite." in told
     assert command(["gate", str(opened.folder)]) == 1
-    assert capsys.readouterr().out.rstrip().endswith(f"Next: precaudit diagnose {opened.folder}")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("✗ ")
+    assert "NaN or infinite" in said[0]
+    assert said[1] == f"  Next: precaudit diagnose {opened.folder}"
 
 
 def test_logits_are_compared_as_distributions(recorded):

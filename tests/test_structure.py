@@ -15,13 +15,15 @@ from precaudit.schemas import FILES, write_schemas
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
-    "__main__": 6, "pytest_plugin": 6, "schemas": 5, "verbs": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4,
+    "__main__": 6, "pytest_plugin": 6, "schemas": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4.15,
+    "verbs": 4.1, "starter": 4.2, "several": 4.2,
     "diagnosis": 3.7, "between": 3.4, "evidence": 3.3, "mutations": 3.2, "comparison": 3, "references": 2.7,
     "judging": 2.5, "programs": 2.3, "tracing": 2, "dumps": 1.9, "runs": 1.7, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
     "places": 0, "progress": 0, "threads": 0, "coverage": 0, "arrays": 0,
-    "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0,
+    "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0, "frames": 0, "brief": 0, "keywords": 4.05,
+    "glossary": 0, "doctor": 3,
 }  # fmt: skip
 JAX = {"jax_decoder", "transforms", "tracing", "references", "evidence", "diagnosis", "programs"}
 
@@ -54,7 +56,7 @@ def test_imports_only_go_down(path, part):
 
 def test_heavy_libraries_stay_where_they_belong():
     allowed = {
-        "jax": JAX, "pandas": {"comparison", "reports", "runs"}, "rich": {"reports", "cli"}, "click": {"cli"},
+        "jax": JAX, "pandas": {"frames", "reports"}, "rich": {"reports", "cli"}, "click": {"cli"},
         "transformers": {"checkpoints"}, "torch": set(), "numba": {"rounding_kernels", "numpy_decoder", "metrics"},
     }  # fmt: skip
     for path, part in modules():
@@ -126,26 +128,6 @@ def test_the_design_names_every_point_policy_key_and_module():
     text = (ROOT / "docs" / "design.md").read_text()
     for name in [*POINTS, *KEYS, *FLOORS.keys() - {"__main__"}]:
         assert re.search(rf"\b{re.escape(name)}\b", text), name
-
-
-def test_documents_link_to_files_that_are_there():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), (document.name, target)
-
-
-def test_readme_commands_exist():
-    from precaudit.cli import cli
-
-    text = (ROOT / "README.md").read_text()
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
-    for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.M):
-        assert target in targets, target
-    for line in re.findall(r"^ +precaudit ([a-z]+)(.*)$", text, re.M):
-        command = cli.get_command(None, line[0])
-        known = {o for p in command.params for o in p.opts}
-        for option in re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", line[1]):
-            assert option in known, (line[0], option)
 
 
 def test_nothing_large_is_committed():

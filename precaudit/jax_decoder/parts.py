@@ -124,7 +124,15 @@ def cache_read(cache: jax.Array, layer: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Parts:
-    """The operations; ``dataclasses.replace(parts, rope=…)`` is another decoder."""
+    """The operations; ``dataclasses.replace(parts, rope=…)`` is another decoder.
+
+    >>> from dataclasses import replace
+    >>> from precaudit import Parts
+    >>> def sharper(q, k, scale, a):
+    ...     return attention_scores(q, k, 2 * scale, a)
+    >>> replace(Parts(), scores=sharper).scores.__name__  # precaudit.load("tiny", parts=…) audits it
+    'sharper'
+    """
 
     norm: Callable[..., jax.Array] = rms_norm
     project: Callable[..., jax.Array] = project
