@@ -170,6 +170,8 @@ def _diagnosed(c: AuditConfig, judgement: Judgement, diagnose: Callable[[], Any]
         return diagnose()
     except PrecauditError as error:
         return str(error)
+    except Exception as error:  # the verdict is known and must be told, whatever breaks after it
+        return f"diagnose broke off: {type(error).__name__}: {error}"
 
 
 def _beside(root: Path, name: str, suffix: str = "") -> str:

@@ -9,6 +9,7 @@ from precaudit.errors import UserError, enough_memory
 from precaudit.judging.gate import gate
 from precaudit.policies import Policy
 from precaudit.progress import Advance, Progress
+from precaudit.records import Record, read_lines, write_lines
 from precaudit.reports import markdown
 from precaudit.reports.policies import PolicyRow, differences, row_of
 from precaudit.store import Run, check_folder, open_run, read_manifest, safe_name
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from precaudit.tracing.trace import Options
 
 MANIFESTS = ("run.json", "program.json", "dump.json")
+REFUSED = "refused.jsonl"  # beside the runs: the policies that were asked for and could not run
+
+
+class Refused(Record, frozen=True):
+    """A policy that could not run, and why."""
+
+    policy: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,8 @@ def trace_policies(
 ) -> list[Traced]:
     """Trace ``load(policy)`` for every policy into ``output/POLICY``; the later ones are fed the first one's tokens.
 
-    A policy that cannot run is told with its reason, and the others run. Raises UserError where none can, and, before
-    anything is written, where two policies have one name or a folder is in use.
+    A policy that cannot run is told with its reason and kept as a row of ``compare``; the others run. Raises UserError
+    where none can, and, before anything is written, where two policies have one name or a folder is in use.
     """
     from precaudit.tracing.trace import Options, trace
 
@@ -73,6 +82,7 @@ def trace_policies(
         given = folder if given is None and generates else given
     if not any(t.run for t in found):
         raise UserError(f"none of {len(found)} policies can run: {found[0].why}")
+    write_lines(output / REFUSED, [Refused(policy=t.policy, why=t.why) for t in found if t.run is None])
     return found
 
 
@@ -117,7 +127,8 @@ def _order(path: Path) -> tuple[bool, str, str]:
 def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> tuple[list[PolicyRow], list[str]]:
     """Compare every run in a folder with FP64 and judge it; return a row a run, and what differs from the first.
 
-    A run that cannot be compared is a row with its reason. Raises UserError where none can.
+    A run that cannot be compared, and a policy that could not run, is a row with its reason. Raises UserError where
+    none can be compared.
     """
     rows: list[PolicyRow] = []
     said: list[str] = []
@@ -135,6 +146,8 @@ def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> 
         first = first or found
     if first is None:
         raise UserError(f"{folder}: none of {len(rows)} runs can be compared: {rows[0].why}")
+    refused = read_lines(folder / REFUSED, Refused) if (folder / REFUSED).is_file() else []
+    rows += [PolicyRow(policy=r.policy, run="", why=f"not recorded: {r.why}") for r in refused]
     return rows, said
 
 

@@ -8,7 +8,7 @@ from precaudit.dumps.runs import Imported, is_imported
 from precaudit.errors import UserError
 from precaudit.keywords import FILTERS, Keywords, check, names_of, options_of, progress_of, prompts_of, selection, taken
 from precaudit.programs.program import Program
-from precaudit.runs.programs import Opened, ProgramErrors, is_program_run
+from precaudit.runs.programs import MANIFEST, Opened, ProgramErrors, is_program_run
 
 if TYPE_CHECKING:
     from precaudit.between import Between
@@ -95,7 +95,8 @@ def compare(run: Any, *given: Any, **keywords: Any) -> Any:
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
     other = keywords.get("against", given[0] if given else None)
-    if _imported(run) or _imported(other) or (_of_a_program(run) and (_of_a_program(other) or _a_models(other))):
+    programs = _of_a_program(run) or _of_a_program(other)
+    if _imported(run) or _imported(other) or (programs and _a_run(run) and _a_run(other)):
         from precaudit.between import compare_runs
 
         keywords = _positional("compare", ("against", "tell"), given, keywords)
@@ -199,8 +200,9 @@ def _imported(run: Any) -> bool:
     return isinstance(run, Imported) or (isinstance(run, Path | str) and is_imported(run))
 
 
-def _a_models(run: Any) -> bool:
-    return isinstance(run, Path | str) and (Path(run) / "run.json").is_file()
+def _a_run(run: Any) -> bool:
+    folder = _folder(run)
+    return isinstance(folder, Path | str) and any((Path(folder) / name).is_file() for name in ("run.json", MANIFEST))
 
 
 def _of_a_program(run: Any) -> bool:

@@ -287,7 +287,8 @@ def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, caps
     record(tmp_path / "run", subject=nan_model(), select=everything())
     assert run(["diagnose", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("1 finding, first in program order:\n1. semantics: weights not finite — mlp_out of layer 2")
+    assert out.startswith("✗ mlp_out of layer 2, prefill and decode and rescore: weights: ")
+    assert "\n1. semantics: weights not finite — mlp_out of layer 2" in out
     assert "'model.layers.2.mlp.down_proj.weight' has 1 values that are NaN" in out
     assert "rows are not finite" in out
     assert "not finite from layer 2 on" in out

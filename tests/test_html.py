@@ -89,7 +89,8 @@ def write_diagnosis(folder, text, manifest="run.json"):
     of = file_hash(folder / manifest)
     finding = Finding(
         kind="semantics", cause=text, says=text, layer=0, point="v", layers=(0, 1), phases=(text,), prompts=(text,),
-        records=3, rel_l2=0.1, explained=1.0, equal=1.0, second=(text, 0.1), worst=None, fix=text, fails=text,
+        records=3, rel_l2=None, explained=1.0, equal=1.0, second=(text, 0.1), worst=None, fix=text, fails=text,
+        shadow=0.1,
     )  # fmt: skip
     share = Shares(
         run=of, prompt=text, objective="margin", fp64=1.0, change=0.1, explained=0.1, absolute=0.2,
@@ -174,7 +175,7 @@ def test_text_of_others_acts_nowhere_in_the_page(hostile):
     assert said.count(shown) >= 10  # finding, share, remedy, tokens, tables, provenance
     assert any(shown in line for its in page.data["stories"].values() for _, *told in its for _, line in told)
     # what diagnosis found is said first, and what is of another run nowhere
-    assert said.index("semantics: ") < said.index("Where the error is")
+    assert said.index(f"v of layer 0, {shown}: {shown}.") < said.index("Where the error is")
     assert {"remedies", "share0"} <= set(page.data["charts"])
     assert "share1" not in page.data["charts"]
     assert "other run's" not in text
@@ -198,7 +199,7 @@ def test_an_honest_run_before_diagnosis(honest):
     found = gather(honest)
     page = inert(html.page(found))
     said = page.said["text"]
-    assert f"Rounding explains all {found.judgement.counts['pass']:,} records." in said
+    assert f"rounding explains all {found.judgement.counts['pass']:,} errors that were judged." in said
     assert f"precaudit diagnose {honest}" in said
     assert set(page.data["charts"]) == {"local", "forward", "growth"}
     for wanted in ("The worst tokens", "Prefill against decode", "What was run", "bit for bit", jax.__version__):
@@ -206,6 +207,20 @@ def test_an_honest_run_before_diagnosis(honest):
     for kind in ("local", "forward"):
         shown = page.data["charts"][kind]["data"]["values"]
         assert len(shown) == len(page.data["stories"][kind]) == len(cells(found.errors, kind)) > 30
+
+
+def test_findings_that_the_verdict_contradicts_are_of_something_else(honest, tmp_path):
+    """They were written of a part of the run, or before its reference was mended."""
+    shutil.copytree(honest, tmp_path / "run")
+    write_diagnosis(tmp_path / "run", "told")
+    (kept,) = gather(tmp_path / "run").findings
+    assert kept.says == "told"
+    write_lines(tmp_path / "run" / "findings.jsonl", [msgspec.structs.replace(kept, rel_l2=0.1)])
+    found = gather(tmp_path / "run")
+    assert found.findings is None
+    assert html._verdict(found).mark == "✓"
+    write_lines(tmp_path / "run" / "findings.jsonl", [])
+    assert gather(tmp_path / "run").findings == ()
 
 
 def test_what_is_not_known_is_no_success(honest):
@@ -306,7 +321,7 @@ def program_run(tmp_path_factory):
 
 def test_a_program_s_run(program_run, tmp_path):
     page = inert(html.render(program_run))
-    assert "Rounding explains all" in page.said["text"]
+    assert "rounding explains all" in page.said["text"]
     assert {"local", "forward"} <= set(page.data["charts"])
     assert any(label == "made by" for _, *told in page.data["stories"]["local"] for label, _ in told)
     assert "Prefill against decode" not in page.said["text"]

@@ -76,7 +76,7 @@ def test_the_table_is_of_the_records(folder, compared):
         errors = read_lines(folder / "runs" / row.run / "errors.jsonl", ErrorRecord)
         local = max((e for e in errors if e.kind == "local"), key=lambda e: e.rel_l2)
         logits = [e for e in errors if e.kind == "forward" and e.point == "logits"]
-        assert (row.local, row.where) == (local.rel_l2, f"v layer {local.layer}")
+        assert (row.local, row.where) == (local.rel_l2, _at(local))
         assert row.logits == max(e.rel_l2 for e in logits)
         assert row.kl == max(x for e in logits for x in e.distribution.kl)
         assert row.flips == sum(x == 0 for e in logits for x in e.distribution.top1)
@@ -84,6 +84,10 @@ def test_the_table_is_of_the_records(folder, compared):
         assert row.explained == row.operations > 0
         assert row.verdict == "✓ pass"
     assert rows[1].logits < rows[0].logits / 1000, "float32 is nearer"
+
+
+def _at(e):
+    return e.point if e.layer is None else f"{e.point} layer {e.layer}"
 
 
 def test_what_differs_is_said_of_each_against_the_first(compared):
@@ -175,12 +179,16 @@ def test_a_policy_that_cannot_run_is_a_row_and_the_others_run(folder, tmp_path, 
     """XLA:CPU does not honour the preset; the tokens are those of the first that ran."""
     (tmp_path / "fast.toml").write_text('matmul = "BF16_BF16_F32"\n')
     out = tmp_path / "out"
-    assert run(asked(folder, out, "--policy", f"{tmp_path}/fast.toml,bf16")) == 0
+    assert run(asked(folder, out, "--policy", f"{tmp_path}/fast.toml,bf16")) == 3
     table, err = capfd.readouterr()
     assert [line.split()[0] for line in table.splitlines() if line.split()[-1:] == ["recorded"]] == ["bf16"]
     assert "not honoured" in " ".join(table.split())
     assert "fast cannot run:" in err
-    assert [p.name for p in out.iterdir()] == ["bf16"]
+    assert sorted(p.name for p in out.iterdir()) == ["bf16", several.REFUSED]
+    rows, _ = several.compare_policies(out, several_options(folder), lambda *told: None)
+    assert [r.policy for r in rows] == ["bf16", "fast"]
+    assert rows[1].why.startswith("not recorded: ")
+    assert headline(rows, str(out)).sentence == "1 of 2 policies cannot be judged: fast."
     assert open_run(out / "bf16").record.requested.tokens_from is None
     assert run(asked(folder, tmp_path / "none", "--policy", f"{tmp_path}/fast.toml,{tmp_path}/fast.toml")) == 2
 

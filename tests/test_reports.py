@@ -19,7 +19,7 @@ from precaudit.judging.gate import judge_found
 from precaudit.reports import differences, fitting
 from precaudit.reports.headline import headline
 from precaudit.reports.terminal import show
-from precaudit.reports.token_texts import texts
+from precaudit.reports.tokens import quoted
 from precaudit.tracing.subject import load
 from tests.programs import everything, record
 
@@ -139,7 +139,7 @@ def test_runs_that_were_not_compared_are_not_called_the_same(runs):
 
 def test_a_run_is_itself(runs):
     first, rest = told(runs, "honest", "honest")
-    assert first.sentence.startswith("the runs are the same, bit for bit")
+    assert re.fullmatch(r"all [\d,]+ tensors that both runs have are equal\.", first.sentence)
     assert re.match(r"Top-1 tokens differ at 0 of \d+ positions; KL from the reference run is 0\.0e\+00", rest[0])
 
 
@@ -191,5 +191,7 @@ def test_tokens_are_told_as_text_beside_their_ids(runs):
 
 
 def test_tokens_of_a_model_that_is_not_here_are_ids(runs):
-    model = msgspec.structs.replace(runs["honest"].run.record.model, reference="/no/such")
-    assert texts(model, [5]) == {}
+    run = runs["honest"].run
+    model = msgspec.structs.replace(run.record.model, reference="/no/such")
+    assert quoted(run, [5])
+    assert quoted(replace(run, record=msgspec.structs.replace(run.record, model=model)), [5]) == {}

@@ -68,6 +68,8 @@ def _diagnosis(found: "Audit") -> None:
     say("Diagnosis:")
     if isinstance(found.diagnosis, str):
         say(f"unknown: {found.diagnosis}")
+    elif not found.diagnosis.findings and not found.diagnosis.unknown:
+        say("? every operation is within the default limits: what fails is a limit of your own, or the baseline's")
     elif is_program_run(found.run):
         program_diagnosis.show(found.diagnosis, found.compared, console(), False)
     else:

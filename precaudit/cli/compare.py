@@ -82,10 +82,11 @@ def command(
     from precaudit.comparison.compare import Options, compare
     from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
-    from precaudit.judging.gate import judge_found
+    from precaudit.judging.gate import gate, judge_found
     from precaudit.reports import markdown, terminal
     from precaudit.reports.headline import headline
     from precaudit.runs.programs import is_program_run
+    from precaudit.runs.written import recall
     from precaudit.several import runs_in
     from precaudit.store import open_run
     from precaudit.writing import write_whole
@@ -133,7 +134,12 @@ def command(
         for record in found.errors:
             click.echo(encode(record), nl=False)
         return
-    announce(headline(judge_found(found), str(run)) if against is None else _apart(found.errors, run, against))
+    if against is not None:
+        announce(_apart(found.errors, run, against))
+    elif asked is None:
+        announce(headline(gate(recall(run)), str(run)))  # with what an earlier --formula found of it
+    else:
+        announce(headline(judge_found(found), str(run), " in what was selected"))
     terminal.show(found, console(), verbose, every)
     say(f"Records: {found.folder}/errors.jsonl" + (f"; report: {found.folder}/report.md" if asked is None else ""))
 
@@ -193,6 +199,9 @@ def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
 
 def _apart(pairs: Any, run: Path, against: Path) -> Any:
     """Return the first sentence on a run against another, by the records of both against FP64 where there are any."""
+    import shlex
+
+    from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
     from precaudit.judging.programs import errors_of
     from precaudit.reports.differences import headline
@@ -200,14 +209,23 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     from precaudit.runs.written import recall
 
     known: list[Any] = []
-    lacking = ""
+    lacking, asked = [], None
     for folder in (run, against):
         try:
-            known.append(errors_of(open_program_run(folder)) if is_program_run(folder) else recall(folder).errors)
+            if is_program_run(folder):
+                known.append(errors_of(open_program_run(folder)))
+                continue
+            found = recall(folder)
+            known.append(found.errors)
+            points = set(found.run.record.requested.points)
+            asked = points if asked is None else asked & points
         except (UserError, OSError):
             known.append(None)
-            lacking = lacking or f"precaudit compare {folder}"
-    return headline(pairs, known[0], known[1], lacking)
+            lacking.append(folder)
+    helps = lacking and not any(is_imported(folder) for folder in lacking)
+    return headline(
+        pairs, known[0], known[1], f"precaudit compare {shlex.quote(str(lacking[0]))}" if helps else "", asked
+    )
 
 
 def _program(run: Path, program: str | None, reference: Any, as_json: bool, every: bool) -> None:

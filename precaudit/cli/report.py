@@ -16,7 +16,7 @@ from precaudit.cli._options import announce, console
 @click.option("-v", "--verbose", is_flag=True, help="Every layer and point with all its sizes.")
 def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbose: bool) -> None:
     """Show what compare recorded of RUN; computes nothing."""
-    from precaudit.judging.gate import judge_found
+    from precaudit.judging.gate import gate
     from precaudit.reports import markdown, terminal
     from precaudit.reports.headline import headline
     from precaudit.runs.programs import is_program_run
@@ -36,7 +36,7 @@ def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbos
     if as_markdown:
         click.echo(markdown.render(found))
     else:
-        announce(headline(judge_found(found), str(run)))
+        announce(headline(gate(found), str(run)))
         terminal.show(found, console(), verbose, every)
 
 

@@ -65,7 +65,8 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder, a .gguf file, or a precaudit.Program of your own as FILE.py:NAME or
     module:NAME (its code is run; it takes -o, --layers, --rename, --force alone). With --repeat: record RUN once more
-    and say whether every tensor came out the same, bit for bit (exit code 1 where one did not).
+    and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
+    exit code 3 where one of them cannot run.
     """
     if repeat is not None:
         return _again(context, repeat, output, force)
@@ -116,7 +117,7 @@ def command(
     if len(chosen) > 1:
         _show(found)
         say(f"Next: precaudit compare {folder}")
-        return 0
+        return 0 if len(runs) == len(found) else 3
     say(f"{folder}: {len(run.points)} tensors, {run.record.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}")
     return 0
 

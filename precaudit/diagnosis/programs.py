@@ -69,8 +69,8 @@ class Diagnosed(Brief):
 
     @property
     def exit_code(self) -> int:
-        """1 a finding stands, 3 something is unknown, 0 otherwise."""
-        return 1 if self.findings else 3 if self.unknown else 0
+        """1 a finding stands, 3 something is unknown or nothing was judged, 0 otherwise."""
+        return 1 if self.findings else 3 if self.unknown or not self.explained else 0
 
     def frame(self) -> Any:
         """Return the findings as a pandas DataFrame, always with the same columns."""

@@ -27,10 +27,10 @@ def memory() -> dict[str, int]:
     found = {}
     with suppress(OSError, ValueError, AttributeError):  # no POSIX system
         found["total"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError, IndexError):  # Linux
+    with suppress(OSError, ValueError, IndexError, StopIteration):  # Linux
         lines = Path("/proc/meminfo").read_text().splitlines()
         found["available"] = 1024 * int(next(x for x in lines if x.startswith("MemAvailable:")).split()[1])
-    with suppress(OSError, ValueError):  # a container's own limit ("max": none)
+    with suppress(OSError, ValueError, KeyError):  # a container's own limit ("max": none)
         found["total"] = min(found["total"], int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return found
 

@@ -248,6 +248,7 @@ def judge_found(found: Comparison) -> Judgement:
     pairs = [judge_pair(p) for p in found.prefill_decode]
     rules.passed += sum(v.status == "pass" for v in pairs)
     verdicts += [v for v in pairs if v.status != "pass"]
+    verdicts += disturbed(found.run, found.errors, rules.limits)
     layers = int(found.run.record.model.config["layers"])
     return _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
 

@@ -46,12 +46,16 @@ LIGHT = Palette()
 
 
 def plot(found: Any, what: str = "local") -> "alt.Chart":
-    """Return a chart of what ``precaudit.compare`` found: its ``local`` or ``forward`` heat map, or its ``growth``."""
+    """Return a chart of what ``precaudit.compare`` found: its ``local`` or ``forward`` heat map, or its ``growth``.
+
+    ``found``: a Comparison, or the errors of a program's run.
+    """
+    errors = getattr(found, "errors", found)
     if what == "growth":
-        return growth(found.errors)
+        return growth(errors)
     if what not in STEPS:
         raise UserError(f"plot: {what!r} is none of {', '.join((*STEPS, 'growth'))}")
-    return heat_map(found.errors, what)
+    return heat_map(errors, what)
 
 
 def bands(kind: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What one run is against another, in sentences: tokens that flip, KL, and the first difference beyond rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import hypot, inf, isfinite
 
 from precaudit.limits import default_limits
@@ -12,13 +12,16 @@ from precaudit.reports.judgement import digits
 Known = Sequence[ErrorRecord] | None
 
 
-def headline(pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: str) -> Headline:
+def headline(
+    pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: str = "", asked: Container[str] | None = None
+) -> Headline:
     """Return the first sentence on run A against run B.
 
     ``mine``, ``other``: the records of each against FP64, None where it was not compared (``unjudged``: the command
-    that does). Points recorded for the sake of others, and caches, have none: what is made of them has. A difference
-    is rounding where it is no larger than what the two policies' emulated rounding makes of
-    either forward error, together, times the limit of forward errors.
+    that does). ``asked``: the points that both runs were asked for, None for all: those recorded for the sake of
+    others have no forward error, and neither have caches; what is made of them has. A difference is rounding where it
+    is no larger than what the two policies' emulated rounding makes of either forward error, together, times the limit
+    of forward errors.
     """
     known = [e for e in pairs if e.numberless is None]
     if not known:
@@ -26,22 +29,29 @@ def headline(pairs: Sequence[ErrorRecord], mine: Known, other: Known, unjudged: 
     if off := [e for e in known if e.nonfinite]:
         return Headline("✗", f"{_at(off[0])}: {off[0].nonfinite:,} elements are NaN or infinite in one of the runs.")
     apart = [e for e in known if e.max_diff != 0]
+    lacking = [e for e in pairs if e.missing is not None or e.unknown is not None]
+    if not apart and lacking:
+        return Headline("?", f"{len(known):,} tensors are equal, and {len(lacking):,} could not be compared.")
     if not apart:
-        return Headline("✓", f"the runs are the same, bit for bit, in all {len(known):,} tensors.")
+        return Headline("✓", f"all {len(known):,} tensors that both runs have are equal.")
     told = f"{len(apart):,} of {len(known):,} tensors differ"
     if mine is None or other is None:
         return Headline("?", f"{told}; whether by rounding is known once both are compared with FP64.", unjudged)
     times = _times(apart, mine, other)
     limit = default_limits().ratio.value
-    if beyond := [e for e, x in times if x > limit]:
+    if beyond := [e for e, x in times if not x <= limit]:  # NaN is within no limit
         first = min(beyond, key=lambda e: (e.phase not in ("prefill", "call"), Place.of(e).order))
         size = next(x for e, x in times if e is first)
         much = "where rounding makes none" if size == inf else f"{digits(size)} × what rounding makes (limit {limit:g})"
         return Headline("✗", f"{told}, first beyond rounding: {_at(first)}, {much}.")
-    judged = {e.point for e in mine if e.kind == "forward"} & {e.point for e in other if e.kind == "forward"}
-    lacking = sum(e.point in judged for e in apart) - len(times) if times else len(apart)
-    if lacking:
-        return Headline("?", f"{told}; of {lacking:,} what rounding makes is not known.", unjudged)
+    judged, caches = {Place.of(e) for e, _ in times}, _caches(mine) | _caches(other)
+    own = [e for e in apart if e.point not in caches and (asked is None or e.point in asked)]
+    if open_ := sum(Place.of(e) not in judged for e in own):
+        return Headline("?", f"{told}; of {open_:,} what rounding makes is not known.", unjudged)
+    if lacking or not times:
+        n = len(lacking) or len(apart)
+        why = "could not be compared" if lacking else "have no error from FP64"
+        return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
     largest = max(x for _, x in times)
     return Headline("✓", f"{told}, by rounding alone: at most {digits(largest)} × what it makes (limit {limit:g}).")
 
@@ -83,6 +93,11 @@ def _times(
             noise = hypot(a[place], b[place])
             found.append((e, value(e.rel_l2) / noise if noise else inf))
     return found
+
+
+def _caches(errors: Sequence[ErrorRecord]) -> set[str]:
+    """Return the points that are judged as state alone."""
+    return {e.point for e in errors if e.kind == "state"} - {e.point for e in errors if e.kind == "forward"}
 
 
 def _noises(errors: Sequence[ErrorRecord]) -> dict[Place, float]:

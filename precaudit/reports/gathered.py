@@ -41,20 +41,33 @@ class Gathered:
 
 
 def gather(folder: Path) -> Gathered:
-    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered."""
+    """Read a compared run and what diagnose wrote of it; raises UserError for what was not compared, or was altered.
+
+    Findings that the verdict contradicts are of another comparison or of a part, and are left out: errors that are off
+    where none is, or nothing where something fails.
+    """
     if is_program_run(folder):
         opened = open_program_run(folder)
-        told = _read(folder, "findings.jsonl", Finding)
+        said = gate(folder)
         sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
         return Gathered(
-            folder, errors_of(opened), gate(folder), None, opened, told, _of_run(folder, MANIFEST, "shares", Shares),
+            folder, errors_of(opened), said, None, opened, _findings(folder, said),
+            _of_run(folder, MANIFEST, "shares", Shares),
             _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
         )  # fmt: skip
     found = recall(folder)
+    said = gate(found)
     return Gathered(
-        folder, found.errors, gate(found), found, None, _read(folder, "findings.jsonl", Finding),
+        folder, found.errors, said, found, None, _findings(folder, said),
         _of_run(folder, "run.json", "shares", Shares), _of_run(folder, "run.json", "remedies", Remedy),
     )  # fmt: skip
+
+
+def _findings(folder: Path, said: Judgement) -> tuple[Finding, ...] | None:
+    found, fails = _read(folder, "findings.jsonl", Finding), said.exit_code == 1
+    if found is None or (fails and not found) or (not fails and any(f.rel_l2 is not None for f in found)):
+        return None
+    return found  # one without an error is of the FP64 shadow, which no verdict sees
 
 
 def _read(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:

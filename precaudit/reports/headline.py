@@ -1,11 +1,13 @@
 """The sentence every command begins with: what is wrong and where, or that nothing is; and the command that helps."""
 
+import shlex
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Literal
 
 from precaudit.judging.gate import Judgement
-from precaudit.judging.verdicts import Verdict
+from precaudit.judging.verdicts import HASHED, Verdict
 from precaudit.places import LAST
 from precaudit.records import PROGRAM_CALL, value
 from precaudit.reports.judgement import digits
@@ -29,8 +31,11 @@ class Headline:
         return f"{self.mark} {self.sentence}"
 
 
-def headline(j: Judgement, run: str) -> Headline:
-    """Return the first sentence on a judgement of ``run``, a folder or a file of records."""
+def headline(j: Judgement, run: str, among: str = "") -> Headline:
+    """Return the first sentence on a judgement of ``run``, a folder or a file of records.
+
+    ``among``: what of it was looked at, where that is not all.
+    """
     bad = [v for v in j.verdicts if v.status in ("fail", "nonfinite")]
     if bad:
         first = _first(bad)
@@ -46,7 +51,7 @@ def headline(j: Judgement, run: str) -> Headline:
     passed = j.counts.get("pass", 0)
     if not passed:
         return Headline("?", "nothing was judged: there are no local, forward or state records.")
-    return Headline("✓", f"rounding explains all {passed:,} errors that were judged.")
+    return Headline("✓", f"rounding explains all {passed:,} errors that were judged{among}.")
 
 
 def _first(verdicts: list[Verdict]) -> Verdict:
@@ -72,16 +77,20 @@ def how_bad(v: Verdict) -> str:
     if v.status == "nonfinite":
         return f"{value(v.value):,.0f} elements are NaN or infinite" if v.value is not None else v.text
     found, limit = digits(value(v.value)), digits(value(v.limit))
-    if v.kind == "state":
+    if v.kind == "state" and v.metric == HASHED:
+        return f"{value(v.value):,.0f} rows of what was read differ from what was written"
+    if v.kind == "state" and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
-    if v.kind == "formula":
+    if v.kind == "formula" and not v.why:
         return f"the formula is not the reference's, {digits(value(v.value))} off without any rounding"
     if v.metric == "top1" or v.limit is None:
         return v.text or f"{v.metric} {found}"
+    at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
+    if v.why:
+        return f"{v.metric}{at} is {found}, over its stated limit {limit}"
     if v.kind == "forward" and v.metric in ("ratio", "kl"):
         what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
         return f"{what} is {found} × what rounding makes (limit {limit})"
-    at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
     limits = f"{v.metric}{at} {found}, limit {limit}"
     if v.explained is None or not isfinite(value(v.explained)):
         return limits
@@ -93,11 +102,12 @@ def how_bad(v: Verdict) -> str:
 
 
 def next_command(v: Verdict, run: str) -> str:
-    """Return the command that helps with a verdict that is no pass."""
+    """Return the command that helps with a verdict that is no pass; none for a file, or what trace must mend."""
+    if v.status == "missing" or (v.status != "stale" and Path(run).is_file()):
+        return ""
+    run = shlex.quote(run)
     if v.status in ("fail", "nonfinite", "input suspect"):
         return f"precaudit diagnose {run}"
-    if v.status == "missing":
-        return f"precaudit compare {run}"
     if v.status == "stale":
         return "precaudit baseline RUN -o FILE --accept --why TEXT"
     if v.phase == PROGRAM_CALL:

@@ -1,5 +1,6 @@
 """Runs of one model under several policies side by side: a row a policy, and what differs in sentences."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from math import isnan
 
@@ -120,7 +121,7 @@ def headline(rows: Sequence[PolicyRow], folder: str) -> Headline:
         return Headline(
             "✗",
             f"{len(failing)} of {len(rows)} policies fail: {', '.join(failing)}.",
-            f"precaudit diagnose {folder}/{run}",
+            f"precaudit diagnose {shlex.quote(f'{folder}/{run}')}",
         )
     if open_ or not rows:
         return Headline("?", f"{len(open_)} of {len(rows)} policies cannot be judged: {', '.join(open_)}.")

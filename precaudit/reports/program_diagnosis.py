@@ -32,7 +32,9 @@ def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False)
         size = "" if f.rel_l2 is None else f"; {value(f.rel_l2):.2e} off at {f.point}, {f.records} records"
         lines.append(f"✗ {f.kind}: {f.says}{size}")
     lines += [f"? unknown: {x}" for x in found.unknown]
-    if not found.findings and not found.unknown:
+    if not found.findings and not found.unknown and not found.explained:
+        lines.append("? nothing was judged.")
+    elif not found.findings and not found.unknown:
         lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged.")
     lines += [f"Growth: {x}." for x in growth(errors)[: None if verbose else 1]]
     lines += [f"Output: {shared(s)}" for s in found.effects.shares[: None if verbose else 1]]

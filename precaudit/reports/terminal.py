@@ -8,7 +8,7 @@ from precaudit.reports import differences, fitting
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import detail, pair_by_point, pair_table, prefill_decode, reported_table
-from precaudit.reports.token_texts import texts, top_tokens
+from precaudit.reports.tokens import quoted, top_tokens
 from precaudit.reports.worst import by_point, explained_by, largest, matrices, parted
 from precaudit.runs.written import Comparison
 
@@ -35,7 +35,7 @@ def show(comparison: Comparison, console: Any, verbose: bool = False, every: boo
     found = by_point(errors)
     tables = [found, *(matrices(errors) if every else []), detail(errors) if verbose else None]
     other = parted(pairs)[: None if verbose or every else TIES]
-    tables.append(prefill_decode(other, texts(comparison.run.record.model, top_tokens(other))))
+    tables.append(prefill_decode(other, quoted(comparison.run, top_tokens(other))))
     for table in tables:
         if table is not None:
             fitting.show(table, console)

@@ -1,12 +1,12 @@
-"""The tokens whose errors are largest, in their context: as text where the run's tokenizer is here, else as ids."""
+"""What token ids say, where the run's tokenizer is here; and the tokens whose errors are largest, in their context."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
 from precaudit.errors import UserError
 from precaudit.places import Place
-from precaudit.records import ErrorRecord, value
+from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.runs.written import Comparison
 from precaudit.store import Run
 
@@ -14,6 +14,7 @@ Text = Callable[[Sequence[int]], str]
 SHOWN = 10
 WINDOW = {True: (40, 20), False: (8, 4)}  # tokens of context before and after, as text and as ids
 WIDTH = (56, 24)  # of which so many characters are shown
+LONGEST = 16  # characters of a token in a table
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,19 @@ def text_of(run: Run) -> Text | None:
     written = [p for p in run.prompts.values() if p.text]
     known = all(max(p.tokens, default=0) < len(tokenizer) and p.text.strip() in text(p.tokens) for p in written)
     return text if written and known else None
+
+
+def quoted(run: Run, ids: Iterable[int]) -> Mapping[int, str]:
+    """Return each token as it is written in source, in quotes; nothing where the tokenizer is not here."""
+    wanted = sorted(set(ids))
+    show = text_of(run) if wanted else None
+    return {} if show is None else {i: _quoted(show([i])) for i in wanted}
+
+
+def top_tokens(pairs: Iterable[PrefillDecodeRecord]) -> list[int]:
+    """Return the tokens that lines of prefill_decode.jsonl name."""
+    return [i for p in pairs for i in (p.prefill_top1, p.decode_top1, p.f64_top1) if i is not None]
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")

@@ -100,12 +100,18 @@ def whole(folder: Path, held: RunRecord, code: str, fed: Callable[[Sequence[str]
 
 
 def trim(folder: Path, kept: Kept) -> None:
-    """Delete what was written after the batches that are kept."""
+    """Delete what was written after the batches that are kept; raises UserError where a part of the run is a link."""
+    held = [*folder.iterdir(), *(folder / "tensors").iterdir()]
+    if links := [path for path in (folder, *held) if path.is_symlink()]:
+        raise UserError(
+            f"{links[0]} is a link: nothing is deleted behind it; trace again with --force into another folder"
+        )
     write_lines(folder / BATCHES, kept.batches)
     for name in GROWING:
         os.truncate(folder / f"{name}.jsonl", sum(getattr(b, name)[0] for b in kept.batches))
-    for path in (*folder.iterdir(), *(folder / "tensors").iterdir()):
-        if path.name.endswith(PART) or (path.parent.name == "tensors" and f"tensors/{path.name}" not in kept.files):
+    for path in held:
+        ours = path.parent.name == "tensors" and f"tensors/{path.name}" not in kept.files
+        if path.is_file() and (path.name.endswith(PART) or ours):
             path.unlink()
 
 
