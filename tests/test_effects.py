@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.cli import run as command
 from precaudit.comparison.programs import compare, traced_program
-from precaudit.diagnosis.programs import diagnose
+from precaudit.diagnosis.programs import Diagnosed, diagnose
 from precaudit.errors import UserError
 from precaudit.evidence import effects as module
 from precaudit.evidence.records import LineRemedy
@@ -184,6 +184,12 @@ def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):
     assert rounding_lines(made.jaxpr.jaxpr) == {}
     compare(opened, program)
     assert diagnose(opened, program, objective="margin").effects.lines == ()
+
+
+def test_where_nothing_was_judged_nothing_is_explained():
+    found = Diagnosed((), (), 0)
+    assert found.exit_code == 3
+    assert text(found, []) == ["? nothing was judged."]
 
 
 def test_growth_is_told_by_steps_and_occurrences(tmp_path):

@@ -271,6 +271,10 @@ def test_charts_are_plotted_from_python(honest):
         precaudit.plot(found, "everything")
 
 
+def test_a_program_s_errors_are_plotted_too(program_run):
+    assert precaudit.plot(gather(program_run).errors).to_dict()["data"]["values"]
+
+
 def test_tokens_are_text_where_the_tokenizer_is_the_runs_own(honest):
     found = recall(honest)
     text = text_of(found.run)

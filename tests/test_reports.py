@@ -15,7 +15,7 @@ from rich.console import Console
 from precaudit.cli import run as cli
 from precaudit.comparison.compare import Options, compare
 from precaudit.jax_decoder.parts import Parts, attention_scores
-from precaudit.judging.gate import judge_found
+from precaudit.judging.gate import gate, judge_found
 from precaudit.reports import differences, fitting
 from precaudit.reports.headline import headline
 from precaudit.reports.terminal import show
@@ -135,6 +135,66 @@ def test_runs_that_were_not_compared_are_not_called_the_same(runs):
     first, _ = told(runs, "honest", "single", unknown=("single",))
     assert first.mark == "?"
     assert first.next.endswith("single")
+
+
+def test_what_one_run_lacks_is_not_called_equal(runs):
+    folder = runs["honest"].run.folder
+    pairs = compare(folder, folder).errors
+    lacking = msgspec.structs.replace(pairs[0], missing="not in the reference run")
+    found = differences.headline([*pairs, lacking], runs["honest"].errors, runs["honest"].errors)
+    assert found.text == f"? {len(pairs):,} tensors are equal, and 1 could not be compared."
+    apart = compare(folder, runs["single"].run.folder).errors
+    known = [runs[x].errors for x in ("honest", "single")]
+    assert differences.headline(apart, *known).mark == "✓"
+    found = differences.headline([*apart, lacking], *known)
+    assert found.mark == "?"
+    assert "none beyond rounding; 1 could not be compared" in found.sentence
+
+
+def test_a_difference_without_a_yardstick_is_no_rounding(runs):
+    apart = compare(runs["honest"].run.folder, runs["single"].run.folder).errors
+    known = [runs[x].errors for x in ("honest", "single")]
+    off = next(e for e in apart if e.point == "scores" and e.max_diff)
+    blind = [e for e in known[1] if not (e.kind == "forward" and e.point == "scores")]
+    assert "what rounding makes is not known" in differences.headline(apart, known[0], blind).sentence
+    assert differences.headline(apart, known[0], blind, asked={"logits"}).mark == "✓", "recorded for the sake of others"
+    broken = [msgspec.structs.replace(e, rel_l2="nan") if e is off else e for e in apart]
+    assert differences.headline(broken, *known).mark == "✗"
+
+
+def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, capsys):
+    """A plain compare after one with --formula says what the gate says."""
+    shutil.copytree(runs["honest"].run.folder, tmp_path / "run")
+    found = compare(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    assert gate(found).exit_code == 0
+    place = next(e for e in found.errors if e.kind == "local" and e.point == "scores")
+    formula = msgspec.structs.replace(
+        place, kind="formula", rel_l2=0.5, explained=None, scopes={"token": {"rel_l2": (0.5, 0)}}
+    )
+    sentence = headline(gate(replace(found, errors=[*found.errors, formula])), "runs/a").sentence
+    assert "the formula is not the reference's, 0.5 off without any rounding" in sentence
+    assert cli(["compare", str(tmp_path / "run"), "--layers", "1"]) == 0
+    assert re.search(
+        r"rounding explains all [\d,]+ errors that were judged in what was selected\.", capsys.readouterr().out
+    )
+
+
+def test_a_broken_budget_says_that_it_is_one(runs, tmp_path):
+    folder = runs["honest"].run.folder
+    (tmp_path / "budgets.toml").write_text(
+        '[[budget]]\nkind = "forward"\npoints = ["logits"]\nmetric = "rel_l2"\nlimit = 1e-9\nwhy = "a promise"\n'
+    )
+    found = headline(gate(folder, tmp_path / "budgets.toml"), "my run")
+    assert re.search(r"logits, prefill: rel_l2 is [\d.e-]+, over its stated limit 1e-9\.", found.sentence), (
+        found.sentence
+    )
+    assert found.next == "precaudit diagnose 'my run'"
+
+
+def test_a_file_of_records_has_no_command_that_needs_a_run(runs):
+    file = runs["faulty"].run.folder / "errors.jsonl"
+    found = headline(gate(file), str(file))
+    assert (found.mark, found.next) == ("✗", "")
 
 
 def test_a_run_is_itself(runs):

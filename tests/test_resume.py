@@ -110,6 +110,17 @@ def test_a_resumed_run_is_compared_and_passes(folder, whole, cut, tmp_path):
     assert run(["gate", str(out)]) == 0
 
 
+@pytest.mark.parametrize("part", ["tensors", "steps.jsonl"])
+def test_nothing_is_deleted_or_cut_behind_a_link(folder, whole, cut, tmp_path, capfd, part):
+    out = shutil.copytree(cut, tmp_path / "run")
+    held = (out / part).rename(tmp_path / "elsewhere")
+    (out / part).symlink_to(held)
+    before = sorted((p, p.stat().st_size) for p in (held, *held.glob("*")))
+    assert run(asked(folder, out, "--resume")) == 2
+    assert f"{out / part} is a link" in capfd.readouterr().err
+    assert sorted((p, p.stat().st_size) for p in (held, *held.glob("*"))) == before
+
+
 def test_killed_again_while_it_resumes(folder, whole, cut, tmp_path):
     out = shutil.copytree(cut, tmp_path / "run")
     killed(folder, out, 10, "--resume")
