@@ -68,6 +68,7 @@ def test_a_harmless_rewrite_is_not_accused(tmp_path):
     assert text(found)[0].startswith("✓ rounding explains all")
 
 
+@pytest.mark.slow
 def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     """Local errors of decode attention larger than float16 accumulation makes, and the cause is the cache."""
     parts = replace(Parts(), cache_read=zeros_read)
@@ -166,6 +167,7 @@ def test_two_views_part_where_attention_sums_another_shape(whole):
     assert summary(cut, decode_found=False, state_found=False) is None
 
 
+@pytest.mark.slow
 def test_the_same_text_another_way(whole):
     recorded, subject = whole
     kept = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)

@@ -26,7 +26,7 @@ from precaudit.tracing.trace import trace
 from tests.programs import record
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp32-highest"])
+@pytest.fixture(scope="module", params=["bf16", pytest.param("fp32-highest", marks=pytest.mark.slow)])
 def honest(request, tmp_path_factory):
     select = Selection.parse(points="all,logits:all", phases="prefill")
     return record_exam(tmp_path_factory.mktemp("exam") / "run", "tiny", request.param, select)

@@ -122,11 +122,11 @@ def openable(folder):
 # end before an operation that the first one had, but only near the end.
 RACED = 0.9
 
-NAMES = ("trace", "trace over a run", "compare", "diagnose", "report", "baseline", "gate", "audit")
+NAMES = ("trace", "trace over a run", "compare", "diagnose", "report", "baseline", "gate")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files the dead left open
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, pytest.param("audit", marks=pytest.mark.slow)])
 def test_a_command_killed_at_any_file_operation_can_be_given_again(sound, tmp_path, monkeypatch, name):
     """At every operation: runs open whole or not at all, and the command then ends as it does undisturbed."""
 

@@ -250,6 +250,7 @@ def test_batches_of_sequences_are_held_against_the_textbook_one_by_one(tmp_path)
     assert all(e.n % 192 == 0 for e in formula)
 
 
+@pytest.mark.slow
 def test_two_faults_are_two_findings(tmp_path):
     """The second reads what the first spoilt, and is judged on that."""
     file = tmp_path / "two.py"
@@ -261,6 +262,7 @@ def test_two_faults_are_two_findings(tmp_path):
     assert causes == {"RoPE base", "activation gelu with tanh"}
 
 
+@pytest.mark.slow
 def test_what_is_spoilt_and_not_shown_is_not_blamed(recorded, tmp_path):
     """Without attn_norm in the map, q of later layers reads what nobody knows."""
     program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
