@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from precaudit.caching import cache_folder
+from precaudit.tpu.environment import prepare
 
 # compiled programs are shared by all workers and runs of the tests; references are not
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
@@ -12,6 +13,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 import jax
 import pytest
 
+prepare()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # XLA:CPU up to JAX 0.10 drops some roundings inside fusions that it keeps in 0.12

@@ -82,6 +82,9 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
     from precaudit.errors import PrecauditError, enough_memory
+    from precaudit.tpu.environment import prepare
+
+    prepare()
 
     try:
         with enough_memory():

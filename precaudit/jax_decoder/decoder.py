@@ -1,4 +1,7 @@
-"""A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/design.md §4."""
+"""A decoder-only transformer, readable top to bottom. Every tap is a row of the table in docs/design.md §4.
+
+Every operation runs under the name of the point it makes (``jax.named_scope``), which compiled instructions carry.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax import named_scope as scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
@@ -102,10 +106,11 @@ class Decoder:
         return jnp.where(jnp.isin(layer, jnp.asarray(full, jnp.int32)), kinds[0], kinds[1])
 
     def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
-        x = params["embed"][tokens]
-        if self.config.embed_scale != 1.0:
-            x = x.astype(jnp.float32) * jnp.float32(self.config.embed_scale)
-        x = x.astype(self.arithmetic.residual)
+        with scope("resid_in"):
+            x = params["embed"][tokens]
+            if self.config.embed_scale != 1.0:
+                x = x.astype(jnp.float32) * jnp.float32(self.config.embed_scale)
+            x = x.astype(self.arithmetic.residual)
 
         def body(carry: Any, xs: Any) -> tuple[Any, None]:
             (x, cache), (weights, layer) = carry, xs
@@ -121,27 +126,39 @@ class Decoder:
     def _layer(self, x: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a = self.parts, self.arithmetic
         x = tap(x, "resid_in")
-        h = tap(self._norm(x, w, "attn_norm"), "attn_norm")
+        with scope("attn_norm"):
+            h = tap(self._norm(x, w, "attn_norm"), "attn_norm")
         out, cache = self._attention(h, cache, w, layer, step)
-        proj = parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a)
-        proj = tap(self._added(proj, w, "attn_post"), "attn_proj")
-        x = tap(x + proj.astype(a.residual), "resid_mid")
-        h = tap(self._norm(x, w, "mlp_norm"), "mlp_norm")
+        with scope("attn_proj"):
+            proj = parts.project(out.reshape(*x.shape[:2], -1), w["wo"], w.get("bo"), a)
+            proj = tap(self._added(proj, w, "attn_post"), "attn_proj")
+        with scope("resid_mid"):
+            x = tap(x + proj.astype(a.residual), "resid_mid")
+        with scope("mlp_norm"):
+            h = tap(self._norm(x, w, "mlp_norm"), "mlp_norm")
         y = self._experts(h, w) if self.config.sparse else self._dense(h, w)
-        mlp = tap(self._added(y, w, "mlp_post"), "mlp_out")
-        return tap(x + mlp.astype(a.residual), "resid_out"), cache
+        with scope("mlp_out"):
+            mlp = tap(self._added(y, w, "mlp_post"), "mlp_out")
+        with scope("resid_out"):
+            return tap(x + mlp.astype(a.residual), "resid_out"), cache
 
     def _dense(self, h: jax.Array, w: Layer) -> jax.Array:
         parts, a = self.parts, self.arithmetic
-        gate, up = parts.project(h, w["gate"], w.get("bgate"), a), parts.project(h, w["up"], w.get("bup"), a)
-        act = tap(parts.activate(gate, up, a), "mlp_act")
-        return parts.project(act, w["down"], w.get("bdown"), a)
+        with scope("gate_out"):
+            gate = parts.project(h, w["gate"], w.get("bgate"), a)
+        with scope("mlp_act"):
+            up = parts.project(h, w["up"], w.get("bup"), a)
+            act = tap(parts.activate(gate, up, a), "mlp_act")
+        with scope("mlp_out"):
+            return parts.project(act, w["down"], w.get("bdown"), a)
 
     def _experts(self, h: jax.Array, w: Layer) -> jax.Array:
         """Run every expert on every token and add what the chosen ones say, in float32."""
         parts, a, c = self.parts, self.arithmetic, self.config
-        logits = tap(parts.project(h, w["router"], None, a), "router")
-        weights = tap(parts.route(logits, c.experts_used, c.renormalise, a), "experts")
+        with scope("router"):
+            logits = tap(parts.project(h, w["router"], None, a), "router")
+        with scope("experts"):
+            weights = tap(parts.route(logits, c.experts_used, c.renormalise, a), "experts")
 
         def add(total: jax.Array, expert: Any) -> tuple[jax.Array, None]:
             gate, up, down, weight = expert
@@ -150,8 +167,9 @@ class Decoder:
             return total + weight[..., None].astype(jnp.float32) * y.astype(jnp.float32), None
 
         each = (w["expert_gate"], w["expert_up"], w["expert_down"], jnp.moveaxis(weights, -1, 0))
-        total, _ = lax.scan(add, jnp.zeros(h.shape, jnp.float32), each)
-        return total.astype(a.activations)
+        with scope("mlp_out"):
+            total, _ = lax.scan(add, jnp.zeros(h.shape, jnp.float32), each)
+            return total.astype(a.activations)
 
     def _norm(self, x: jax.Array, w: Layer, name: str) -> jax.Array:
         """Normalise x; where the family has no such norm, only round it."""
@@ -183,41 +201,51 @@ class Decoder:
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config
-        heads = (*h.shape[:2], -1, c.head_dim)
-        q = parts.project(h, w["wq"], w.get("bq"), a)
-        k = parts.project(h, w["wk"], w.get("bk"), a)
-        v = parts.project(h, w["wv"], w.get("bv"), a).reshape(heads)
-        if c.qk_norm == "row":
-            q, k = self._norm(q, w, "q_norm"), self._norm(k, w, "k_norm")
-        q, k = q.reshape(heads), k.reshape(heads)
-        if c.qk_norm == "head":
-            q, k = self._norm(q, w, "q_norm"), self._norm(k, w, "k_norm")
-        cos, sin = self._of(layer, step.cos), self._of(layer, step.sin)
-        q = tap(parts.rope(q, cos, sin, a), "q")
-        k = tap(parts.rope(k, cos, sin, a), "k")
-        v = tap(v, "v")
+        with scope("q"):
+            q = self._turned("q", h, w, layer, step)
+        with scope("k"):
+            k = self._turned("k", h, w, layer, step)
+        with scope("v"):
+            v = parts.project(h, w["wv"], w.get("bv"), a)
+            v = tap(v.reshape(*h.shape[:2], -1, c.head_dim), "v")
         if cache is not None:
-            cache = {
-                "k": parts.cache_write(cache["k"], layer, k, step.slots),
-                "v": parts.cache_write(cache["v"], layer, v, step.slots),
-            }
+            with scope("k_cache"):
+                k_cache = parts.cache_write(cache["k"], layer, k, step.slots)
+            with scope("v_cache"):
+                cache = {"k": k_cache, "v": parts.cache_write(cache["v"], layer, v, step.slots)}
         if step.slots is not None:
             a = a.for_decode()
             q = q.astype(a.activations)
-            k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
-            v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
-        scores = parts.scores(q, k, c.score_scale, a)
-        if c.score_cap is not None:
-            scores = capped(scores, c.score_cap)
-        scores = tap(scores, "scores")
-        probs = tap(parts.softmax(scores, self._of(layer, step.masks), a), "probs")
-        return tap(parts.attend(probs, v, a), "attn_out"), cache
+            with scope("k_cache"):
+                k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
+            with scope("v_cache"):
+                v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
+        with scope("scores"):
+            scores = parts.scores(q, k, c.score_scale, a)
+            scores = tap(scores if c.score_cap is None else capped(scores, c.score_cap), "scores")
+        with scope("probs"):
+            probs = tap(parts.softmax(scores, self._of(layer, step.masks), a), "probs")
+        with scope("attn_out"):
+            return tap(parts.attend(probs, v, a), "attn_out"), cache
+
+    def _turned(self, name: str, h: jax.Array, w: Layer, layer: jax.Array, step: Step) -> jax.Array:
+        """Return the rows of q or k [B, T, H, K]: projected, normalised where the family does, turned by RoPE."""
+        parts, a, c = self.parts, self.arithmetic, self.config
+        x = parts.project(h, w[f"w{name}"], w.get(f"b{name}"), a)
+        if c.qk_norm == "row":
+            x = self._norm(x, w, f"{name}_norm")
+        x = x.reshape(*h.shape[:2], -1, c.head_dim)
+        if c.qk_norm == "head":
+            x = self._norm(x, w, f"{name}_norm")
+        return tap(parts.rope(x, self._of(layer, step.cos), self._of(layer, step.sin), a), name)
 
     def _logits(self, params: Any, x: jax.Array, logit_rows: jax.Array) -> jax.Array:
-        h = tap(self._norm(x, params, "final_norm"), "final_norm")
-        h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
         a, c, head = self.arithmetic, self.config, params.get("lm_head", params["embed"])
-        y = dot(h, head, (2, 1), a.logits, a)
-        if c.logit_scale != 1.0:
-            y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
-        return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")
+        with scope("final_norm"):
+            h = tap(self._norm(x, params, "final_norm"), "final_norm")
+        with scope("logits"):
+            h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
+            y = dot(h, head, (2, 1), a.logits, a)
+            if c.logit_scale != 1.0:
+                y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
+            return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")

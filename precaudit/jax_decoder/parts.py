@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
@@ -75,13 +75,15 @@ def attend(probs: jax.Array, v: jax.Array, a: Arithmetic) -> jax.Array:
 
 def geglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
     """gelu(gate) · up [B, T, F] with tanh's approximation, as ``swiglu``."""
-    act = tap(jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(a.mlp), "gate_out")
+    with named_scope("gate_out"):
+        act = tap(jax.nn.gelu(gate.astype(jnp.float32), approximate=True).astype(a.mlp), "gate_out")
     return (act * up.astype(a.mlp)).astype(a.activations)
 
 
 def swiglu(gate: jax.Array, up: jax.Array, a: Arithmetic) -> jax.Array:
     """silu(gate) · up [B, T, F]; silu in float32, rounded to the MLP's format, then the product."""
-    act = tap(jax.nn.silu(gate.astype(jnp.float32)).astype(a.mlp), "gate_out")
+    with named_scope("gate_out"):
+        act = tap(jax.nn.silu(gate.astype(jnp.float32)).astype(a.mlp), "gate_out")
     return (act * up.astype(a.mlp)).astype(a.activations)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
+from precaudit.tpu.environment import prepare
 
 DEVICES = ("auto", "cpu", "gpu", "tpu")
 EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit[tpu]'"}
@@ -17,6 +18,7 @@ EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit
 
 def choose_device(name: str) -> Any:
     """Return a JAX device of kind ``name`` (auto: JAX's default); raises UserError when there is none."""
+    prepare()
     import jax
 
     if name not in DEVICES:
