@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -41,7 +41,7 @@ class Compiled:
     """A program compiled for a target: its optimised text, seconds it took, bytes on the chip, and flops.
 
     ``aliased``: bytes of outputs that take the place of donated arguments. ``flops``: as the compiler counts them, of
-    one pass whatever the precision.
+    one pass whatever the precision. ``jaxpr``: what was lowered (a closed jaxpr).
     """
 
     target: Target
@@ -53,6 +53,7 @@ class Compiled:
     temporaries: int
     aliased: int
     flops: float
+    jaxpr: Any = field(repr=False, compare=False)
 
 
 class TooLarge(UserError):
@@ -114,7 +115,8 @@ def compile_for(
     sharding = _sharding(target)
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
     jitted = jax.jit(function, donate_argnums=donated, keep_unused=True, compiler_options=dict(options or {}) or None)
-    lowered = jitted.trace(*shaped).lower(lowering_platforms=("tpu",))
+    traced = jitted.trace(*shaped)
+    lowered = traced.lower(lowering_platforms=("tpu",))
     started = time.perf_counter()
     with _uncached():
         try:
@@ -125,7 +127,7 @@ def compile_for(
     memory, cost = made.memory_analysis(), made.cost_analysis() or {}
     return Compiled(
         target, version, made.as_text(), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
-        memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)),
+        memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
     )  # fmt: skip
 
 

@@ -1,0 +1,35 @@
+"""A custom call: what it computes cannot be read."""
+
+from collections.abc import Iterator, Sequence
+
+from precaudit.lint.rule import Hit, Rule
+from precaudit.lint.view import View, place_of
+
+# They move values or reserve room for them.
+HARMLESS = frozenset(
+    ("AssumeGatherIndicesInBound", "AllocateBuffer", "ConcatBitcast", "Sharding", "SPMDFullToShardShape")
+)
+
+
+def check(views: Sequence[View]) -> Iterator[Hit]:
+    """Hit every target of a custom call that is not known to leave values as they are."""
+    for view in views:
+        for _, i in view.instructions:
+            name = i.attributes.get("custom_call_target", "")
+            if i.opcode == "custom-call" and name not in HARMLESS:
+                source, point = place_of(view, i)
+                yield Hit(
+                    view.phase, source, point, f"The custom call {name} hides its arithmetic: nothing is known of it."
+                )
+
+
+RULE = Rule(
+    "custom-call",
+    "unknown",
+    "tpu",
+    "An operation the compiler hides",
+    "A custom call hides its arithmetic: nothing is known of its precision.",
+    "trace the program and compare it: recorded values are judged whatever made them",
+    "the compiled program's text",
+    check,
+)

@@ -1,0 +1,37 @@
+"""A product of float32 values that the matrix unit makes in one bfloat16 pass."""
+
+from collections.abc import Iterator, Sequence
+
+from precaudit.lint.exact import widened
+from precaudit.lint.rule import Hit, Rule
+from precaudit.lint.view import Equation, View, place_of
+
+
+def check(views: Sequence[View]) -> Iterator[Hit]:
+    """Hit products without a precision whose equation multiplies float32 values that hold more than bfloat16."""
+    for view in views:
+        for _, i in view.instructions:
+            if i.opcode not in ("convolution", "dot") or i.attributes.get("operand_precision"):
+                continue
+            if any(wide(e) for e in view.made_of(i)):
+                source, point = place_of(view, i)
+                yield Hit(view.phase, source, point)
+
+
+def wide(e: Equation) -> bool:
+    """Whether a product reads a float32 value that was no narrower one just before."""
+    return any(e.dtype(k) == "float32" and not widened(e, k) for k in (0, 1))
+
+
+RULE = Rule(
+    "one-pass-product",
+    "error",
+    "tpu",
+    "A float32 product in one bfloat16 pass",
+    "Both operands are float32 and the precision is the default: the matrix unit rounds them to bfloat16 (8 bits) and "
+    "multiplies once, without a mark in the program.",
+    'jax.default_matmul_precision("highest"), or precision="highest" on this product; here --set matmul=highest '
+    "(six passes), or high (three)",
+    "jax.lax.Precision (documentation) and the compiled program's machine-level dump",
+    check,
+)
