@@ -11,7 +11,7 @@ help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
 	@echo 'make test      set up and run the tests'
 	@echo 'make test-all  the slow tests too'
-	@echo 'make check     lint, format, types, documentation, tests'
+	@echo 'make check     lint, format, types, tests'
 	@echo 'make docs      build the documentation, strictly, to build/docs'
 	@echo 'make pages     write the outputs that README.md and docs show, by running their commands'
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'

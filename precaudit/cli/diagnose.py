@@ -42,7 +42,8 @@ def command(
 
     Compares it first where that was not done.
 
-    Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown.
+    Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown, or
+    nothing was judged.
     """
     from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose

@@ -28,7 +28,7 @@ def command(
 ) -> int:
     """Judge a compared RUN, or a file of error records.
 
-    Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones.
+    Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """
     from precaudit.cli._judged import show
     from precaudit.judging.gate import gate

@@ -63,8 +63,9 @@ def command(
 ) -> int:
     """Run SUBJECT and record it.
 
-    SUBJECT is tiny, smollm2, a Hugging Face folder, a .gguf file, or a precaudit.Program of your own as FILE.py:NAME or
-    module:NAME (its code is run; it takes -o, --layers, --rename, --force alone). With --repeat: record RUN once more
+    SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
+    precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --rename,
+    --force alone). With --repeat: record RUN once more
     and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
     exit code 3 where one of them cannot run.
     """
