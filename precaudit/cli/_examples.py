@@ -21,6 +21,11 @@ EXAMPLES = {
         "precaudit import dump.safetensors --map names.toml -o runs/theirs",
     ),
     "init": ("precaudit init examples/own_decoder.py:program",),
+    "lint": (
+        "precaudit lint examples/own_decoder.py:program",
+        "precaudit lint tiny --tpu v5e:2x2 --policy fp32",
+        "precaudit lint --list",
+    ),
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
     "points": ("precaudit points examples/own_decoder.py:program",),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),

@@ -1,0 +1,102 @@
+"""``precaudit lint``: what a program's text says of its precision, on a TPU that need not be there."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from precaudit.cli._options import announce, console, progress_bar, say
+
+
+@click.command()
+@click.argument("subject", required=False)
+@click.option("--tpu", metavar="v5e:2x2", help="Compile for this TPU; needs the extra tpu, and no TPU.")
+@click.option("--device", type=click.Choice(["cpu", "gpu", "tpu"]), default="cpu", show_default=True,
+              help="Without --tpu: read the program for it.")  # fmt: skip
+@click.option("--policy", metavar="NAME|FILE", help="Formats of a model's parts [bf16].")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
+@click.option("--phase", metavar="PHASES", help="prefill, decode (default: both).")
+@click.option("--tokens", type=click.IntRange(1), help="Length of a model's prompt [64].")
+@click.option("--batch", type=click.IntRange(1), help="Sequences of a model at once [1].")
+@click.option("--fail-on", type=click.Choice(["error", "unknown", "warning", "note"]), default="error",
+              show_default=True, help="The severity from which on the exit code is 1.")  # fmt: skip
+@click.option("--sarif", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write SARIF here.")
+@click.option("--list", "listed", is_flag=True, help="Print what every rule says.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSONL.")
+def command(
+    subject: str | None,
+    tpu: str | None,
+    device: str,
+    policy: str | None,
+    settings: tuple[str, ...],
+    phase: str | None,
+    tokens: int | None,
+    batch: int | None,
+    fail_on: Any,
+    sarif: Path | None,
+    listed: bool,
+    as_json: bool,
+) -> int:
+    """Say what SUBJECT's text does to its precision; runs nothing.
+
+    SUBJECT: a model as in trace, or a precaudit.Program as FILE.py:NAME (its code is imported).
+
+    Exit code 0: nothing as severe as --fail-on. 1: something is. 3: only an operation that cannot be read.
+    """
+    from precaudit import __version__
+    from precaudit.errors import UserError
+    from precaudit.reports import fitting
+    from precaudit.reports import lint as report
+
+    if listed:
+        from precaudit.lint.rules import every
+
+        for line in report.rules(every()):
+            say(line)
+        return 0
+    if subject is None:
+        raise UserError("SUBJECT is missing: a model such as tiny, or FILE.py:NAME")
+    from precaudit.lint.rules import every
+    from precaudit.records import encode
+
+    own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
+    found = _linted(subject, tpu, device, own)
+    if sarif is not None:
+        import json
+
+        from precaudit.cli._judged import write
+
+        write(sarif, json.dumps(report.sarif(found, every(), __version__), indent=1) + "\n")
+    if as_json:
+        for f in found.findings:
+            click.echo(encode(f), nl=False)
+        return found.exit_code(fail_on)
+    announce(report.headline(found, subject, fail_on))
+    if found.findings:
+        fitting.show(report.table(found.findings), console())
+    for line in report.reasons(found.findings):
+        say(line)
+    fitting.show(report.phases(found), console())
+    for note in found.notes:
+        say(f"note: {note}")
+    return found.exit_code(fail_on)
+
+
+def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any]) -> Any:
+    from precaudit.errors import UserError
+    from precaudit.lint.linting import PHASES, lint_model, lint_program
+    from precaudit.policies import apply_settings, load_policy, parse_settings
+    from precaudit.programs.loading import is_reference, load
+    from precaudit.tpu.target import parse_target
+
+    target = None if tpu is None else parse_target(tpu)
+    with progress_bar("loading JAX") as advance:
+        if is_reference(subject):
+            if other := [name for name, value in own.items() if value is not None]:
+                raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
+            return lint_program(load(subject), target, device, advance)
+        policy = apply_settings(load_policy(own["--policy"] or "bf16"), parse_settings(own["--set"] or ()))
+        phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
+        return lint_model(
+            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance
+        )  # fmt: skip
