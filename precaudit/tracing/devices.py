@@ -10,7 +10,7 @@ from typing import Any
 
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError
-from precaudit.tpu.environment import prepare
+from precaudit.tpu.environment import chips, prepare
 
 DEVICES = ("auto", "cpu", "gpu", "tpu")
 EXTRAS = {"gpu": "pip install 'precaudit[cuda]'", "tpu": "pip install 'precaudit[tpu]'"}
@@ -73,7 +73,8 @@ def _heard() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage() + (f": {record.exc_info[1]}" if record.exc_info else "")
             noise = record.levelno < logging.WARNING and "Unable to initialize" not in text
-            if not noise and not ("'tpu'" in text and find_spec("libtpu") is None):
+            absent = "'tpu'" in text and not (find_spec("libtpu") and chips())
+            if not noise and not absent:
                 said.append(_first_line(text))
 
     listener = Listener(logging.INFO)

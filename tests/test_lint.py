@@ -1,0 +1,148 @@
+"""``precaudit lint``: what it says, its files, its exit codes. Its rules: tests/test_lint_rules.py."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+from rich.cells import cell_len
+
+from precaudit.cli import run as cli
+from precaudit.lint.linting import Linted, lint_model
+from precaudit.lint.rule import SEVERITIES, LintRecord
+from precaudit.lint.rules import every
+from precaudit.policies import load_policy
+from precaudit.reports import lint as report
+from precaudit.tpu import target
+from precaudit.tpu.target import parse_target
+from tests.tpus import needs_libtpu
+
+OWN = "examples/own_decoder.py:program"
+
+
+def record(**given):
+    base = {"rule": "r", "severity": "error", "phase": "prefill", "point": "q", "source": "a.py:3", "count": 1}
+    return LintRecord(**{**base, "says": "It is so.", "fix": "do", "rests": "on it", "target": "v5e:2x2", **given})
+
+
+def of(*severities):
+    return Linted(tuple(record(severity=s) for s in severities), ())
+
+
+@pytest.mark.parametrize(
+    ("found", "fail_on", "code"),
+    [
+        ((), "error", 0), (("error",), "error", 1), (("warning", "note"), "error", 0), (("warning",), "warning", 1),
+        (("note",), "warning", 0), (("unknown",), "error", 3), (("unknown",), "unknown", 1),
+        (("unknown", "error"), "error", 1), (("unknown", "warning"), "warning", 1), (("note", "unknown"), "note", 1),
+    ],
+)  # fmt: skip
+def test_exit_codes(found, fail_on, code):
+    assert of(*found).exit_code(fail_on) == code
+
+
+@needs_libtpu
+def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys):
+    assert cli(["lint", "tiny", "--tpu", "v5e:2x2", "--policy", "fp32"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("✗ one-pass-product, 11 × error on v5e:2x2: v, q, k, scores, attn_out, attn_proj and 3 more.")
+    rows = [line.split() for line in out.splitlines() if "one-pass-product" in line.split()]
+    assert {row[2] for row in rows} == {
+        "q", "k", "v", "scores", "attn_out", "attn_proj", "gate_out", "mlp_act", "mlp_out",
+    }  # fmt: skip
+    assert {row[2] for row in rows if row[-1] == "decode"} == {"scores", "attn_out"}
+    assert "--set matmul=highest" in out
+    assert "libtpu 0.0." in out
+
+
+@needs_libtpu
+def test_float32_at_highest_precision_has_nothing_to_say(capsys):
+    assert cli(["lint", "tiny", "--tpu", "v5e:2x2", "--policy", "fp32-highest"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("✓ tiny: no rule fires on v5e:2x2.")
+    made = {line.split()[0]: line.split()[-4:] for line in out.splitlines() if line.startswith(("prefill", "decode"))}
+    assert made == {"prefill": ["0", "0", "9", "1"], "decode": ["0", "0", "2", "8"]}
+
+
+@needs_libtpu
+def test_two_sequences_leave_the_vector_unit(capsys):
+    """With one sequence eight products of decode are float32 multiply-and-add; with two each takes one pass."""
+    one, two = (lint_model("tiny", load_policy("fp32"), parse_target("v5e"), ("decode",), batch=n) for n in (1, 2))
+    assert [report.products(x.views[0])["vector"] for x in (one, two)] == [8, 0]
+    assert sum(f.count for f in two.findings if f.rule == "one-pass-product") == 10
+
+
+@needs_libtpu
+@pytest.mark.parametrize("width", ["60", "80", "100"])
+def test_no_number_is_cut_at_any_width(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", width)
+    assert cli(["lint", "tiny", "--tpu", "v5e", "--policy", "fp32", "--phase", "decode"]) == 1
+    tables = [x for x in capsys.readouterr().out.splitlines() if re.match(r"(error|warning|decode|phase)\b", x)]
+    assert tables
+    assert "…" not in "".join(tables)
+    assert max(map(cell_len, tables)) <= int(width)
+
+
+@needs_libtpu
+def test_what_is_found_as_jsonl_and_as_sarif(tmp_path, capsys):
+    file = tmp_path / "out" / "lint.sarif"
+    assert cli(["lint", "tiny", "--tpu", "v5e", "--policy", "fp32", "--json", "--sarif", str(file)]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["severity"] for line in lines] == sorted((x["severity"] for x in lines), key=SEVERITIES.index)
+    log = json.loads(file.read_text())
+    (ran,) = log["runs"]
+    assert log["version"] == "2.1.0"
+    assert [r["id"] for r in ran["tool"]["driver"]["rules"]] == [r.id for r in every()]
+    assert len(ran["results"]) == len(lines)
+    for result, line in zip(ran["results"], lines, strict=True):
+        assert ran["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == line["rule"]
+        assert result["level"] in ("error", "warning", "note")
+        (at,) = result["locations"]
+        assert at["physicalLocation"]["artifactLocation"]["uri"].startswith("precaudit/jax_decoder/")
+        assert at["physicalLocation"]["region"]["startLine"] > 0
+
+
+def test_a_program_of_the_users_is_read_without_a_tpu(capsys):
+    assert cli(["lint", OWN]) in (0, 1)
+    assert "products" in capsys.readouterr().out
+
+
+def test_every_rule_is_listed(capsys):
+    assert cli(["lint", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert len(every()) >= 6
+    for rule in every():
+        assert f"{rule.id} ({rule.severity}" in out
+        assert rule.why in out
+        assert rule.fix in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "SUBJECT is missing"), (["tiny", "--tpu", "v5"], "did you mean"), (["nowhere/model"], "nowhere/model"),
+        (["tiny", "--phase", "rescore"], "prefill, decode"), ([OWN, "--policy", "fp32"], "--policy"),
+        (["tiny", "--tpu", "v5e", "--set", "matmul=BF16_BF16_F32_X9"], "does not compile for v5e"),
+        (["tiny", "--set", "matmul=BF16_BF16_F32"], "not honoured on cpu"), (["tiny", "--policy", "fp23"], "fp32"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_a_line(words, told, capsys):
+    assert cli(["lint", *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert told in said[-1]
+    assert "Traceback" not in "".join(said)
+
+
+def test_without_the_extra(monkeypatch, capsys):
+    monkeypatch.setattr(target, "libtpu_version", lambda: None)
+    assert cli(["lint", "tiny", "--tpu", "v5e"]) == 2
+    assert "pip install 'precaudit[tpu]'" in capsys.readouterr().err
+
+
+def test_text_of_others_is_harmless(capsys, monkeypatch):
+    """A source file's name is its author's."""
+    hostile = record(source="a\x1b[31m::error::.py:3")
+    monkeypatch.setattr("precaudit.lint.linting.lint_program", lambda *given: Linted((hostile,), ()))
+    monkeypatch.setattr("precaudit.programs.loading.load", lambda name: SimpleNamespace())
+    assert cli(["lint", "a.py:program"]) == 1
+    assert "\x1b" not in capsys.readouterr().out
