@@ -87,7 +87,8 @@ def assert_within_budget(
     judged = gate(run, _path(budgets), _path(baseline))
     if judged.exit_code != 0:
         told = headline(judged, str(run.run.folder if isinstance(run, Comparison) else run))
-        raise AssertionError("\n".join([told.text, *lines(judged), f"Next: {told.next}"]))
+        next_ = [f"Next: {told.next}"] if told.next else []
+        raise AssertionError("\n".join([told.text, *lines(judged), *next_]))
 
 
 def _path(x: Path | str | None) -> Path | None:

@@ -45,7 +45,9 @@ def test_exit_codes(found, fail_on, code):
 def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys):
     assert cli(["lint", "tiny", "--tpu", "v5e:2x2", "--policy", "fp32"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("✗ one-pass-product, 11 × error on v5e:2x2: v, q, k, scores, attn_out, attn_proj and 3 more.")
+    assert out.startswith(
+        "✗ A float32 product in one bfloat16 pass, 11 × on v5e:2x2: v, q, k, scores, attn_out, attn_proj and 3 more."
+    )
     rows = [line.split() for line in out.splitlines() if "one-pass-product" in line.split()]
     assert {row[2] for row in rows} == {
         "q", "k", "v", "scores", "attn_out", "attn_proj", "gate_out", "mlp_act", "mlp_out",

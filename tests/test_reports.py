@@ -189,6 +189,11 @@ def test_a_broken_budget_says_that_it_is_one(runs, tmp_path):
         found.sentence
     )
     assert found.next == "precaudit diagnose 'my run'"
+    (tmp_path / "budgets.toml").write_text(
+        '[[budget]]\nkind = "forward"\npoints = ["logits"]\nmetric = "cosine"\nlimit = 1.0\nwhy = "a promise"\n'
+    )
+    sentence = headline(gate(folder, tmp_path / "budgets.toml"), "my run").sentence
+    assert re.search(r"logits, prefill: cosine is 0\.99\d*, below its stated limit 1(\.0)?\.", sentence), sentence
 
 
 def test_a_file_of_records_has_no_command_that_needs_a_run(runs):

@@ -132,7 +132,7 @@ def diagnose(
     findings = _with_formula(_merged(findings), formula)
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing, compared, bool(findings), record_more(recorded)))
-    judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors)
+    judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors) + len(compared.prefill_decode)
     whole = select is None
     program = Program(recorded, model, program_on, whole, objective)
     shared = program.shares(tell)

@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
+from precaudit.judging.budgets import AT_LEAST
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import HASHED, Verdict
 from precaudit.places import LAST
@@ -87,7 +88,10 @@ def how_bad(v: Verdict) -> str:
         return v.text or f"{v.metric} {found}"
     at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
     if v.why:
-        return f"{v.metric}{at} is {found}, over its stated limit {limit}"
+        over = "below" if v.metric in AT_LEAST else "over"
+        if found == limit:
+            found, limit = f"{value(v.value)!r}", f"{value(v.limit)!r}"
+        return f"{v.metric}{at} is {found}, {over} its stated limit {limit}"
     if v.kind == "forward" and v.metric in ("ratio", "kl"):
         what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
         return f"{what} is {found} × what rounding makes (limit {limit})"

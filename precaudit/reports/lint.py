@@ -6,6 +6,7 @@ from typing import Any
 
 from precaudit.lint.linting import Linted, numbers, products
 from precaudit.lint.rule import SEVERITIES, LintRecord, Rule, Severity
+from precaudit.lint.rules import every
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline, Mark
 
@@ -28,8 +29,9 @@ def headline(found: Linted, name: str, fail_on: Severity) -> Headline:
     at = f"{', '.join(places[:FEW])}{more}"
     other = len({f.rule for f in found.findings}) - 1
     rest = f" {other} more {'rules fire' if other > 1 else 'rule fires'}." if other else ""
-    says = f"{first.rule}, {count} × {first.severity}{_where(found)}: {at}.{rest}"
-    return Headline(mark, says if mark != "✓" else f"nothing as severe as {fail_on}; {says}")
+    title = next((r.title for r in every() if r.id == first.rule), first.rule)
+    says = f"{title}, {count} ×{_where(found)}: {at}.{rest}"
+    return Headline(mark, says if mark != "✓" else f"nothing as severe as {fail_on}; {first.severity}: {says}")
 
 
 def _where(found: Linted) -> str:
@@ -100,9 +102,9 @@ def phases(found: Linted) -> Table:
 MEMORY = ("arguments", "outputs", "temporaries")
 
 
-def rules(every: Sequence[Rule]) -> Iterator[str]:
+def rules(listed: Sequence[Rule]) -> Iterator[str]:
     """Yield what every rule says, needs and rests on, for ``lint --list``."""
-    for r in every:
+    for r in listed:
         yield f"{r.id} ({r.severity}, reads {NEEDS[r.needs]}): {r.title}"
         yield f"    {r.why}"
         yield f"    To change: {r.fix}."
@@ -112,16 +114,16 @@ def rules(every: Sequence[Rule]) -> Iterator[str]:
 NEEDS = {"jaxpr": "the program", "tpu": "what a TPU's compiler makes of it", "run": "a recorded run"}
 
 
-def sarif(found: Linted, every: Sequence[Rule], version: str) -> dict[str, Any]:
+def sarif(found: Linted, rules: Sequence[Rule], version: str) -> dict[str, Any]:
     """Return a SARIF 2.1.0 log (OASIS) of one run; a finding without a line has none."""
     described = [
         {
             "id": r.id, "shortDescription": {"text": r.title}, "fullDescription": {"text": r.why},
             "help": {"text": f"{r.fix}. Rests on: {r.rests}."}, "defaultConfiguration": {"level": LEVELS[r.severity]},
         }
-        for r in every
+        for r in rules
     ]  # fmt: skip
-    ids = [r.id for r in every]
+    ids = [r.id for r in rules]
     results = [
         {
             "ruleId": f.rule, "ruleIndex": ids.index(f.rule), "level": LEVELS[f.severity],
