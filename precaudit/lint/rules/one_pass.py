@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.lint.exact import widened
+from precaudit.lint.flow import Equation, Graph, widened
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import Equation, View, place_of
+from precaudit.lint.view import View, place_of
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -13,14 +13,14 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
         for _, i in view.instructions:
             if i.opcode not in ("convolution", "dot") or i.attributes.get("operand_precision"):
                 continue
-            if any(wide(e) for e in view.made_of(i)):
+            if any(wide(view.graph, e) for e in view.made_of(i)):
                 source, point = place_of(view, i)
                 yield Hit(view.phase, source, point)
 
 
-def wide(e: Equation) -> bool:
+def wide(graph: Graph, e: Equation) -> bool:
     """Whether a product reads a float32 value that was no narrower one just before."""
-    return any(e.dtype(k) == "float32" and not widened(e, k) for k in (0, 1))
+    return any(e.dtype(k) == "float32" and not widened(graph, e, k) for k in (0, 1))
 
 
 RULE = Rule(

@@ -17,7 +17,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
                 continue
             if product and i.attributes.get("operand_precision"):
                 continue
-            if any(wide(e) for e in view.made_of(i)):
+            if any(wide(view.graph, e) for e in view.made_of(i)):
                 kind = "one bfloat16 pass" if product else "float32 on the vector unit"
                 made.setdefault(place_of(view, i), {}).setdefault(kind, set()).add(view.phase)
     for (source, point), kinds in made.items():
