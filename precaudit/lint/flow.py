@@ -1,4 +1,4 @@
-"""Where the values of a program come from and go to: its equations, values numbered across calls, loops and branches."""
+"""Where a program's values come from and go to: its equations, values numbered across calls, loops and branches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +144,13 @@ class Graph:
                 if any(e.inputs[k] == v for k in passes(e)):
                     todo.extend(e.outputs)
         return seen
+
+    def readers(self, value: int) -> tuple[Equation, ...]:
+        """Return what reads a value, or the value moved; () where the program returns it."""
+        moved = self.ahead(value, in_place)
+        if moved.keys() & set(self.results):
+            return ()
+        return tuple(user for v in moved for user in self.users.get(v, ()) if not in_place(user))
 
     def made_by(self, values: Iterable[int], *primitives: str) -> Iterator[Equation]:
         """Yield the equations of these primitives that made one of the values."""

@@ -12,7 +12,7 @@ from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import check_device, compiler_options
 from precaudit.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
 from precaudit.lint.rules import every
-from precaudit.lint.view import View, array, primitive_of
+from precaudit.lint.view import PRODUCTS, View, array, primitive_of
 from precaudit.policies import Policy
 from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
@@ -51,11 +51,13 @@ def lint_model(
     tokens: int = 64,
     batch: int = 1,
     tell: Advance = silent,
+    ranges: Mapping[str, float] | None = None,
 ) -> Linted:
     """Lint the shipped decoder on a model, without running it.
 
-    ``tokens``: length of the prompt, and of the cache with room for eight more. Raises UserError for what cannot be
-    loaded or compiled, TooLarge where the chip's memory does not hold it.
+    ``tokens``: length of the prompt, and of the cache with room for eight more; ``ranges``: the largest magnitude a run
+    recorded of each point. Raises UserError for what cannot be loaded or compiled, TooLarge where the chip's memory
+    does not hold it.
     """
     if target is not None:
         check_policy(policy, target)
@@ -70,21 +72,28 @@ def lint_model(
         call = getattr(subject.decoder, phase)
         given = arguments(subject, phase, tokens, batch)
         views.append(_view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy))
-    return found(views)
+    return found([replace(v, ranges=ranges) for v in views])
 
 
 def lint_program(
-    program: Program, target: Target | None = None, platform: str = "cpu", tell: Advance = silent
+    program: Program,
+    target: Target | None = None,
+    platform: str = "cpu",
+    tell: Advance = silent,
+    ranges: Mapping[str, float] | None = None,
 ) -> Linted:
-    """Lint a program of the user's: its call, without running it. Raises as ``lint_model`` does."""
+    """Lint a program of the user's: its call, without running it. ``ranges``, and what it raises: as ``lint_model``."""
     tell(0, 1, "compiling call" if target else "reading call")
     shaped = _shapes((program.params, *next(iter(program.cases.values()))))
-    return found([_view("call", program.call, shaped, (), {}, target, platform, None)])
+    view = _view("call", program.call, shaped, (), {}, target, platform, None)
+    return found([replace(view, ranges=ranges)])
 
 
 def found(views: Sequence[View], rules: Iterable[Rule] | None = None) -> Linted:
     """Return what the rules that apply say of these views."""
-    kinds = {"jaxpr"} | ({"tpu"} if all(v.compiled is not None for v in views) else set())
+    kinds = {"jaxpr"}
+    kinds |= {"tpu"} if all(v.compiled is not None for v in views) else set()
+    kinds |= {"run"} if all(v.ranges is not None for v in views) else set()
     records = []
     for rule in every() if rules is None else rules:
         if rule.needs in kinds:
@@ -124,7 +133,7 @@ def products(view: View) -> dict[str, int]:
     """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
     made = {"passes1": 0, "passes3": 0, "passes6": 0, "vector": 0}
     for _, i in view.instructions:
-        if i.opcode in ("convolution", "dot"):
+        if i.opcode in PRODUCTS:
             made[f"passes{passes(i.attributes.get('operand_precision', ''))}"] += 1
         elif i.opcode == "reduce" and primitive_of(i) == "dot_general" and array(i) is not None:
             made["vector"] += 1

@@ -10,6 +10,8 @@ from precaudit.policies import Policy
 from precaudit.tpu.hlo import Instruction, Module, Shape
 from precaudit.tpu.target import Compiled, Target
 
+PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
+
 
 @dataclass(frozen=True)
 class View:
@@ -48,7 +50,7 @@ class View:
         return {key: tuple(x) for key, x in found.items()}
 
     def made_of(self, instruction: Instruction) -> tuple[Equation, ...]:
-        """Return the equations an instruction may come from: of one line and primitive, and one point where it says.
+        """Return the equations an instruction may come from: of one line and primitive, under its names where it says.
 
         Compiled text keeps the innermost frames alone, so stacks are compared as far as both go.
         """
@@ -56,8 +58,9 @@ class View:
         stack = user_frames(self.module.frames(instruction))
         line = self.by_line.get((stack[0] if stack else "", primitive_of(instruction)), ())
         found = [e for e in line if all(a == b for a, b in zip(e.frames, stack, strict=False))]
-        here = [e for e in found if e.point == point_of(tuple(instruction.op_name.split("/")))]
-        return tuple(here or found)
+        names = instruction.op_name.split("/")
+        found = [e for e in found if set(e.names) <= set(names)] or found
+        return tuple([e for e in found if e.point == point_of(tuple(names))] or found)
 
     @cached_property
     def instructions(self) -> tuple[tuple[str, Instruction], ...]:

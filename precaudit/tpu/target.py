@@ -1,5 +1,6 @@
 """Which TPU is compiled for, what its compiler refuses, and programs compiled for it ahead of time by libtpu."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +104,8 @@ def compile_for(
 ) -> Compiled:
     """Compile ``function(*arguments)`` for one chip of a target; arrays or shapes with formats are given.
 
-    Every argument stays one, used or not. Raises UserError without libtpu or for a topology it does not know,
+    For several chips every argument is a ``jax.ShapeDtypeStruct`` with a sharding over their ``mesh``. Every argument
+    stays one, used or not. Raises UserError without libtpu or for a topology it does not know,
     TooLarge where the chip's memory does not hold the program, and what tracing raises.
     """
     version = libtpu_version()
@@ -112,8 +114,13 @@ def compile_for(
     prepare()
     import jax
 
-    sharding = _sharding(target)
-    shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
+    one = jax.sharding.NamedSharding(mesh(target, {"x": 1}), jax.sharding.PartitionSpec())
+
+    def placed(x: Any) -> Any:
+        own = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own or one)
+
+    shaped = jax.tree.map(placed, arguments)
     jitted = jax.jit(function, donate_argnums=donated, keep_unused=True, compiler_options=dict(options or {}) or None)
     traced = jitted.trace(*shaped)
     lowered = traced.lower(lowering_platforms=("tpu",))
@@ -131,8 +138,11 @@ def compile_for(
     )  # fmt: skip
 
 
-def _sharding(target: Target) -> Any:
-    """Return the sharding of what lies whole on the target's first chip."""
+def mesh(target: Target, axes: Mapping[str, int]) -> Any:
+    """Return a mesh of the target's first chips, as many along each axis. Raises UserError as ``compile_for`` does."""
+    if libtpu_version() is None:
+        raise UserError(f"compiling for a TPU needs libtpu: {EXTRA}")
+    prepare()
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -141,8 +151,10 @@ def _sharding(target: Target) -> Any:
         found = topologies.get_topology_desc(platform="tpu", topology_name=target.name)
     except Exception as error:  # libtpu raises errors of several kinds here
         raise UserError(f"--tpu {target.name}: libtpu has no such topology ({str(error).splitlines()[0]})") from None
-    mesh = jax.sharding.Mesh(np.array(found.devices[:1]), ("x",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sizes = tuple(axes.values())
+    if (needed := math.prod(sizes)) > len(found.devices):
+        raise UserError(f"{target.name} has {len(found.devices)} chips, not {needed}")
+    return jax.sharding.Mesh(np.array(found.devices[:needed]).reshape(sizes), tuple(axes))
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Float32 values that the compiler keeps in memory as bfloat16."""
+"""Float32 values that the compiler keeps in memory as bfloat16. Those of products are ``added_rounding``'s."""
 
 from collections.abc import Iterator, Sequence
 
+from precaudit.lint.flow import NARROW
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import View, array, place_of
+from precaudit.lint.view import PRODUCTS, View, array, place_of
+from precaudit.tpu.hlo import Instruction, Module
 
-STORED = ("fusion", "copy", "convolution", "dot", "dynamic-update-slice", "concatenate", "transpose")
+STORED = ("fusion", "copy", "dynamic-update-slice", "concatenate", "transpose")
+MOVES = ("bitcast", "copy", "reshape", "transpose")
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -20,10 +23,24 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             shape = array(i)
             if computation in inside or i.opcode not in STORED or shape is None or shape.dtype != "bf16":
                 continue
+            root = rooted(view.module, i)
+            if root.opcode in PRODUCTS or any(e.result in NARROW for e in view.made_of(root)):
+                continue
             source, point = place_of(view, i)
             formats = makes.get(source, set())
             if "float32" in formats and "bfloat16" not in formats:
                 yield Hit(view.phase, source, point)
+
+
+def rooted(module: Module, instruction: Instruction) -> Instruction:
+    """Return what makes the value of a fusion, before it is moved; an instruction that is none is its own."""
+    if instruction.opcode != "fusion":
+        return instruction
+    computation = module.computations[instruction.called[0]]
+    made = computation.root
+    while made.opcode in MOVES:
+        made = computation.instructions[made.operands[0]]
+    return made
 
 
 RULE = Rule(

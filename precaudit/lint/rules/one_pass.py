@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.flow import Equation, Graph, widened
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import View, place_of
+from precaudit.lint.view import PRODUCTS, View, place_of
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
     """Hit products without a precision whose equation multiplies float32 values that hold more than bfloat16."""
     for view in views:
         for _, i in view.instructions:
-            if i.opcode not in ("convolution", "dot") or i.attributes.get("operand_precision"):
+            if i.opcode not in PRODUCTS or i.attributes.get("operand_precision"):
                 continue
             if any(wide(view.graph, e) for e in view.made_of(i)):
                 source, point = place_of(view, i)

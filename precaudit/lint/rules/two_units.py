@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.rules.one_pass import wide
-from precaudit.lint.view import View, array, place_of, primitive_of
+from precaudit.lint.view import PRODUCTS, View, array, place_of, primitive_of
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -12,7 +12,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
     made: dict[tuple[str, str], dict[str, set[str]]] = {}
     for view in views:
         for _, i in view.instructions:
-            product = i.opcode in ("convolution", "dot")
+            product = i.opcode in PRODUCTS
             if not product and not (i.opcode == "reduce" and primitive_of(i) == "dot_general" and array(i)):
                 continue
             if product and i.attributes.get("operand_precision"):

@@ -1,0 +1,52 @@
+"""A rounding of a product's result that the compiler leaves out."""
+
+from collections.abc import Iterator, Sequence
+
+from precaudit.lint.flow import NARROW
+from precaudit.lint.rule import Hit, Rule
+from precaudit.lint.view import PRODUCTS, View, array, place_of
+from precaudit.tpu.hlo import Computation, Instruction
+
+MOVES = ("bitcast", "copy", "reshape", "transpose")
+
+
+def check(views: Sequence[View]) -> Iterator[Hit]:
+    """Hit products whose equations say bfloat16, whose instruction gives float32, and which nothing rounds at once."""
+    for view in views:
+        assert view.module is not None
+        for name, i in view.instructions:
+            shape = array(i)
+            if i.opcode not in PRODUCTS or shape is None or shape.dtype != "f32":
+                continue
+            formats = {e.result for e in view.made_of(i)}
+            if formats and formats <= set(NARROW) and not rounded(view.module.computations[name], i):
+                source, point = place_of(view, i)
+                yield Hit(view.phase, source, point)
+
+
+def rounded(computation: Computation, instruction: Instruction) -> bool:
+    """Whether all that reads an instruction where it lies, moved or not, rounds it."""
+    users = [x for x in computation.instructions.values() if instruction.name in x.operands]
+    return bool(users) and all(
+        rounded(computation, x) if x.opcode in MOVES else x.opcode == "convert" and is_narrow(x) for x in users
+    )
+
+
+def is_narrow(instruction: Instruction) -> bool:
+    """Whether its value is bfloat16 or float16."""
+    shape = array(instruction)
+    return shape is not None and shape.dtype in ("bf16", "f16")
+
+
+RULE = Rule(
+    "elided-rounding",
+    "note",
+    "tpu",
+    "A rounding that is left out",
+    "The equation rounds the product's result; the compiled product gives float32 and what reads it gets that: more "
+    "exact, and not what another platform or phase does.",
+    "preferred_element_type=float32 if it is meant; else excess precision off (xla_allow_excess_precision=False); here "
+    "--set excess_precision=off",
+    "the compiled program's text",
+    check,
+)
