@@ -152,6 +152,11 @@ class Graph:
             return ()
         return tuple(user for v in moved for user in self.users.get(v, ()) if not in_place(user))
 
+    def rounded(self, value: int) -> bool:
+        """Whether all that reads a value rounds it to bfloat16 or float16."""
+        readers = self.readers(value)
+        return bool(readers) and all(e.rounds for e in readers)
+
     def made_by(self, values: Iterable[int], *primitives: str) -> Iterator[Equation]:
         """Yield the equations of these primitives that made one of the values."""
         for v in values:

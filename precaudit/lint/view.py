@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from precaudit.lint.flow import Equation, Graph, build, point_of, user_frames
@@ -50,7 +51,7 @@ class View:
         return {key: tuple(x) for key, x in found.items()}
 
     def made_of(self, instruction: Instruction) -> tuple[Equation, ...]:
-        """Return the equations an instruction may come from: of one line and primitive, under its names where it says.
+        """Return the equations an instruction may come from: of one line and primitive; where it says, names and size.
 
         Compiled text keeps the innermost frames alone, so stacks are compared as far as both go.
         """
@@ -60,7 +61,10 @@ class View:
         found = [e for e in line if all(a == b for a, b in zip(e.frames, stack, strict=False))]
         names = instruction.op_name.split("/")
         found = [e for e in found if set(e.names) <= set(names)] or found
-        return tuple([e for e in found if e.point == point_of(tuple(names))] or found)
+        found = [e for e in found if e.point == point_of(tuple(names))] or found
+        shape = array(instruction)
+        size = None if shape is None else prod(shape.dims)
+        return tuple([e for e in found if size in [prod(v.aval.shape) for v in e.made.outvars]] or found)
 
     @cached_property
     def instructions(self) -> tuple[tuple[str, Instruction], ...]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.lint.flow import Equation, Graph
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.view import PRODUCTS, View, array, place_of
 
@@ -15,15 +14,9 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if i.opcode not in PRODUCTS or shape is None or shape.dtype not in ("bf16", "f16"):
                 continue
             made = view.made_of(i)
-            if made and all(e.result == "float32" and not rounded(view.graph, e) for e in made):
+            if made and all(e.result == "float32" and not view.graph.rounded(e.outputs[0]) for e in made):
                 source, point = place_of(view, i)
                 yield Hit(view.phase, source, point)
-
-
-def rounded(graph: Graph, e: Equation) -> bool:
-    """Whether the program itself rounds the result wherever it reads it."""
-    readers = graph.readers(e.outputs[0])
-    return bool(readers) and all(reader.rounds for reader in readers)
 
 
 RULE = Rule(

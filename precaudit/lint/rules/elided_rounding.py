@@ -11,15 +11,16 @@ MOVES = ("bitcast", "copy", "reshape", "transpose")
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
-    """Hit products whose equations say bfloat16, whose instruction gives float32, and which nothing rounds at once."""
+    """Hit products that the program rounds, whose instruction gives float32, and which nothing there rounds at once."""
     for view in views:
         assert view.module is not None
         for name, i in view.instructions:
             shape = array(i)
             if i.opcode not in PRODUCTS or shape is None or shape.dtype != "f32":
                 continue
-            formats = {e.result for e in view.made_of(i)}
-            if formats and formats <= set(NARROW) and not rounded(view.module.computations[name], i):
+            made = view.made_of(i)
+            asked = all(e.result in NARROW or view.graph.rounded(e.outputs[0]) for e in made)
+            if made and asked and not rounded(view.module.computations[name], i):
                 source, point = place_of(view, i)
                 yield Hit(view.phase, source, point)
 
@@ -43,8 +44,8 @@ RULE = Rule(
     "note",
     "tpu",
     "A rounding that is left out",
-    "The equation rounds the product's result; the compiled product gives float32 and what reads it gets that: more "
-    "exact, and not what another platform or phase does.",
+    "The program rounds the product's result; the compiled one gives float32, and what reads it gets that: more exact, "
+    "and not what another platform or phase does.",
     "preferred_element_type=float32 if it is meant; else excess precision off (xla_allow_excess_precision=False); here "
     "--set excess_precision=off",
     "the compiled program's text",

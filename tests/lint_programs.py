@@ -1,0 +1,578 @@
+"""Small programs for the rules of lint: the lines marked ``#!`` are those a rule fires at; those without fire nowhere.
+
+``FIRES`` and ``SILENT``: {rule: programs}, each with the shapes of its phases.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+from jax.experimental import pallas as pl
+
+
+@dataclass(frozen=True)
+class Small:
+    """A program, the arguments of each of its phases, and what else a rule looks at."""
+
+    call: Callable[..., Any]
+    phases: tuple[tuple[Any, ...], ...]
+    severity: str = ""
+    donated: tuple[int, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    ranges: dict[str, float] | None = None
+    platform: str = "cpu"
+
+
+FIRES: dict[str, list[Small]] = {}
+SILENT: dict[str, list[Small]] = {}
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+f32, i32 = shape, partial(shape, dtype=jnp.int32)
+bf16, f16 = partial(shape, dtype=jnp.bfloat16), partial(shape, dtype=jnp.float16)
+f64 = partial(shape, dtype=np.float64)
+
+
+def program(where, rule, *given, phases=None, **more):
+    """Enter a program under a rule: with its arguments, or with those of each phase."""
+
+    def enter(call):
+        where.setdefault(rule, []).append(Small(call, phases or (given,), **more))
+        return call
+
+    return enter
+
+
+fires, silent = partial(program, FIRES), partial(program, SILENT)
+
+
+# rounded-scores
+
+
+@fires("rounded-scores", bf16(8, 16), bf16(8, 16))
+def scores_of_a_bfloat16_product(q, k):
+    scores = jnp.einsum("tk,sk->ts", q, k)  #!
+    scores = jnp.where(jnp.tri(8, dtype=bool), scores.astype(jnp.float32) / 4, -jnp.inf)
+    return jax.nn.softmax(scores)
+
+
+@fires("rounded-scores", f16(8, 16), f16(8, 16), f32(8, 8))
+def scores_that_are_rounded_later(q, k, bias):
+    scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * 0.25
+    scores = (scores + bias).astype(jnp.float16)  #!
+    wide = tap(scores, "scores").astype(jnp.float32)
+    probs = jnp.exp(wide - wide.max(-1, keepdims=True))
+    return probs * (1 / probs.sum(-1, keepdims=True))
+
+
+@fires("rounded-scores", bf16(8, 16), bf16(32, 16), bf16(32, 16))
+def scores_of_attention_in_blocks(q, k, v):
+    def block(carry, kv):
+        most, total, out = carry
+        scores = (q @ kv[0].T).astype(jnp.float32)  #!
+        new = jnp.maximum(most, scores.max(-1, keepdims=True))
+        shrink, probs = jnp.exp(most - new), jnp.exp(scores - new)
+        out = out * shrink + probs @ kv[1].astype(jnp.float32)
+        return (new, total * shrink + probs.sum(-1, keepdims=True), out), None
+
+    first = jnp.full((8, 1), -1e30), jnp.zeros((8, 1)), jnp.zeros((8, 16))
+    (_, total, out), _ = lax.scan(block, first, (k.reshape(4, 8, 16), v.reshape(4, 8, 16)))
+    return out / total
+
+
+@silent("rounded-scores", bf16(8, 16), bf16(8, 16))
+def scores_in_float32(q, k):
+    scores = jnp.einsum("tk,sk->ts", q, k, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(scores).astype(jnp.bfloat16)
+
+
+@silent("rounded-scores", bf16(8, 16), bf16(16, 8))
+def a_gate_is_no_softmax(x, w):
+    return jnp.exp((x @ w).astype(jnp.float32)).sum(-1)
+
+
+@silent("rounded-scores", bf16(8, 16), f32(8, 16))
+def the_mask_alone_is_narrow(q, k):
+    mask = jnp.where(jnp.tri(8, dtype=bool), 0.0, -1e9).astype(jnp.bfloat16)
+    return jax.nn.softmax(q.astype(jnp.float32) @ k.T + mask)
+
+
+# narrow-exp
+
+
+@fires("narrow-exp", bf16(4, 32), severity="error")
+def loss_of_bfloat16_logits(logits):
+    return -jax.nn.log_softmax(logits)[:, 0].mean()  #!
+
+
+@fires("narrow-exp", bf16(4, 32), severity="error")
+def logsumexp_of_float16_exponentials(logits):
+    terms = jnp.exp(logits)  #!
+    return jnp.log(jnp.sum(terms, -1, dtype=jnp.float32))
+
+
+@fires("narrow-exp", f32(4, 32), severity="error")
+def log_probabilities_rounded(logits):
+    return jax.nn.log_softmax(logits).astype(jnp.bfloat16)  #!
+
+
+@fires("narrow-exp", f16(4, 32), severity="error")
+def log_of_a_softmax(logits):
+    probs = jax.nn.softmax(logits.astype(jnp.float32))
+    return jnp.log(probs.astype(jnp.float16) + jnp.float16(1e-4))  #!
+
+
+@fires("narrow-exp", bf16(4, 32), severity="warning")
+def softmax_in_bfloat16(scores):
+    return jax.nn.softmax(scores)  #!
+
+
+@fires("narrow-exp", f16(4, 32), severity="warning")
+def gate_in_float16(x):
+    return jax.nn.silu(x)  #!
+
+
+@silent("narrow-exp", bf16(4, 32))
+def loss_in_float32(logits):
+    return -jax.nn.log_softmax(logits.astype(jnp.float32))[:, 0].mean()
+
+
+@silent("narrow-exp", bf16(4, 32))
+def loss_rounded_once_it_is_one_number(logits):
+    return jax.scipy.special.logsumexp(logits.astype(jnp.float32), axis=-1).sum().astype(jnp.bfloat16)
+
+
+@silent("narrow-exp", bf16(4, 32))
+def probabilities_rounded(scores):
+    return jax.nn.softmax(scores.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+# narrow-statistics
+
+
+@fires("narrow-statistics", bf16(4, 32))
+def mean_of_squares_in_bfloat16(x):
+    scale = jnp.mean(x * x, -1, keepdims=True)  #!
+    return x * lax.rsqrt(scale + 1e-5)
+
+
+@fires("narrow-statistics", f32(4, 32))
+def variance_rounded_and_cast_back(x):
+    variance = jnp.var(x, -1, keepdims=True).astype(jnp.bfloat16)  #!
+    return x / jnp.sqrt(variance.astype(jnp.float32) + 1e-5)
+
+
+@fires("narrow-statistics", f16(4, 32))
+def a_product_with_itself(x):
+    squares = jnp.einsum("td,td->t", x, x)  #!
+    return x * ((squares / 32) ** -0.5)[:, None]
+
+
+@silent("narrow-statistics", bf16(4, 32))
+def statistics_in_float32(x):
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+@silent("narrow-statistics", bf16(4, 32))
+def squares_alone_are_narrow(x):
+    return lax.rsqrt(jnp.mean(x * x, -1, dtype=jnp.float32) + 1e-5)
+
+
+@silent("narrow-statistics", bf16(4, 32), bf16(4, 32))
+def a_root_of_no_sum(m, v):
+    return m / (jnp.sqrt(v * v) + jnp.mean(m))
+
+
+# narrow-scan
+
+
+@fires("narrow-scan", bf16(4, 32))
+def cumulative_sum(x):
+    return jnp.cumsum(x, -1)  #!
+
+
+@fires("narrow-scan", f16(64))
+def window(x):
+    return lax.reduce_window(x, jnp.float16(0), lax.add, (16,), (1,), "valid")  #!
+
+
+@fires("narrow-scan", bf16(100, 32))
+def a_sum_carried_by_a_scan(rows):
+    def add(total, row):
+        wide = total.astype(jnp.float32) + row.astype(jnp.float32) ** 2  #!
+        return wide.astype(jnp.bfloat16), None
+
+    return lax.scan(add, jnp.zeros(32, jnp.bfloat16), rows)[0]
+
+
+@fires("narrow-scan", bf16(4, 32, 32), bf16(8, 32))
+def a_gradient_added_up_by_the_backward_pass(xs, w):
+    def loss(w):
+        def one(total, x):
+            return total + jnp.sum((w @ x).astype(jnp.float32)), None  #!
+
+        return lax.scan(one, 0.0, jnp.tile(xs, (4, 1, 1)))[0]
+
+    return jax.grad(loss)(w)
+
+
+@fires("narrow-scan", bf16(32), i32())
+def a_sum_carried_by_a_loop(x, steps):
+    def more(state):
+        return state[0] < steps
+
+    def step(state):
+        return state[0] + 1, state[1] + x  #!
+
+    return lax.while_loop(more, step, (0, x))
+
+
+@silent("narrow-scan", bf16(4, 32))
+def cumulative_sum_in_float32(x):
+    return jnp.cumsum(x.astype(jnp.float32), -1).astype(x.dtype)
+
+
+@silent("narrow-scan", bf16(4, 32))
+def a_plain_sum(x):
+    return jnp.sum(x, -1) + lax.reduce(x, jnp.bfloat16(0), lax.add, (1,)) + lax.cummax(x, 1)[:, 0]
+
+
+@silent("narrow-scan", bf16(32), bf16(16, 32, 32))
+def a_residual_stream(x, weights):
+    return lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0]
+
+
+@silent("narrow-scan", bf16(4, 32))
+def a_sum_of_few(rows):
+    return lax.scan(lambda total, row: (total + row, None), rows[0], rows)[0]
+
+
+# lost-constant
+
+
+@fires("lost-constant", f16(4, 4), severity="warning")
+def a_mask_that_is_infinite(scores):
+    return jnp.where(jnp.tri(4, dtype=bool), scores, -1e9)  #!
+
+
+@fires("lost-constant", bf16(4, 4), severity="warning")
+def a_float32_minimum_in_bfloat16(scores):
+    mask = jnp.where(jnp.tri(4, dtype=bool), 0.0, jnp.finfo(jnp.float32).min)
+    return scores + mask.astype(jnp.bfloat16)  #!
+
+
+@fires("lost-constant", f16(4, 4), f16(4, 4), severity="error")
+def zero_times_infinity(scores, mask):
+    return scores + (1 - mask) * -1e9  #!
+
+
+@fires("lost-constant", f16(4, 32), severity="warning")
+def an_epsilon_that_is_zero(x):
+    scale = jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True).astype(jnp.float16) + 1e-8  #!
+    return x * lax.rsqrt(scale)
+
+
+@fires("lost-constant", f16(4, 32), severity="warning")
+def an_epsilon_that_is_subnormal(x):
+    return x / (jnp.abs(x).sum() + 1e-6)  #!
+
+
+@silent("lost-constant", f16(4, 4), bf16(4, 4))
+def masks_that_fit(narrow, wide):
+    seen = jnp.tri(4, dtype=bool)
+    narrow = jnp.where(seen, narrow, -jnp.inf), jnp.where(seen, narrow, jnp.finfo(jnp.float16).min)
+    return narrow, jnp.where(seen, wide, -1e9), wide + jnp.where(seen, 0.0, -1e30).astype(jnp.bfloat16)
+
+
+@silent("lost-constant", bf16(4, 32), f32(4, 32), f16(4, 32))
+def epsilons_that_are_there(x, y, z):
+    near = lax.rsqrt(jnp.mean(x * x) + 1e-6), jnp.log(y + 1e-12)
+    return near, z / (jnp.abs(z).sum() + 1e-3), z + 0.0, jnp.sqrt(jnp.maximum(z, 0.0))
+
+
+# left-f64
+
+
+@fires("left-f64", f32(4), severity="note")
+def a_cast_to_float64(x):
+    return jnp.sin(x.astype(np.float64)) * 2  #!
+
+
+@fires("left-f64", f64(4), f32(4), severity="error", platform="tpu")
+def an_argument_in_float64(x, y):
+    z = x.astype(np.float32)  #!
+    return z + y
+
+
+@silent("left-f64", f32(4), i32(4))
+def no_float64(x, i):
+    return jnp.where(i > 0, x * 2.5, np.pi)
+
+
+@silent("left-f64", f32(4), platform="tpu")
+def wide_integers(x):
+    return jnp.arange(4, dtype=np.int64) + x.astype(np.int64)
+
+
+# there-and-back
+
+
+@fires("there-and-back", f32(4, 32))
+def rounded_and_read_wide(x):
+    narrow = jnp.tanh(x).astype(jnp.bfloat16)  #!
+    return narrow.reshape(32, 4).astype(jnp.float32) * 2
+
+
+@fires("there-and-back", f16(4, 32))
+def cast_up_and_down(x):
+    return x.astype(jnp.float32).astype(jnp.float16) * 2  #!
+
+
+@silent("there-and-back", f32(4, 32), bf16(32, 32))
+def rounded_and_multiplied(x, w):
+    narrow = x.astype(jnp.bfloat16)
+    return narrow @ w + narrow.astype(jnp.float32).sum().astype(jnp.bfloat16)
+
+
+@silent("there-and-back", bf16(4, 32))
+def something_between(x):
+    return jnp.tanh(x.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+@silent("there-and-back", f32(4, 32))
+def rounded_and_returned(x):
+    narrow = x.astype(jnp.bfloat16)
+    return narrow, narrow.astype(jnp.float32)
+
+
+@silent("there-and-back", f32(4, 32))
+def rounded_explicitly(x):
+    return lax.reduce_precision(x, 8, 7) * 2
+
+
+# overflow
+
+
+@fires("overflow", f16(4, 32), ranges={"hidden": 70_000.0}, severity="error")
+def more_than_float16_holds(x):
+    return tap(x * 3, "hidden") + 1  #!
+
+
+@fires("overflow", f16(4, 32), f16(32, 32), ranges={"out": 20_000.0, "hidden": 90_000.0}, severity="warning")
+def nearly_more_than_float16_holds(x, w):
+    hidden = tap(x.astype(jnp.float32), "hidden")
+    return tap(hidden.astype(jnp.float16) @ w, "out")  #!
+
+
+@silent("overflow", bf16(4, 32), ranges={"hidden": 1e30})
+def bfloat16_holds_it(x):
+    return tap(x * 3, "hidden")
+
+
+@silent("overflow", f16(4, 32), ranges={"hidden": 16_000.0, "other": 1e6, "odd": float("nan")})
+def within_float16(x):
+    return tap(tap(x * 3, "hidden"), "odd")
+
+
+# refused-preset
+
+
+@fires("refused-preset", bf16(4, 32), bf16(32, 8), severity="error", platform="tpu")
+def bfloat16_sums(x, w):
+    return lax.dot(x, w, precision=lax.DotAlgorithmPreset.BF16_BF16_BF16)  #!
+
+
+@fires("refused-preset", f32(4, 32), f32(32, 8), severity="note")
+def tensor_float32(x, w):
+    return jnp.einsum("ab,bc->ac", x, w, precision=lax.DotAlgorithmPreset.TF32_TF32_F32)  #!
+
+
+@silent("refused-preset", f32(4, 32), f32(32, 8), platform="tpu")
+def three_passes(x, w):
+    return lax.dot(x, w, precision=lax.DotAlgorithmPreset.BF16_BF16_F32_X3)
+
+
+@silent("refused-preset", f32(4, 32), f32(32, 8), platform="tpu")
+def highest(x, w):
+    return jnp.matmul(x, w, precision="highest")
+
+
+# one-pass-product
+
+
+@fires("one-pass-product", f32(64, 256), f32(256, 128))
+def float32_product(x, w):
+    return x @ w  #!
+
+
+@fires("one-pass-product", bf16(64, 256), f32(256, 128), bf16(128, 128))
+def one_wide_operand_of_two_products(x, w, u):
+    y = jnp.einsum("ab,bc->ac", jnp.tanh(x.astype(jnp.float32)), w)  #!
+    return y.astype(jnp.bfloat16) @ u
+
+
+@silent("one-pass-product", f32(64, 256), f32(256, 128))
+def six_passes(x, w):
+    return jnp.matmul(x, w, precision="highest")
+
+
+@silent("one-pass-product", bf16(64, 256), bf16(256, 128))
+def bfloat16_values_cast_up(x, w):
+    return jnp.einsum("ab,bc->ac", x.astype(jnp.float32).reshape(64, 256), w.astype(jnp.float32))
+
+
+@silent("one-pass-product", bf16(64, 256), bf16(4, 256, 256))
+def bfloat16_values_cast_up_in_a_loop(x, weights):
+    def layer(x, w):
+        return jax.jit(lambda x, w: x.astype(jnp.float32) @ w)(x, w.astype(jnp.float32)).astype(x.dtype), None
+
+    return lax.scan(layer, x, weights)[0]
+
+
+# two-units
+
+
+@fires("two-units", phases=((f32(1, 256), f32(256, 512)), (f32(64, 256), f32(256, 512))))
+def one_row_and_many(x, w):
+    return x @ w  #!
+
+
+@fires("two-units", phases=((f32(64, 256), f32(256, 512)), (f32(256), f32(256, 512))))
+def many_rows_and_a_vector(x, w):
+    return jnp.tanh(x).dot(w)  #!
+
+
+@silent("two-units", phases=((f32(1, 256), f32(256, 512)), (f32(64, 256), f32(256, 512))))
+def one_row_and_many_exactly(x, w):
+    return jnp.matmul(x, w, precision="highest")
+
+
+@silent("two-units", phases=((bf16(1, 256), bf16(256, 512)), (bf16(64, 256), bf16(256, 512))))
+def one_row_and_many_in_bfloat16(x, w):
+    return x @ w
+
+
+@silent("two-units", phases=((f32(32, 256), f32(256, 512)), (f32(64, 256), f32(256, 512))))
+def many_rows_and_more(x, w):
+    return x @ w
+
+
+# hidden-bf16
+
+
+@fires("hidden-bf16", i32(64), f32(512, 128), f32(128, 128))
+def rows_that_a_product_reads(tokens, table, w):
+    rows = table[tokens]  #!
+    return rows @ w
+
+
+@fires("hidden-bf16", f32(64, 128), f32(128, 128))
+def activations_saved_for_a_gradient(x, w):
+    def loss(w):
+        hidden = jnp.tanh(x @ w)  #!
+        return jnp.sum(jnp.tanh(hidden @ w))  #!
+
+    return jax.grad(loss)(w)
+
+
+@silent("hidden-bf16", i32(64), f32(512, 128), f32(128, 128))
+def rows_that_an_exact_product_reads(tokens, table, w):
+    rows = table[tokens]
+    return jnp.matmul(rows, w, precision="highest")
+
+
+@silent("hidden-bf16", i32(64), f32(512, 128), bf16(128, 128))
+def rows_that_the_program_rounds(tokens, table, w):
+    rows = table[tokens]
+    return rows.astype(jnp.bfloat16) @ w
+
+
+# added-rounding
+
+
+@fires("added-rounding", f32(256, 512), f32(512, 512), f32(512, 512))
+def a_product_that_a_product_reads(x, w, u):
+    y = x @ w  #!
+    return y @ u
+
+
+@fires("added-rounding", f32(256, 512), f32(512, 512), f32(512, 512))
+def a_product_that_a_batch_of_products_reads(x, w, u):
+    y = jnp.einsum("ab,bc->ac", x, w)  #!
+    return jnp.einsum("abc,cd->abd", y.reshape(16, 16, 512), u)
+
+
+@silent("added-rounding", f32(256, 512), f32(512, 512), f32(512, 512))
+def a_product_that_an_exact_product_reads(x, w, u):
+    y = jnp.matmul(x, w, precision="highest")
+    return jnp.matmul(y, u, precision="highest")
+
+
+@silent("added-rounding", f32(256, 512), f32(512, 512), bf16(512, 512))
+def a_product_that_the_program_rounds(x, w, u):
+    y = (x @ w).astype(jnp.bfloat16)
+    return y @ u
+
+
+@silent("added-rounding", bf16(256, 512), bf16(512, 512))
+def a_bfloat16_product(x, w):
+    return jnp.tanh(x @ w)
+
+
+# custom-call
+
+
+@fires("custom-call", f32(64, 512))
+def largest(x):
+    return lax.top_k(x, 4)[0]  #!
+
+
+@fires("custom-call", f32(128, 128))
+def kernel(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.exp(x_ref[...])
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)  #!
+
+
+@silent("custom-call", f32(64, 512))
+def largest_of_all(x):
+    return jnp.max(x, -1), jnp.argmax(x, -1)
+
+
+@silent("custom-call", f32(512, 64), i32(8))
+def gathered(x, i):
+    return jnp.take(x, i, axis=0, mode="promise_in_bounds")
+
+
+# cache-alias
+
+
+@fires("cache-alias", f32(1024), f32(), donated=(0,))
+def another_format(cache, x):
+    return cache.astype(jnp.bfloat16) + x.astype(jnp.bfloat16)
+
+
+@fires("cache-alias", f32(1024), f32(), donated=(0,))
+def another_length(cache, x):
+    return jnp.concatenate([cache, cache]) + x
+
+
+@silent("cache-alias", f32(1024), f32(), donated=(0,))
+def the_same_format(cache, x):
+    return cache.at[3].set(x)
+
+
+@silent("cache-alias", f32(1024), f32())
+def nothing_donated(cache, x):
+    return cache[:8] + x
