@@ -103,7 +103,7 @@ def a_gate_is_no_softmax(x, w):
 @silent("rounded-scores", bf16(8, 16), f32(8, 16))
 def the_mask_alone_is_narrow(q, k):
     mask = jnp.where(jnp.tri(8, dtype=bool), 0.0, -1e9).astype(jnp.bfloat16)
-    return jax.nn.softmax(q.astype(jnp.float32) @ k.T + mask)
+    return jax.nn.softmax(q.astype(jnp.float32) @ k.T + mask.astype(jnp.float32))
 
 
 # narrow-exp
@@ -479,7 +479,7 @@ def rows_that_a_product_reads(tokens, table, w):
 @fires("hidden-bf16", f32(64, 128), f32(128, 128))
 def activations_saved_for_a_gradient(x, w):
     def loss(w):
-        hidden = jnp.tanh(x @ w)  #!
+        hidden = jnp.tanh(x @ w)
         return jnp.sum(jnp.tanh(hidden @ w))  #!
 
     return jax.grad(loss)(w)
@@ -552,7 +552,7 @@ def largest_of_all(x):
 
 @silent("custom-call", f32(512, 64), i32(8))
 def gathered(x, i):
-    return jnp.take(x, i, axis=0, mode="promise_in_bounds")
+    return x.at[i].get(mode="promise_in_bounds")
 
 
 # cache-alias

@@ -5,11 +5,13 @@ from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from precaudit.errors import UserError
+from precaudit.lint.flow import widened
 from precaudit.lint.linting import found, lint_model, lint_program
 from precaudit.lint.rules import every
 from precaudit.lint.view import View
@@ -49,7 +51,7 @@ def views(small, needs):
 
 def hits(rule, small):
     """Return what one rule says of a program; float64 is on where the rule is about it."""
-    with jax.enable_x64(True) if rule == "left-f64" else nullcontext():
+    with jax.enable_x64(True) if rule == "left-f64" else nullcontext(), np.errstate(over="ignore"):
         return found(list(views(small, RULES[rule].needs)), [RULES[rule]]).findings
 
 
@@ -59,6 +61,7 @@ def marked(call):
     return {f"{inspect.getsourcefile(call)}:{first + i}" for i, line in enumerate(lines) if line.endswith("#!\n")}
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize(("rule", "small"), cases(FIRES))
 def test_a_rule_fires_at_the_lines_marked(rule, small):
     said = hits(rule, small)
@@ -272,8 +275,6 @@ def test_a_value_is_followed_through_calls_branches_and_loops():
 
     def f32_zeros():
         return jnp.zeros((64, 256))
-
-    from precaudit.lint.flow import widened
 
     view = View("call", "cpu", jax.jit(call).trace(bf16(64, 256), bf16(256, 256), jnp.bool_(True)).jaxpr)
     (product,) = [e for e in view.equations if e.primitive == "dot_general"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -145,16 +146,23 @@ def mesh(target: Target, axes: Mapping[str, int]) -> Any:
     prepare()
     import jax
     import numpy as np
+
+    chips = _chips(target)
+    sizes = tuple(axes.values())
+    if (needed := math.prod(sizes)) > len(chips):
+        raise UserError(f"{target.name} has {len(chips)} chips, not {needed}")
+    return jax.sharding.Mesh(np.array(chips[:needed]).reshape(sizes), tuple(axes))
+
+
+@cache
+def _chips(target: Target) -> tuple[Any, ...]:
+    """Return the target's chips; those of another description of it would be others to JAX."""
     from jax.experimental import topologies
 
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=target.name)
+        return tuple(topologies.get_topology_desc(platform="tpu", topology_name=target.name).devices)
     except Exception as error:  # libtpu raises errors of several kinds here
         raise UserError(f"--tpu {target.name}: libtpu has no such topology ({str(error).splitlines()[0]})") from None
-    sizes = tuple(axes.values())
-    if (needed := math.prod(sizes)) > len(found.devices):
-        raise UserError(f"{target.name} has {len(found.devices)} chips, not {needed}")
-    return jax.sharding.Mesh(np.array(found.devices[:needed]).reshape(sizes), tuple(axes))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.lint.flow import NARROW
+from precaudit.lint.flow import NARROW, Equation
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.view import PRODUCTS, View, array, place_of
 from precaudit.tpu.hlo import Instruction, Module
@@ -24,12 +24,17 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             if computation in inside or i.opcode not in STORED or shape is None or shape.dtype != "bf16":
                 continue
             root = rooted(view.module, i)
-            if root.opcode in PRODUCTS or any(e.result in NARROW for e in view.made_of(root)):
+            if root.opcode in PRODUCTS or any(asked(view, e) for e in view.made_of(root)):
                 continue
             source, point = place_of(view, i)
             formats = makes.get(source, set())
             if "float32" in formats and "bfloat16" not in formats:
                 yield Hit(view.phase, source, point)
+
+
+def asked(view: View, e: Equation) -> bool:
+    """Whether the program itself rounds what an equation makes."""
+    return e.result in NARROW or view.graph.rounded(e.outputs[0])
 
 
 def rooted(module: Module, instruction: Instruction) -> Instruction:

@@ -29,7 +29,10 @@ def terms(e: Equation) -> int:
     """Return how many terms a scan or window adds up; 0 of other equations."""
     if e.primitive in SCANS:
         return int(e.made.invars[0].aval.shape[e.made.params["axis"]])
-    return prod(e.made.params["window_dimensions"]) if e.primitive == "reduce_window_sum" else 0
+    window = e.primitive == "reduce_window_sum" or (
+        e.primitive == "reduce_window" and e.made.params["jaxpr"].eqns[-1].primitive.name in ("add", "mul")
+    )
+    return prod(e.made.params["window_dimensions"]) if window else 0
 
 
 def added(graph: Graph, c: Carried) -> Iterator[Equation]:
