@@ -550,6 +550,11 @@ def largest_of_all(x):
     return jnp.max(x, -1), jnp.argmax(x, -1)
 
 
+@silent("custom-call", f32(512, 64), i32(8), i32(8))
+def indices_that_are_packed(table, i, j):
+    return table[i, j]
+
+
 @silent("custom-call", f32(512, 64), i32(8))
 def gathered(x, i):
     return x.at[i].get(mode="promise_in_bounds")

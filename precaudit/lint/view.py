@@ -1,6 +1,6 @@
 """What rules look at: a call of a program, as its jaxpr and as a TPU's compiler made it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -8,7 +8,7 @@ from typing import Any
 
 from precaudit.lint.flow import Equation, Graph, build, point_of, user_frames
 from precaudit.policies import Policy
-from precaudit.tpu.hlo import Instruction, Module, Shape
+from precaudit.tpu.hlo import Instruction, Module, Shape, Type
 from precaudit.tpu.target import Compiled, Target
 
 PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
@@ -72,6 +72,12 @@ class View:
         assert self.module is not None
         return tuple((c.name, i) for c, i in self.module.walk())
 
+    def reads(self, computation: str, instruction: Instruction) -> set[str]:
+        """Return the formats of what an instruction of a computation reads."""
+        assert self.module is not None
+        made = self.module.computations[computation].instructions
+        return {x for o in instruction.operands for x in formats_of(made[o].type)}
+
 
 def place_of(view: View, instruction: Instruction) -> tuple[str, str]:
     """Return (FILE:LINE, point) of an instruction; "" for what the compiled text does not say."""
@@ -87,3 +93,12 @@ def primitive_of(instruction: Instruction) -> str:
 def array(instruction: Instruction) -> Shape | None:
     """Return the type of an instruction that is one array."""
     return instruction.type if isinstance(instruction.type, Shape) else None
+
+
+def formats_of(kind: Type) -> Iterator[str]:
+    """Yield the formats of the arrays of a type."""
+    if isinstance(kind, Shape):
+        yield kind.dtype
+    else:
+        for part in kind:
+            yield from formats_of(part)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.rule import Hit, Rule, Severity
 from precaudit.lint.view import View, place_of
-from precaudit.tpu.hlo import Shape, Type
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
          "collective-broadcast")  # fmt: skip
@@ -19,23 +18,13 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
             kind = i.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
-            made = view.module.computations[name].instructions
-            formats = sorted({x for o in i.operands for x in formats_of(made[o].type)})
+            formats = sorted(view.reads(name, i))
             adds = any(view.module.computations[c].root.opcode == "add" for c in i.called)
             source, point = place_of(view, i)
             says, severity = f"{kind} of {', '.join(formats)}.", _severity(formats, adds)
             if severity == "warning":
                 says = f"{kind} adds in {', '.join(formats)}: the sum is rounded with every chip."
             yield Hit(view.phase, source, point, says, severity=severity)
-
-
-def formats_of(kind: Type) -> Iterator[str]:
-    """Yield the formats of the arrays of a type."""
-    if isinstance(kind, Shape):
-        yield kind.dtype
-    else:
-        for part in kind:
-            yield from formats_of(part)
 
 
 def _severity(formats: Sequence[str], adds: bool) -> Severity:

@@ -1,22 +1,26 @@
 """A custom call: what it computes cannot be read."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import View, place_of
+from precaudit.lint.view import View, formats_of, place_of
 
 # They move values or reserve room for them.
 HARMLESS = frozenset(
     ("AssumeGatherIndicesInBound", "AllocateBuffer", "ConcatBitcast", "Sharding", "SPMDFullToShardShape")
 )
+WHOLE = re.compile(r"[su]\d+$|pred$")
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
-    """Hit every target of a custom call that is not known to leave values as they are."""
+    """Hit custom calls that read or make floats and are not known to leave values as they are."""
     for view in views:
-        for _, i in view.instructions:
+        for computation, i in view.instructions:
             name = i.attributes.get("custom_call_target", "")
-            if i.opcode == "custom-call" and name not in HARMLESS:
+            if i.opcode != "custom-call" or name in HARMLESS:
+                continue
+            if {x for x in (*formats_of(i.type), *view.reads(computation, i)) if not WHOLE.match(x)}:
                 source, point = place_of(view, i)
                 yield Hit(
                     view.phase, source, point, f"The custom call {name} hides its arithmetic: nothing is known of it."
