@@ -17,7 +17,7 @@ from jax import lax
 
 from precaudit.errors import UserError
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
-from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES, Call, Rule, dtype_of, is_float
+from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES, Call, Rule, dtype_of, is_float, top_k
 
 TESTED = ("0.0.42.1",)  # libtpu
 LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {"fusion", "call", "parameter", "tuple", "get-tuple-element"}
@@ -41,7 +41,7 @@ def function(
 
     ``custom``: rules of custom calls by target. Raises Unknown for what has no rule; calling it raises Unknown, too.
     """
-    targets = {**HARMLESS, **(custom or {})}
+    targets = {**TARGETS, **(custom or {})}
     for _, instruction in module.walk():
         _known(instruction, targets)
     run = _Run(module, targets, rounded_inside)
@@ -63,7 +63,7 @@ def _known(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
         raise Unknown(f"line {instruction.line}: what the custom call {target!r} computes is not known")
 
 
-def _in_bounds(call: Call) -> Any:
+def _same(call: Call) -> Any:
     return call.inputs[0]
 
 
@@ -76,8 +76,9 @@ def _joined(call: Call) -> Any:
     return lax.concatenate(call.inputs, next((axis for axis, (a, b) in pairs if a != b), 0))
 
 
-HARMLESS: dict[str, Rule] = {
-    "AssumeGatherIndicesInBound": _in_bounds, "AllocateBuffer": _buffer, "ConcatBitcast": _joined,
+TARGETS: dict[str, Rule] = {
+    "AssumeGatherIndicesInBound": _same, "GatherScatterIndicesBitpacked": _same, "AllocateBuffer": _buffer,
+    "ConcatBitcast": _joined, "TopK": top_k,
 }  # fmt: skip
 
 

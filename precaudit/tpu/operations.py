@@ -4,6 +4,7 @@ A rule takes inputs as they are and gives its result in the format it was made i
 (TPU vector units before the sixth generation have no narrower one), the rest as its inputs. Who stores it rounds it.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jax import lax
 
 from precaudit.tpu.hlo import Computation, Instruction, Shape, Type
 from precaudit.tpu.products import product, window
+from precaudit.tpu.sorting import in_order
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "pred": np.dtype(bool), "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -187,7 +189,13 @@ def _broadcast(call: Call) -> Any:
 
 
 def _reshape(call: Call) -> Any:
-    return lax.reshape(call.inputs[0], call.shape.dims)
+    return _shaped(call.inputs[0], call.shape.dims)
+
+
+def _shaped(x: Any, dims: Sequence[int]) -> Any:
+    if x.size != math.prod(dims):
+        raise ValueError(f"{list(x.shape)} made {list(dims)}")
+    return lax.reshape(x, dims)
 
 
 def _transpose(call: Call) -> Any:
@@ -195,14 +203,20 @@ def _transpose(call: Call) -> Any:
 
 
 def _bitcast(call: Call) -> Any:
-    """Read the same elements in the order of another layout, or the same bits as another format of their width."""
+    """Read the same elements in the order of another layout, or the same bits as another format of their width.
+
+    One of fewer elements in the same layout reads a corner: rows are padded to the same whole tiles.
+    """
     x, source = call.inputs[0], call.declared[0]
     if not isinstance(source, Shape):
         raise ValueError("a bitcast of a tuple")
+    dims = call.shape.dims
+    if source.layout == call.shape.layout and x.size > math.prod(dims) and all(map(int.__ge__, source.dims, dims)):
+        return lax.slice(x, [0] * x.ndim, dims)
     line = lax.reshape(lax.transpose(x, source.layout[::-1]), (x.size,))
     slowest = call.shape.layout[::-1]
     line = line if source.dtype == call.shape.dtype else _same_bits(line.astype(dtype_of(source)), call.dtype)
-    physical = lax.reshape(line, tuple(call.shape.dims[i] for i in slowest))
+    physical = _shaped(line, tuple(dims[i] for i in slowest))
     return lax.transpose(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
 
 
@@ -273,7 +287,7 @@ SCATTERS = {"add": lax.scatter_add, "multiply": lax.scatter_mul, "minimum": lax.
 
 def _scatter(call: Call) -> Any:
     """Scatter by an operation of the element and its update; what lies outside is dropped."""
-    kind = "second" if call.body.root.literal == "1" else combination(call.body)
+    kind = "second" if _behind(call.body, call.body.root.name) == "1" else combination(call.body)
     if len(call.inputs) != 3 or kind not in SCATTERS:
         raise ValueError("no rule for what this scatter does with an update")
     names = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "input_batching_dims",
@@ -283,9 +297,12 @@ def _scatter(call: Call) -> Any:
     return SCATTERS[kind](x, _vectors(call), update, dims, mode="drop")
 
 
+SAME = ("convert", "bitcast", "copy")
+
+
 def combination(body: Computation) -> str | None:
     """Return the opcode of a computation that does one operation of MONOIDS to its two parameters, else None."""
-    made = [x for x in body.instructions.values() if x.opcode not in ("parameter", "convert")]
+    made = [x for x in body.instructions.values() if x.opcode not in {"parameter", *SAME}]
     if len(made) != 1 or made[0].opcode not in MONOIDS or len(body.parameters) != 2:
         return None
     return made[0].opcode if {_behind(body, x) for x in made[0].operands} == {"0", "1"} else None
@@ -293,9 +310,10 @@ def combination(body: Computation) -> str | None:
 
 def _behind(body: Computation, name: str) -> str:
     """Return the number of the parameter that a value is, converted or not; "" for another value."""
-    while body.instructions[name].opcode == "convert":
+    while body.instructions[name].opcode in SAME:
         name = body.instructions[name].operands[0]
-    return body.instructions[name].literal
+    found = body.instructions[name]
+    return found.literal if found.opcode == "parameter" else ""
 
 
 def _folded(call: Call, fold: Callable[[tuple[Any, ...], tuple[Any, ...], Callable[..., Any]], Any]) -> Any:
@@ -324,18 +342,24 @@ def _reduce_window(call: Call) -> Any:
     return _folded(call, lambda xs, starts, step: lax.reduce_window(xs, starts, step, *sizes))
 
 
+def _ordering(call: Call, comparison: str) -> Callable[..., Any]:
+    return lambda *pairs: call.run(comparison, pairs)
+
+
 def _sort(call: Call) -> Any:
-    """Sort by one operand, upwards or downwards. Raises ValueError for another order."""
-    root, axis = call.body.root, call.ints("dimensions")[0]
-    pair = [call.body.instructions[x].literal for x in root.operands]
-    direction = root.attributes.get("direction")
-    if root.opcode != "compare" or not all(pair) or int(pair[0]) ^ 1 != int(pair[1]) or direction not in ("LT", "GT"):
-        raise ValueError("no rule for the order of this sort")
-    key = call.inputs[int(pair[0]) // 2]
-    key = _ordered(key) if is_float(key.dtype) else key
-    key = ~key if (direction == "GT") != (int(pair[0]) % 2 == 1) else key
-    made = lax.sort((key, *call.inputs), dimension=axis, is_stable=True, num_keys=1)[1:]
-    return made[0] if len(made) == 1 else made
+    made = in_order(call.inputs, call.ints("dimensions")[0], _ordering(call, call.body.name))
+    return made if len(made) > 1 else made[0]
+
+
+def top_k(call: Call) -> tuple[Any, ...]:
+    """Return the first elements of the last axis by the comparison it names, and their indices."""
+    kinds = call.instruction.type
+    if len(kinds) != 2 or not isinstance(kinds[0], Shape) or not isinstance(kinds[1], Shape):
+        raise ValueError("no rule for a TopK of other results than values and indices")
+    x, k = call.inputs[0], kinds[0].dims[-1]
+    places = lax.broadcasted_iota(dtype_of(kinds[1]), x.shape, x.ndim - 1)
+    (comparison,) = call.instruction.called
+    return tuple(v[..., :k] for v in in_order((x, places), x.ndim - 1, _ordering(call, comparison)))
 
 
 def _product(call: Call) -> Any:
