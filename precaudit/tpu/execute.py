@@ -20,7 +20,9 @@ from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
 from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES, Call, Rule, dtype_of, is_float, top_k
 
 TESTED = ("0.0.42.1",)  # libtpu
-LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {"fusion", "call", "parameter", "tuple", "get-tuple-element"}
+LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
+    "convert", "fusion", "call", "parameter", "tuple", "get-tuple-element",
+}  # fmt: skip
 
 
 class Unknown(UserError):
@@ -83,7 +85,7 @@ TARGETS: dict[str, Rule] = {
 
 
 def stored(value: Any, kind: Type, wide: bool = False) -> Any:
-    """Return a value as declared, floats rounded to their format; ``wide``: or left in float32.
+    """Return a value as declared, floats rounded to their format; ``wide``: bfloat16 left as it is.
 
     Raises ValueError where its shape is another, or its format is one that is no rounding away.
     """
@@ -97,7 +99,7 @@ def stored(value: Any, kind: Type, wide: bool = False) -> Any:
     floats = is_float(value.dtype) and is_float(dtype)
     if value.shape != kind.dims or (value.dtype != dtype and not floats):
         raise ValueError(f"{value.dtype}{list(value.shape)} was made, {dtype}{list(kind.dims)} declared")
-    return value if value.dtype == dtype or (wide and value.dtype == np.float32) else value.astype(dtype)
+    return value if value.dtype == dtype or (wide and dtype == jnp.bfloat16) else value.astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,19 @@ class _Run:
         for instruction in computation.instructions.values():
             given = [args[int(instruction.literal)]] if instruction.opcode == "parameter" else []
             given += [made[x] for x in instruction.operands]
-            made[instruction.name] = self.instruction(computation, instruction, tuple(given), inside)
+            made[instruction.name] = self.instruction(instruction, tuple(given), computation, made, inside)
         return made[computation.root.name]
 
-    def instruction(self, within: Computation, x: Instruction, inputs: tuple[Any, ...], inside: bool) -> Any:
+    def instruction(
+        self, x: Instruction, inputs: tuple[Any, ...], within: Computation, made: Mapping[str, Any], inside: bool
+    ) -> Any:
         """Return an instruction's value. Raises Unknown, with its line, where it is not what was declared."""
         wide = inside and not self.rounded_inside and x.opcode in LEFT_WIDE
-        declared = tuple(within.instructions[name].type for name in x.operands)
+        call = Call(x, inputs, within, made, self.module.computations.__getitem__, self.plain)
         try:
-            if inside and not self.rounded_inside and x.opcode not in LEFT_WIDE | {"convert", "compare"}:
-                inputs = tuple(map(stored, inputs, declared))
-            value = self.value(Call(x, inputs, declared, self.module.computations.__getitem__, self.plain), inside)
+            if inside and not self.rounded_inside and x.opcode not in LEFT_WIDE | {"compare"}:
+                call = replace(call, inputs=tuple(map(stored, inputs, call.declared)))
+            value = self.value(call, inside)
             return value if x.opcode.endswith(("-start", "-update")) else stored(value, x.type, wide)
         except (TypeError, ValueError, IndexError, KeyError, NotImplementedError) as error:
             why = str(error).split("\n")[0]

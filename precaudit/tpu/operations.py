@@ -6,7 +6,7 @@ A rule takes inputs as they are and gives its result in the format it was made i
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,19 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction, its inputs as they are and as they were declared, and the module's computations to run."""
+    """An instruction, what its computation made so far, and the module's computations to run."""
 
     instruction: Instruction
     inputs: tuple[Any, ...]
-    declared: tuple[Type, ...]
+    within: Computation
+    made: Mapping[str, Any]
     computation: Callable[[str], Computation]
     run: Callable[[str, Sequence[Any]], Any]
+
+    @property
+    def declared(self) -> tuple[Type, ...]:
+        """The types its inputs were declared with."""
+        return tuple(self.within.instructions[name].type for name in self.instruction.operands)
 
     @property
     def shape(self) -> Shape:
@@ -175,7 +181,9 @@ def _clamp(call: Call) -> Any:
 
 
 def _convert(call: Call) -> Any:
-    return call.inputs[0].astype(call.dtype)
+    """Convert, but for what storing does: rounding floats to floats."""
+    x = call.inputs[0]
+    return x if is_float(x.dtype) and is_float(call.dtype) else x.astype(call.dtype)
 
 
 def _reduce_precision(call: Call) -> Any:
@@ -333,7 +341,31 @@ def _folded(call: Call, fold: Callable[[tuple[Any, ...], tuple[Any, ...], Callab
 
 
 def _reduce(call: Call) -> Any:
+    found = _vector_product(call)
+    if found is not None:
+        return found
     return _folded(call, lambda xs, starts, step: lax.reduce(xs, starts, step, call.ints("dimensions")))
+
+
+def _vector_product(call: Call) -> Any | None:
+    """Return a float32 sum of products of what was broadcast, made as one product, or None for another sum.
+
+    The vector unit's way to multiply by a matrix, and slow on a CPU. Only the order of the sum is another.
+    """
+    times = call.within.instructions[call.instruction.operands[0]]
+    if len(call.inputs) != 2 or times.opcode != "multiply" or combination(call.body) != "add":
+        return None
+    summed, every = set(call.ints("dimensions")), range(call.inputs[0].ndim)
+    for spread, other in (times.operands, times.operands[::-1]):
+        source = call.within.instructions[spread]
+        x = call.made[source.operands[0]] if source.opcode == "broadcast" else None
+        y, axes = call.made[other], source.ints("dimensions")
+        if x is None or not summed <= set(axes) or {x.dtype, y.dtype, call.dtype} != {np.dtype(np.float32)}:
+            continue
+        kept = [i for i in every if i not in summed]
+        made = jnp.einsum(x, axes, y, [*every], kept, precision="highest", preferred_element_type=np.float32)
+        return made + call.inputs[1]
+    return None
 
 
 def _reduce_window(call: Call) -> Any:
