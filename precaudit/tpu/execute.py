@@ -18,6 +18,7 @@ from jax import lax
 from precaudit.errors import UserError
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
 from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES, Call, Rule, dtype_of, is_float, top_k
+from precaudit.tpu.products import bfloat16
 
 TESTED = ("0.0.42.1",)  # libtpu
 LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
@@ -99,7 +100,10 @@ def stored(value: Any, kind: Type, wide: bool = False) -> Any:
     floats = is_float(value.dtype) and is_float(dtype)
     if value.shape != kind.dims or (value.dtype != dtype and not floats):
         raise ValueError(f"{value.dtype}{list(value.shape)} was made, {dtype}{list(kind.dims)} declared")
-    return value if value.dtype == dtype or (wide and dtype == jnp.bfloat16) else value.astype(dtype)
+    if value.dtype == dtype or (wide and dtype == jnp.bfloat16):
+        return value
+    # XLA:CPU of JAX 0.10 drops a conversion to bfloat16 and back inside its fusions even so; it keeps this one
+    return (bfloat16(value) if dtype == jnp.bfloat16 else value).astype(dtype)
 
 
 @dataclass(frozen=True)

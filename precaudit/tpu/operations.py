@@ -375,7 +375,9 @@ def _reduce_window(call: Call) -> Any:
 
 
 def _ordering(call: Call, comparison: str) -> Callable[..., Any]:
-    return lambda *pairs: call.run(comparison, pairs)
+    """Return a comparison of scalars; one that has fewer parameters reads the first of them."""
+    count = len(call.computation(comparison).parameters)
+    return lambda *pairs: call.run(comparison, pairs[:count])
 
 
 def _sort(call: Call) -> Any:

@@ -72,14 +72,14 @@ def in_passes(count: int, once: Product, x: Any, y: Any) -> Any:
     x32, y32 = x.astype(np.float32), y.astype(np.float32)
     if count == max(PASSES.values()):
         return once(x32, y32)
-    x0, y0 = _bfloat16(x32, x.dtype), _bfloat16(y32, y.dtype)
+    x0, y0 = bfloat16(x32, x.dtype), bfloat16(y32, y.dtype)
     if count == 1 or x.dtype == y.dtype == jnp.bfloat16:
         return once(x0, y0)
-    return once(_bfloat16(x32 - x0), y0) + once(x0, _bfloat16(y32 - y0)) + once(x0, y0)
+    return once(bfloat16(x32 - x0), y0) + once(x0, bfloat16(y32 - y0)) + once(x0, y0)
 
 
-def _bfloat16(x: Any, dtype: Any = None) -> Any:
-    """Round float32 values to bfloat16's, and keep them in float32."""
+def bfloat16(x: Any, dtype: Any = None) -> Any:
+    """Return values rounded to bfloat16's, in their own format; ``dtype``: the format they were in before."""
     return x if dtype == jnp.bfloat16 else lax.reduce_precision(x, 8, 7)
 
 
