@@ -16,8 +16,10 @@ import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
+from precaudit.tpu.calls import Call, Rule, dtype_of, is_float
+from precaudit.tpu.folding import top_k
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
-from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES, Call, Rule, dtype_of, is_float, top_k
+from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES
 from precaudit.tpu.products import bfloat16
 
 TESTED = ("0.0.42.1",)  # libtpu
