@@ -17,7 +17,7 @@ from precaudit.tpu.products import Window, in_passes, product, relation
 from precaudit.tpu.sorting import in_order
 from precaudit.tracing.subject import load
 from precaudit.transforms import shadow
-from tests.tpu_target import LIBTPU, needs_libtpu, text_for
+from tests.tpus import needs_libtpu, text_for
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(11)
@@ -376,12 +376,6 @@ def test_every_rule_is_of_an_opcode():
     assert {*RULES, *execute.FLOW} <= hlo.OPCODES
 
 
-def test_versions_that_were_not_tried_are_named():
-    assert execute.untested(execute.TESTED[0]) is None
-    assert "libtpu 9.9" in execute.untested("9.9")
-    assert not LIBTPU or execute.untested(LIBTPU) is None
-
-
 def _fp64(x):
     return np.asarray(x).astype(np.float64)
 
@@ -559,7 +553,7 @@ def _shipped(phase, policy, length=48, slots=64):
 def test_the_shipped_programs(phase, policy):
     """Errors of four rows of logits: those of one are uncertain by a factor of 2, by the order of sums alone."""
     program, args, tokens = _shipped(phase, policy)
-    module = hlo.parse(text_for(program, *args, donate_argnums=(5,)))
+    module = hlo.parse(text_for(program, *args, donated=(5,)))
     with jax.enable_x64(True):
         exact = _rows(shadow(program), args, tokens)
     on_cpu = relative(_rows(jax.jit(program), args, tokens), exact)

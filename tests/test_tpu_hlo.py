@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from precaudit.errors import UserError
 from precaudit.tpu.hlo import OPCODES, HloError, Shape, is_known, parse
-from tests.tpu_target import needs_libtpu, text_for
+from tests.tpus import needs_libtpu, text_for
 
 # What libtpu 0.0.42.1 gave of a loop over a product, shortened; parents of frames are one more than they are.
 TEXT = r"""HloModule jit_f, is_scheduled=true, input_output_alias={ {1}: (0, {}, may-alias) }, entry_computation_layout={(f32[8,128]{1,0:T(8,128)}, /*index=5*/bf16[128]{0})->f32[8]{0}}

@@ -22,7 +22,6 @@ from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
 from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES
 from precaudit.tpu.products import bfloat16
 
-TESTED = ("0.0.42.1",)  # libtpu
 LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
     "convert", "fusion", "call", "parameter", "tuple", "get-tuple-element",
 }  # fmt: skip
@@ -30,13 +29,6 @@ LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
 
 class Unknown(UserError):
     """What no rule says how to run: an opcode, a custom call, a format; the message begins with the line."""
-
-
-def untested(version: str) -> str | None:
-    """Return the warning about a libtpu version that these rules were not tried with, None for one they were."""
-    if version in TESTED:
-        return None
-    return f"libtpu {version}: the rules that read its programs were tried with {', '.join(TESTED)}"
 
 
 def function(

@@ -112,6 +112,8 @@ def compile_for(
     prepare()
     import jax
 
+    from precaudit.tpu.texts import hlo_text
+
     sharding = _sharding(target)
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
     jitted = jax.jit(function, donate_argnums=donated, keep_unused=True, compiler_options=dict(options or {}) or None)
@@ -126,7 +128,7 @@ def compile_for(
     seconds = time.perf_counter() - started
     memory, cost = made.memory_analysis(), made.cost_analysis() or {}
     return Compiled(
-        target, version, made.as_text(), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
+        target, version, hlo_text(made), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
         memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
     )  # fmt: skip
 
