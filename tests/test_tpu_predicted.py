@@ -60,6 +60,16 @@ def test_an_honest_run_passes(runs, policy):
 
 
 @needs_libtpu
+@pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores"])
+def test_every_point_of_an_honest_run_passes(tmp_path, policy):
+    """A norm of decode takes its statistics from the sum before it is rounded, and its values after."""
+    found = recorded(tmp_path, policy, "tpu-predicted:v5e", points="all")
+    assert gate(found).counts.keys() == {"pass"}
+    ways = {str(way) for e in found.errors for way in (e.elided or {}).values()}
+    assert any("in its statistics" in way for way in ways)
+
+
+@needs_libtpu
 def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
     assert tpu > 1000 * cpu

@@ -1,7 +1,8 @@
 """What else honest programs make of an operation, tried where the textbook's way does not close."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -85,6 +86,10 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     for borders, name, inputs in chained_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), borders=borders)
+    if device == "tpu" and row.kind == "norm":
+        for name, scaled in statistics_before(recorded, model, o, policy):
+            for places, y in zip(sets, o.evaluate([replace(r, norm_scale=scaled) for r in roundings]), strict=True):
+                yield Alternative((*name, "in its statistics", *places), canonical(y, o.axes))
     if row.kind == "sum" and o.stored.dtype == np.float32:
         *first, added = o.inputs
         wide = added.astype(np.float64)
@@ -148,6 +153,32 @@ def chained_inputs(
                 break
             known = len(points)
             yield borders, points, inputs
+
+
+def statistics_before(
+    recorded: Recorded, model: Model, o: Operation, policy: Policy
+) -> Iterator[tuple[tuple[str, ...], Callable[[Array], Array]]]:
+    """Yield what makes a norm's scale that of its input before that was rounded, where its values are of it after.
+
+    Seen in what libtpu compiles: the sum of squares is fused with the sum it is of, the product with the scale is not.
+    """
+    base = of_policy(policy, o.place.phase == "decode")
+    before = [(name, inputs) for name, inputs in unrounded_inputs(recorded, model, o, policy)]
+    before += [(name, inputs) for _, name, inputs in chained_inputs(recorded, model, o, policy)]
+    for name, inputs in before:
+        scales: list[Array] = []
+
+        def kept(scale: Array, scales: list[Array] = scales) -> Array:
+            scales.append(scale)
+            return scale
+
+        o.evaluate([replace(base, norm_scale=kept)], inputs)
+        yield name, partial(_another, base.norm_scale(scales[0]))
+
+
+def _another(scale: Array, given: Array) -> Array:
+    """Return one scale whatever another is given."""
+    return scale
 
 
 def producers(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[int, Operation]]:
