@@ -372,6 +372,31 @@ def test_what_has_no_rule_is_unknown_before_it_runs():
         run(entry, x, custom={"Twice": lambda call: jnp.tile(call.inputs[0], 2)})
 
 
+PARTS = """%x = f32[5,2] parameter(0)
+%s0 = ((f32[5,2]), f32[2,2], s32[]) slice-start(%x), slice={{{0}, [0:2]}}
+%s1 = ((f32[5,2]), f32[3,2], s32[]) slice-start(%x), slice={{{1}, [0:2]}}
+%d0 = f32[2,2] slice-done(%s0)
+%d1 = f32[3,2] slice-done(%s1)
+ROOT %j = f32[5,2] custom-call({2}), custom_call_target="ConcatBitcast"
+"""
+
+
+@pytest.mark.parametrize(("cuts", "order"), [(("[0:2]", "[2:5]"), "%d0, %d1"), (("[3:5]", "[0:3]"), "%d0, %d1")])
+def test_parts_that_were_copied_lie_where_they_were_cut_from(cuts, order):
+    """The operands of the call that joins them come in any order."""
+    x = normal(5, 2)
+    np.testing.assert_array_equal(run(PARTS.format(*cuts, order), x), x)
+
+
+def test_parts_of_no_known_place_are_not_joined():
+    text = """%x = f32[2,2] parameter(0)
+%y = f32[3,2] parameter(1)
+ROOT %j = f32[5,2] custom-call(%x, %y), custom_call_target="ConcatBitcast"
+"""
+    with pytest.raises(execute.Unknown, match="where x lies"):
+        run(text, normal(2, 2), normal(3, 2))
+
+
 def test_every_rule_is_of_an_opcode():
     assert {*RULES, *execute.FLOW} <= hlo.OPCODES
 

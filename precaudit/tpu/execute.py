@@ -6,6 +6,7 @@ Not known from HLO: whether bfloat16 results inside a fusion are rounded; ``roun
 What no rule reproduces bit for bit: the order of sums, and the target's own exp, tanh, 1/x and 1/√x.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from precaudit.tpu.hlo import Computation, Instruction, Module, Shape, Type
 from precaudit.tpu.operations import ELEMENTWISE, MOVES, RULES
 from precaudit.tpu.products import bfloat16
 
+CUT = re.compile(r"\[(\d+):")  # where a slice begins, one a dimension
 LEFT_WIDE = ELEMENTWISE.keys() | MOVES.keys() | {
     "convert", "fusion", "call", "parameter", "tuple", "get-tuple-element",
 }  # fmt: skip
@@ -69,8 +71,23 @@ def _buffer(call: Call) -> Any:
 
 
 def _joined(call: Call) -> Any:
+    """Join parts that were copied one by one: each lies where it was cut from, whatever the order of operands."""
     pairs = enumerate(zip(call.inputs[0].shape, call.shape.dims, strict=True))
-    return lax.concatenate(call.inputs, next((axis for axis, (a, b) in pairs if a != b), 0))
+    axis = next((axis for axis, (a, b) in pairs if a != b), 0)
+    starts = [_cut_at(call.within, name, axis) for name in call.instruction.operands]
+    parts = sorted(zip(starts, call.inputs, strict=True), key=lambda part: part[0])
+    return lax.concatenate([x for _, x in parts], axis)
+
+
+def _cut_at(within: Computation, name: str, axis: int) -> int:
+    """Return where a part that was copied begins; raises Unknown where the text does not say."""
+    made = within.instructions[name]
+    while "slice" not in made.attributes and made.opcode.endswith(("-done", "-update")):
+        made = within.instructions[made.operands[0]]
+    cuts = CUT.findall(made.attributes.get("slice", ""))
+    if axis >= len(cuts):
+        raise Unknown(f"line {made.line}: where {name} lies in what it is joined to is not known")
+    return int(cuts[axis])
 
 
 TARGETS: dict[str, Rule] = {
