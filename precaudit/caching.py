@@ -31,7 +31,7 @@ COMPARES = (
 )  # fmt: skip
 TRACES = (
     *READS, "coverage.py", "jax_decoder", "metrics", "prompts.py", "records.py", "row_hashes.py", "selection.py",
-    "store.py", "tracing", "transforms",
+    "store.py", "tpu", "tracing", "transforms",
 )  # fmt: skip
 DIAGNOSES = (
     *COMPARES, "diagnosis", "evidence", "jax_decoder", "mutations", "programs", "tracing", "transforms",

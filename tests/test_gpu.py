@@ -122,7 +122,7 @@ def test_only_single_rows_have_rounded_products():
 
     assert ways("v", "bfloat16", "bfloat16", "gpu", True) == {(), (ROUNDED_PRODUCTS,)}
     for point, dtype, device, decode in (
-        ("v", "bfloat16", "gpu", False), ("v", "float32", "gpu", True), ("v", "bfloat16", "tpu", True),
+        ("v", "bfloat16", "gpu", False), ("v", "float32", "gpu", True), ("v", "bfloat16", "cpu", True),
         ("resid_mid", "bfloat16", "gpu", True),
     ):  # fmt: skip
         assert ways(point, dtype, "bfloat16", device, decode) == {()}

@@ -2,14 +2,20 @@
 
 import gc
 import random
+import subprocess
+import sys
 import time
+from functools import cache
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
 from precaudit.tpu.hlo import OPCODES, HloError, Shape, is_known, parse
+from tests.tpus import needs_libtpu, text_for
 
 # What libtpu 0.0.42.1 gave of a loop over a product, shortened; parents of frames are one more than they are.
 TEXT = r"""HloModule jit_f, is_scheduled=true, input_output_alias={ {1}: (0, {}, may-alias) }, entry_computation_layout={(f32[8,128]{1,0:T(8,128)}, /*index=5*/bf16[128]{0})->f32[8]{0}}
@@ -229,8 +235,11 @@ def test_a_text_cut_anywhere_is_an_error_or_a_module(at):
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_text_changed_anywhere_is_an_error_or_a_module(data):
-    source = random.Random(data.draw(st.integers(0, 2**32)))
-    text = TEXT
+    _read(_changed(TEXT, data.draw(st.integers(0, 2**32))))
+
+
+def _changed(text, seed):
+    source = random.Random(seed)
     for _ in range(source.randint(1, 4)):
         at, length = source.randrange(len(text)), source.choice((0, 1, 1, 5, 40))
         other = source.randrange(len(text))
@@ -238,7 +247,7 @@ def test_a_text_changed_anywhere_is_an_error_or_a_module(data):
             ("", source.choice('(){}[]",=%/*\\\n\0 9é₂'), text[other : other + source.choice((1, 8, 60))])
         )
         text = text[:at] + new + text[at + length :]
-    _read(text)
+    return text
 
 
 def _read(text):
@@ -255,3 +264,48 @@ def _read(text):
         assert instruction.ints("dimensions") is not None
         assert isinstance(module.frames(instruction), tuple)
         assert module.source(instruction) is None or ":" in module.source(instruction)
+
+
+def _scanned(x, weights):
+    def step(c, w):
+        y = jax.nn.softmax(c @ w)
+        return y, y[0]
+
+    return jax.lax.scan(step, x, weights)
+
+
+@cache
+def _real():
+    return text_for(_scanned, np.zeros((16, 128), np.float32), np.zeros((4, 128, 128), np.float32))
+
+
+@needs_libtpu
+def test_a_real_program_says_where_its_values_come_from():
+    module = parse(_real())
+    assert {x.opcode for _, x in module.walk()} >= {"while", "fusion", "convolution", "reduce", "parameter"}
+    (product,) = [x for _, x in module.walk() if x.opcode == "convolution"]
+    line = _scanned.__code__.co_firstlineno
+    assert module.source(product) == f"{__file__}:{line + 2}"
+    assert product.op_name.endswith("while/body/closed_call/dot_general")
+    assert f"{__file__}:{line + 5}" in module.frames(product)[1:]
+    (exponential, *_) = [x for _, x in module.walk() if x.opcode == "exponential"]
+    assert module.source(exponential) == f"{__file__}:{line + 2}"
+    main = module.computations[module.entry]
+    assert [x.type for x in main.parameters] == [
+        Shape("f32", (16, 128), (1, 0)),
+        Shape("f32", (4, 128, 128), (2, 1, 0)),
+    ]
+
+
+@needs_libtpu
+@given(st.integers(0, 2**32), st.integers(0, 2**20))
+@settings(max_examples=100, deadline=None)
+def test_a_real_text_changed_or_cut_is_an_error_or_a_module(seed, at):
+    text = _real()
+    _read(_changed(text, seed))
+    _read(text[: at % len(text)])
+
+
+def test_reading_needs_no_jax():
+    code = "import sys; sys.modules['jax'] = None; import precaudit.tpu.hlo"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 @click.option("--tokens-from", type=click.Path(path_type=Path), metavar="RUN", help="Feed another run's tokens.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Prompts run together.")
 @click.option("--pad", type=click.Choice(["left", "right"]), default="right", show_default=True)
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|gpu|tpu", help="What runs the model.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|gpu|tpu",
+    help="What runs the model; tpu-predicted:v5e: a TPU that is not here.",
+)
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",
               help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip

@@ -185,13 +185,14 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def support(
-    points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = False, fused: bool = False
+    points: tuple[str, ...], phases: tuple[str, ...], sparse: bool = False, fused: bool = False, vector: bool = False
 ) -> tuple[str, ...]:
     """Return the points that must be recorded besides ``points`` so that every local error can be computed.
 
     Attention's inputs are the caches in decode; the caches are compared with the recorded k and v rows. ``fused``: a
     compiler may hand an operation its input as it was before it was rounded, so what makes that input is needed, too;
-    a norm may read the unrounded sum of a layer, whose summands tell.
+    a norm may read the unrounded sum of a layer, whose summands tell. ``vector``: the device makes products of one row
+    on a vector unit (a TPU), which the last norm is fused into, too.
     """
     wanted = set(points)
     needed: set[str] = set()
@@ -201,7 +202,7 @@ def support(
         if row.handed is not None:
             needed.add(row.handed)
         for source in inputs if fused else ():
-            needed.update(inputs_of(source, sparse) if POINTS[source].per_layer else ())
+            needed.update(inputs_of(source, sparse) if vector or POINTS[source].per_layer else ())
         if row.kind == "norm" and row.per_layer:
             needed.update(n for source in inputs for n in inputs_of(source, sparse))
         if "decode" in phases and row.reads_keys:

@@ -18,11 +18,10 @@ from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
-from precaudit.tracing.programs import bucket
+from precaudit.tracing.programs import CACHE, bucket
 from precaudit.tracing.subject import Subject, load
 
 PHASES = ("prefill", "decode")
-CACHE = 5  # the argument of the decoder's programs that is donated
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,8 @@ def compile_for(
     prepare()
     import jax
 
+    from precaudit.tpu.texts import hlo_text
+
     one = jax.sharding.NamedSharding(mesh(target, {"x": 1}), jax.sharding.PartitionSpec())
 
     def placed(x: Any) -> Any:
@@ -134,7 +136,7 @@ def compile_for(
     seconds = time.perf_counter() - started
     memory, cost = made.memory_analysis(), made.cost_analysis() or {}
     return Compiled(
-        target, version, made.as_text(), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
+        target, version, hlo_text(made), seconds, memory.argument_size_in_bytes, memory.output_size_in_bytes,
         memory.temp_size_in_bytes, memory.alias_size_in_bytes, float(cost.get("flops", 0.0)), traced.jaxpr,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import msgspec
 import precaudit
 from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.records import SCHEMA, ModelRecord, Requested, RunRecord
+from precaudit.tracing.predicting import device_name
 from precaudit.tracing.subject import Subject
 
 
@@ -42,6 +43,12 @@ def commit() -> str | None:
         return None
 
 
+def _device(subject: Subject) -> str:
+    if subject.predicted is not None:
+        return device_name(subject.predicted)
+    return str(getattr(subject.device, "device_kind", subject.platform))
+
+
 def begin(subject: Subject, requested: Requested, name: str, command: str) -> RunRecord:
     """Return the manifest of a run that starts now."""
     checkpoint = subject.checkpoint
@@ -58,7 +65,7 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         model=model,
         policy=asdict(subject.policy),
         requested=requested,
-        device=str(getattr(subject.device, "device_kind", subject.platform)),
+        device=_device(subject),
         device_count=1,
         versions=versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),

@@ -12,9 +12,13 @@ from jax import lax
 from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
+from precaudit.tpu.target import Target
+from precaudit.tracing.predicting import Predicted
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap
 from precaudit.transforms.narrow import held, moved_as_bits
+
+CACHE = 5  # the argument that a program takes over
 
 
 def bucket(n: int) -> int:
@@ -77,6 +81,8 @@ def row_hashes(x: jax.Array) -> jax.Array:
 
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
     options = tuple(compiler_options(subject.policy).items())
+    if subject.predicted is not None:
+        return _predicted(subject.decoder, capture, phase, options, subject.predicted)
     return _compiled(subject.decoder, capture, phase, options, subject.platform)
 
 
@@ -84,6 +90,18 @@ def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[
 def _compiled(
     decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], platform: str
 ) -> Callable[..., Any]:
+    how: dict[str, Any] = {"donate_argnums": (CACHE,), "compiler_options": dict(options) or None}
+    return jitted(_collecting(decoder, capture, phase), platform, **how)
+
+
+@lru_cache(maxsize=32)
+def _predicted(
+    decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], target: Target
+) -> Callable[..., Any]:
+    return Predicted(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
+
+
+def _collecting(decoder: Any, capture: Capture | None, phase: str) -> Callable[..., Any]:
     function = getattr(decoder, phase)
 
     def program(params: Any, tables: Any, tokens: Any, starts: Any, rows: Any, cache: Any, take: Any) -> Any:
@@ -104,5 +122,4 @@ def _compiled(
         (logits, cache), taps = collecting(params, tables, tokens, starts, rows, cache)
         return logits, cache, taps
 
-    how: dict[str, Any] = {"donate_argnums": (5,), "compiler_options": dict(options) or None}
-    return jitted(program, platform, **how)
+    return program

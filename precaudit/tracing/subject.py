@@ -16,7 +16,9 @@ from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
+from precaudit.tpu.target import Target, check_policy
 from precaudit.tracing.devices import choose_device, platform_of
+from precaudit.tracing.predicting import target_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,7 +26,8 @@ class Subject(Brief):
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
     ``unroll``, ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
-    ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own.
+    ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
+    that is not here, whose compiled programs run on ``device``, a CPU.
     """
 
     reference: str
@@ -36,6 +39,7 @@ class Subject(Brief):
     remat: bool = False
     raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    predicted: Target | None = None
     _tables: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -45,8 +49,8 @@ class Subject(Brief):
 
     @property
     def platform(self) -> str:
-        """cpu, gpu or tpu."""
-        return platform_of(self.device)
+        """cpu, gpu or tpu: of the target, where that is predicted."""
+        return platform_of(self.device) if self.predicted is None else "tpu"
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -115,6 +119,11 @@ def load(
     checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights).with_factor(chosen.embed_factor)
     if not checkpoint.rounds_factor:
         chosen = replace(chosen, embed_factor="exact")
-    found = choose_device(device)
-    check_device(chosen, platform_of(found))
-    return Subject(subject, checkpoint, chosen, parts or family_parts(checkpoint.config), found)
+    target = target_of(device)
+    found = choose_device(device if target is None else "cpu")
+    if target is None:
+        check_device(chosen, platform_of(found))
+    else:
+        check_policy(chosen, target)
+    made = parts or family_parts(checkpoint.config)
+    return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -22,6 +22,7 @@ from precaudit.runs import unfinished
 from precaudit.selection import Selection, choose_prompts, parse_layers, parse_positions
 from precaudit.store import Run, RunWriter, check_space, open_run, prepare_folder
 from precaudit.tracing.manifest import begin, now
+from precaudit.tracing.predicting import assumptions
 from precaudit.tracing.session import Batch, Session
 from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.writer import Background
@@ -114,7 +115,8 @@ def _record(work: Work, folder: Path, size: int, options: Options, progress: Pro
         unfinished.trim(folder, kept)
         record = kept.record
         progress.say(f"{folder}: {kept.prompts} of {len(work.prompts)} prompts are there; goes on with the others")
-    warnings = weight_warnings(work.subject)
+    target = work.subject.predicted
+    warnings = [*weight_warnings(work.subject), *(() if target is None else assumptions(target))]
     for warning in warnings:
         progress.say(f"warning: {warning}")
     record = msgspec.structs.replace(record, warnings=tuple(warnings))
@@ -141,7 +143,7 @@ def _record(work: Work, folder: Path, size: int, options: Options, progress: Pro
 
 def code_of(subject: Subject) -> str:
     """Return the hash of what runs a subject beside the model and the policy: our source, and how it is compiled."""
-    how = (computed_by(TRACES), subject.unroll, subject.remat, subject.raised)
+    how = (computed_by(TRACES), subject.unroll, subject.remat, subject.raised, subject.predicted)
     return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
@@ -207,7 +209,7 @@ def _request(
         prompts=tuple(p.id for p in found),
         layers=layers,
         points=points,
-        support=support(points, select.phases, subject.config.sparse, fused(subject.policy)),
+        support=support(points, select.phases, subject.config.sparse, fused(subject.policy), subject.platform == "tpu"),
         phases=select.phases,
         positions=select.positions,
         every_logit=select.every_logit,

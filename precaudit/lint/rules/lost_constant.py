@@ -34,7 +34,8 @@ def overflown(graph: Graph, e: Equation) -> tuple[Any, ...]:
         with np.errstate(all="ignore"):
             lost = given[np.isfinite(given) & np.isinf(given.astype(e.result))]
         if lost.size:
-            return (f"{float(lost[0]):g} is infinite in {e.result}: a row that is masked throughout becomes NaN.",)
+            masks = ": a row that is masked throughout becomes NaN" if lost[0] < 0 else ""
+            return (f"{float(lost[0]):g} is infinite in {e.result}{masks}.",)
     return ()
 
 

@@ -70,7 +70,7 @@ def _further(graph: Graph, values: Iterable[int], primitive: str, passes: Passes
     return found
 
 
-SAYS = "an error of half an ulp of a score becomes one of the probability, as large as the score."
+SAYS = "a probability's relative error is the score's absolute one, up to half an ulp of the score."
 RULE = Rule(
     "rounded-scores",
     "warning",

@@ -1,6 +1,8 @@
 """What else honest programs make of an operation, tried where the textbook's way does not close."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -10,7 +12,7 @@ from precaudit.arrays import Array, rounder
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.metrics.sizes import canonical, half_ulp
-from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS, honest_forms, on_single_rows
+from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, honest_forms, on_single_rows
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import Rounding, elisions, of_policy
 from precaudit.places import Place
@@ -73,19 +75,27 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     point, row = o.place.point, o.row
     base = of_policy(policy, o.place.phase == "decode")
     sets = elisions(point, model.config, policy)
+    device = device_kind(recorded.run.record.device)
     roundings = [base.eliding(places) for places in sets]
+    if device == "tpu" and row.sums and base.dot is not np.matmul:
+        roundings += [replace(r, dot=np.matmul) for r in roundings]
+        sets = [*sets, *((*places, FLOAT32_PRODUCTS) for places in sets)]
     for name, inputs in unrounded_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), borders=1)
     for borders, name, inputs in chained_inputs(recorded, model, o, policy):
         for places, y in zip(sets, o.evaluate(roundings, inputs), strict=True):
             yield Alternative((*name, *places), canonical(y, o.axes), borders=borders)
+    if device == "tpu" and row.kind == "norm":
+        for name, scaled in statistics_before(recorded, model, o, policy):
+            for places, y in zip(sets, o.evaluate([replace(r, norm_scale=scaled) for r in roundings]), strict=True):
+                yield Alternative((*name, "in its statistics", *places), canonical(y, o.axes))
     if row.kind == "sum" and o.stored.dtype == np.float32:
         *first, added = o.inputs
         wide = added.astype(np.float64)
         off = wide + np.spacing(np.abs(wide).astype(np.float32)) / 2
         yield Alternative(("fused multiply-add",), canonical(o.evaluate([base], [*first, off])[0], o.axes), doubt=1.0)
-    if device_kind(recorded.run.record.device) == "gpu":  # what XLA makes twice there
+    if device == "gpu":  # what XLA makes twice there
         if row.kind == "sum" and (both := rounded_again(recorded, model, o, base)) is not None:
             as_read, other = (canonical(y, o.axes) for x in both for y in o.evaluate([base], [*o.inputs[:-1], x]))
             seen = canonical(o.stored, o.axes)
@@ -133,13 +143,42 @@ def chained_inputs(
     """
     if policy.excess_precision == "off":
         return
-    base, known = of_policy(policy, o.place.phase == "decode"), 1
-    for borders in range(2, DEEPEST + 1):
-        points, inputs = unwound(recorded, model, o, base, borders)
-        if len(points) == known:
-            return
-        known = len(points)
-        yield borders, points, inputs
+    base = of_policy(policy, o.place.phase == "decode")
+    vector = device_kind(recorded.run.record.device) == "tpu" and base.dot is not np.matmul
+    for rounding in (base, replace(base, dot=np.matmul)) if vector else (base,):
+        known = 1
+        for borders in range(2, DEEPEST + 1):
+            points, inputs = unwound(recorded, model, o, rounding, borders)
+            if len(points) == known:
+                break
+            known = len(points)
+            yield borders, points, inputs
+
+
+def statistics_before(
+    recorded: Recorded, model: Model, o: Operation, policy: Policy
+) -> Iterator[tuple[tuple[str, ...], Callable[[Array], Array]]]:
+    """Yield what makes a norm's scale that of its input before that was rounded, where its values are of it after.
+
+    Seen in what libtpu compiles: the sum of squares is fused with the sum it is of, the product with the scale is not.
+    """
+    base = of_policy(policy, o.place.phase == "decode")
+    before = [(name, inputs) for name, inputs in unrounded_inputs(recorded, model, o, policy)]
+    before += [(name, inputs) for _, name, inputs in chained_inputs(recorded, model, o, policy)]
+    for name, inputs in before:
+        scales: list[Array] = []
+
+        def kept(scale: Array, scales: list[Array] = scales) -> Array:
+            scales.append(scale)
+            return scale
+
+        o.evaluate([replace(base, norm_scale=kept)], inputs)
+        yield name, partial(_another, base.norm_scale(scales[0]))
+
+
+def _another(scale: Array, given: Array) -> Array:
+    """Return one scale whatever another is given."""
+    return scale
 
 
 def producers(recorded: Recorded, model: Model, o: Operation) -> Iterator[tuple[int, Operation]]:

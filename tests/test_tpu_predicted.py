@@ -1,0 +1,158 @@
+"""Runs predicted for a TPU: honest ones pass, faults do not, and every report says what they rest on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from precaudit.cli import run as cli
+from precaudit.comparison.compare import Options, compare
+from precaudit.errors import UserError
+from precaudit.graphs.decoder import POINTS
+from precaudit.jax_decoder.parts import Parts, attention_scores
+from precaudit.judging.gate import gate
+from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, on_single_rows
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.policies import load_policy
+from precaudit.prompts import Prompt
+from precaudit.records import device_kind, value
+from precaudit.selection import Selection
+from precaudit.store import open_run
+from precaudit.tracing import predicting
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
+from tests.tpus import needs_libtpu
+
+PROMPTS = [Prompt(id="a", prompt="def add(a, b):"), Prompt(id="b", prompt="import os\n\nclass Reader:\n    def ")]
+STEPS = 3
+
+
+def recorded(folder, policy, device, parts=None, points="q,k,v,attn_out,logits"):
+    subject = load("tiny", policy, device=device, parts=parts)
+    run = trace(subject, folder / "run", PROMPTS, Selection.parse(points=points), TraceOptions(STEPS))
+    return compare(run, options=Options(accum=(), cache=folder / "refs"))
+
+
+def error(found, kind="forward", point="logits"):
+    """Pooled over all rows: one alone is uncertain by a factor of 2, by the order of sums."""
+    sizes = [value(e.rel_l2) ** 2 for e in found.errors if (e.kind, e.point) == (kind, point)]
+    return np.sqrt(np.mean(sizes))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of tiny on this CPU and as predicted for a v5e, under three policies."""
+    folder = tmp_path_factory.mktemp("predicted")
+    return {
+        (policy, device): recorded(folder / f"{policy}-{device[:3]}", policy, device)
+        for policy in ("fp32", "fp32-highest", "bf16")
+        for device in ("cpu", "tpu-predicted:v5e")
+    }
+
+
+@needs_libtpu
+@pytest.mark.parametrize("policy", ["fp32", "fp32-highest", "bf16"])
+def test_an_honest_run_passes(runs, policy):
+    judged = gate(runs[policy, "tpu-predicted:v5e"])
+    assert judged.counts.keys() == {"pass"}, judged.verdicts[:3]
+    assert judged.counts == gate(runs[policy, "cpu"]).counts
+
+
+@needs_libtpu
+@pytest.mark.parametrize("policy", ["bf16", "bf16-fp32-scores"])
+def test_every_point_of_an_honest_run_passes(tmp_path, policy):
+    """A norm of decode takes its statistics from the sum before it is rounded, and its values after."""
+    found = recorded(tmp_path, policy, "tpu-predicted:v5e", points="all")
+    assert gate(found).counts.keys() == {"pass"}
+    ways = {str(way) for e in found.errors for way in (e.elided or {}).values()}
+    assert any("in its statistics" in way for way in ways)
+
+
+@needs_libtpu
+def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
+    cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
+    assert tpu > 1000 * cpu
+
+
+@needs_libtpu
+def test_float32_at_highest_precision_errs_as_on_a_cpu(runs):
+    """The check that the compiled text is followed rightly."""
+    cpu, tpu = (error(runs["fp32-highest", device]) for device in ("cpu", "tpu-predicted:v5e"))
+    assert cpu / 2 < tpu < 2 * cpu
+
+
+@needs_libtpu
+def test_bfloat16_errs_as_on_a_cpu(runs):
+    cpu, tpu = (error(runs["bf16", device]) for device in ("cpu", "tpu-predicted:v5e"))
+    assert cpu / 3 < tpu < 3 * cpu
+
+
+@needs_libtpu
+def test_a_prediction_says_what_it_rests_on(runs, capsys):
+    found = runs["fp32", "tpu-predicted:v5e"]
+    record = open_run(found.folder).record
+    assert record.device == "TPU v5e:2x2 (predicted)"
+    assert device_kind(record.device) == "tpu"
+    for command in (["report"], ["report", "--markdown"], ["gate"]):
+        assert cli([command[0], str(found.folder), *command[1:]]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "predicted: what libtpu" in out
+        assert "files from real TPUs it was compared with: 0" in out
+
+
+def doubled(q, k, scale, a):
+    return attention_scores(q, k, scale * 1.05, a)
+
+
+@needs_libtpu
+def test_a_fault_fails_where_it_is(tmp_path):
+    found = recorded(tmp_path, "fp32", "tpu-predicted:v6e", replace(Parts(), scores=doubled), "scores,attn_out")
+    judged = gate(found)
+    assert judged.exit_code == 1
+    failing = {v.point for v in judged.verdicts if v.status == "fail" and v.kind == "local"}
+    assert failing == {"scores"}
+
+
+@needs_libtpu
+def test_diagnose_says_what_it_needs(runs, capsys):
+    assert cli(["diagnose", str(runs["fp32", "tpu-predicted:v5e"].folder)]) in (0, 3)
+    assert "unknown: needs tpu" in capsys.readouterr().out
+
+
+def test_without_libtpu_another_way_is_offered(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(predicting, "libtpu_version", lambda: None)
+    assert cli(["trace", "tiny", "--device", "tpu-predicted:v5e", "-o", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'precaudit[tpu]'" in said
+    assert "--policy fp32" in said
+    assert not (tmp_path / "run").exists()
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("device", "words"), [("tpu-predicted:v5", "v5e"), ("tpu-predict", "unknown device")])
+def test_a_device_that_is_none_is_refused(device, words):
+    with pytest.raises(UserError, match=words):
+        load("tiny", "fp32", device=device)
+
+
+@needs_libtpu
+def test_a_policy_that_the_target_refuses_is_refused():
+    with pytest.raises(UserError, match="does not compile for v5e"):
+        load("tiny", load_policy("fp32"), {"matmul": "TF32_TF32_F32"}, device="tpu-predicted:v5e")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "decode", "ways"),
+    [
+        ("cpu", "bfloat16", True, set()), ("tpu", "float32", False, set()),
+        ("tpu", "bfloat16", True, {ROUNDED_PRODUCTS}), ("tpu", "bfloat16", False, set()),
+    ],
+)  # fmt: skip
+def test_what_a_vector_unit_may_do_is_of_a_tpu_alone(device, dtype, decode, ways):
+    """Beside the declared passes; those of exact products need no float32 ones."""
+    found = on_single_rows(FP64, POINTS["q"], dtype, "bfloat16", device, decode)
+    assert {how for way in found for how in way} == ways
+    passes = replace(FP64, dot=lambda a, b: a @ b)
+    found = on_single_rows(passes, POINTS["q"], dtype, "bfloat16", device, decode)
+    assert {how for way in found for how in way} == ways | ({FLOAT32_PRODUCTS} if device == "tpu" else set())
