@@ -28,7 +28,7 @@ RULE = Rule(
     "error",
     "tpu",
     "A float32 product in one bfloat16 pass",
-    "Both operands are float32 and the precision is the default: the matrix unit rounds them to bfloat16 (8 bits) and "
+    "An operand is float32 and the precision is the default: the matrix unit rounds it to bfloat16 (8 bits) and "
     "multiplies once, without a mark in the program.",
     'jax.default_matmul_precision("highest"), or precision="highest" on this product; here --set matmul=highest '
     "(six passes), or high (three)",
