@@ -13,6 +13,7 @@ from precaudit.lint.rule import SEVERITIES, LintRecord
 from precaudit.lint.rules import every
 from precaudit.policies import load_policy
 from precaudit.reports import lint as report
+from precaudit.store import file_hash
 from precaudit.tpu import target
 from precaudit.tpu.target import parse_target
 from tests.tpus import needs_libtpu
@@ -107,6 +108,24 @@ def test_what_is_found_as_jsonl_and_as_sarif(tmp_path, capsys):
 def test_a_program_of_the_users_is_read_without_a_tpu(capsys):
     assert cli(["lint", OWN]) in (0, 1)
     assert "products" in capsys.readouterr().out
+
+
+def test_a_run_says_which_values_a_format_does_not_hold(tmp_path, capsys):
+    """tiny's values fit float16; those of a run with one larger do not."""
+    assert cli(["trace", "tiny", "--prompt", "s1_fact", "--phases", "prefill", "-o", str(tmp_path / "run")]) == 0
+    half = ["--set", "activations=float16", "--set", "attn_out=float16"]
+    assert cli(["lint", "tiny", "--with", str(tmp_path / "run"), *half]) == 0
+    points = tmp_path / "run" / "points.jsonl"
+    lines = [json.loads(line) for line in points.read_text().splitlines()]
+    next(x for x in lines if x["point"] == "attn_out")["stats"]["max"] = 7e4
+    points.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record["hashes"]["points.jsonl"] = file_hash(points)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    assert cli(["lint", "tiny", "--with", str(tmp_path / "run"), *half]) == 1
+    assert "70,000 at attn_out: more than float16 holds" in capsys.readouterr().out
+    assert cli(["lint", "tiny", "--with", str(tmp_path / "nowhere")]) == 2
 
 
 def test_every_rule_is_listed(capsys):

@@ -18,6 +18,8 @@ from precaudit.cli._options import announce, console, progress_bar, say
 @click.option("--phase", metavar="PHASES", help="prefill, decode (default: both).")
 @click.option("--tokens", type=click.IntRange(1), help="Length of a model's prompt [64].")
 @click.option("--batch", type=click.IntRange(1), help="Sequences of a model at once [1].")
+@click.option("--with", "run", type=click.Path(path_type=Path), metavar="RUN",
+              help="A recorded run: are its values too large for the formats here?")  # fmt: skip
 @click.option("--fail-on", type=click.Choice(["error", "unknown", "warning", "note"]), default="error",
               show_default=True, help="The severity from which on the exit code is 1.")  # fmt: skip
 @click.option("--sarif", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write SARIF here.")
@@ -32,6 +34,7 @@ def command(
     phase: str | None,
     tokens: int | None,
     batch: int | None,
+    run: Path | None,
     fail_on: Any,
     sarif: Path | None,
     listed: bool,
@@ -60,7 +63,7 @@ def command(
     from precaudit.records import encode
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
-    found = _linted(subject, tpu, device, own)
+    found = _linted(subject, tpu, device, own, None if run is None else _ranges(run))
     if sarif is not None:
         import json
 
@@ -82,7 +85,18 @@ def command(
     return found.exit_code(fail_on)
 
 
-def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any]) -> Any:
+def _ranges(run: Path) -> dict[str, float]:
+    """Return {point: the largest magnitude that a model's run recorded there}."""
+    from precaudit.records import value
+    from precaudit.store import open_run
+
+    found: dict[str, float] = {}
+    for p in open_run(run).points:
+        found[p.point] = max(found.get(p.point, 0.0), abs(value(p.stats.min)), abs(value(p.stats.max)))
+    return found
+
+
+def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any], ranges: dict[str, float] | None) -> Any:
     from precaudit.errors import UserError
     from precaudit.lint.linting import PHASES, lint_model, lint_program
     from precaudit.policies import apply_settings, load_policy, parse_settings
@@ -94,9 +108,10 @@ def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any]) -> 
         if is_reference(subject):
             if other := [name for name, value in own.items() if value is not None]:
                 raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
-            return lint_program(load(subject), target, device, advance)
+            return lint_program(load(subject), target, device, advance, ranges)
         policy = apply_settings(load_policy(own["--policy"] or "bf16"), parse_settings(own["--set"] or ()))
         phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
         return lint_model(
-            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance
+            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance,
+            ranges,
         )  # fmt: skip
