@@ -30,8 +30,8 @@ RULE = Rule(
     "A float32 product in one bfloat16 pass",
     "An operand is float32 and the precision is the default: the matrix unit rounds it to bfloat16 (8 bits) and "
     "multiplies once, without a mark in the program.",
-    'jax.default_matmul_precision("highest"), or precision="highest" on this product; of a model here: --set matmul=highest '
-    "(six passes), or high (three)",
+    'jax.default_matmul_precision("highest"), or precision="highest" on this product; of a model here: '
+    "--set matmul=highest (six passes), or high (three)",
     "jax.lax.Precision (documentation) and the compiled program's machine-level dump",
     check,
 )

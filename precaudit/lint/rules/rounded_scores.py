@@ -77,7 +77,8 @@ RULE = Rule(
     "jaxpr",
     "Scores rounded before softmax",
     f"Scores are rounded to bfloat16 or float16 before their softmax: {SAYS}",
-    "preferred_element_type=float32 on the product, and no conversion before the softmax; of a model here: --set scores=float32",
+    "preferred_element_type=float32 on the product, and no conversion before the softmax; of a model here: "
+    "--set scores=float32",
     "the program's equations",
     check,
 )
