@@ -100,6 +100,7 @@ def test_a_program_that_is_not_at_hand_is_said(tmp_path, capsys):
     assert [(f.kind, f.point, f.layers) for f in kept] == [("semantics", "v", (0, 1, 2, 3, 4))]
 
 
+@pytest.mark.slow
 def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     record(tmp_path / "run", select=Selection.parse(points="q,logits", phases="prefill"))
     options = Options(accum=(), cache=tmp_path / "refs")

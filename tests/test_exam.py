@@ -40,6 +40,7 @@ def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
     assert {c.status for c in cells if "NaN" in c.fault or "inf" in c.fault} == {"nonfinite"}
 
 
+@pytest.mark.slow
 def test_every_counted_fault_in_the_program_is_flagged_there(tmp_path, honest):
     cells = list(into_program(tmp_path, "tiny", honest.record.policy["name"], honest, 1, ("attn_out",)))
     assert not [c for c in cells if c.size >= COUNTS and not c.flagged]

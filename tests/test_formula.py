@@ -208,6 +208,7 @@ def test_values_that_are_larger_in_batches_alone_are_semantics(tmp_path):
     assert gate(compare(alone, options=options(tmp_path), subject=own)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch):
     faulty, _ = FAULTS["epsilon 1e-6"]
     for module in (subject, manifest):

@@ -158,6 +158,7 @@ def test_scores_that_are_wrong_account_for_attention(tmp_path):
     assert {v.point for v in found if v.kind == "local" and v.status == "fail"} == {"scores", "attn_out"}
 
 
+@pytest.mark.slow
 def test_diagnosis_places_a_handover(tmp_path):
     with handed(CHANGES["float8"]):
         run = recorded(tmp_path)

@@ -43,7 +43,8 @@ def test_exit_codes(found, fail_on, code):
 
 
 @needs_libtpu
-def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys):
+def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert cli(["lint", "tiny", "--tpu", "v5e:2x2", "--policy", "fp32"]) == 1
     out = capsys.readouterr().out
     assert out.startswith(
@@ -59,7 +60,8 @@ def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys):
 
 
 @needs_libtpu
-def test_float32_at_highest_precision_has_nothing_to_say(capsys):
+def test_float32_at_highest_precision_has_nothing_to_say(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert cli(["lint", "tiny", "--tpu", "v5e:2x2", "--policy", "fp32-highest"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("✓ tiny: no rule fires on v5e:2x2.")
