@@ -37,7 +37,7 @@ def value(x: Number | None) -> float:
 def device_kind(device: str) -> str:
     """Return cpu, tpu or gpu of a run's device, which GPUs give by their maker's name."""
     first = device.replace(":", " ").lower().split(" ")[0]
-    return first if first in ("", "cpu", "tpu") else "gpu"
+    return first if first in ("", "cpu") else "tpu" if first.startswith("tpu") else "gpu"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

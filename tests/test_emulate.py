@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
 from precaudit.transforms import reap
-from precaudit.transforms.emulate import Realisation, emulated, exactly, rounded, sums_narrow, whole
+from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, sums_narrow, whole
 from precaudit.transforms.labels import assigned
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import tagged
@@ -223,3 +223,29 @@ def test_the_memory_of_fp64_does_not_grow_with_the_layers_of_a_scan():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert planned(32) <= 1.05 * planned(8)
+
+
+def parts(x):
+    """A float32 array as two of bfloat16's values: rounded, and what is left rounded."""
+    first = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    return first, (x - first).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+@pytest.mark.parametrize("precision", ["default", "high", "highest", "BF16_BF16_F32_X3"])
+def test_a_matrix_unit_multiplies_parts_in_bfloat16(precision):
+    x, y = (DRAW.standard_normal((5, 5)).astype(np.float32) for _ in range(2))
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.matmul(x, y, precision=precision))(x, y)
+    with jax.enable_x64(True):
+        (made,) = Emulated({}, (), Realisation(unit="matrix")).run(jaxpr.jaxpr, (), (x, y))
+    (x0, x1), (y0, y1) = parts(x), parts(y)
+    expected = {"default": x0 @ y0, "highest": x.astype(np.float64) @ y}.get(precision, x0 @ y0 + x0 @ y1 + x1 @ y0)
+    np.testing.assert_array_equal(made, expected.astype(np.float32))
+
+
+def test_a_vector_unit_adds_rounded_terms():
+    x, y = (DRAW.standard_normal(s).astype(BF) for s in ((2, 3, 7), (2, 7, 4)))
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.einsum("bik,bkj->bij", x, y))(x, y)
+    with jax.enable_x64(True):
+        (made,) = Emulated({}, (), Realisation(unit="vector")).run(jaxpr.jaxpr, (), (x, y))
+    terms = (x[:, :, None, :].astype(np.float32) * y.transpose(0, 2, 1)[:, None].astype(np.float32)).astype(BF)
+    np.testing.assert_array_equal(made, terms.astype(np.float64).sum(-1).astype(BF).astype(np.float64))

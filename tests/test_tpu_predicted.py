@@ -156,3 +156,42 @@ def test_what_a_vector_unit_may_do_is_of_a_tpu_alone(device, dtype, decode, ways
     passes = replace(FP64, dot=lambda a, b: a @ b)
     found = on_single_rows(passes, POINTS["q"], dtype, "bfloat16", device, decode)
     assert {how for way in found for how in way} == ways | ({FLOAT32_PRODUCTS} if device == "tpu" else set())
+
+
+STEP = """
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+import precaudit
+
+DRAW = np.random.default_rng(3)
+PARAMS = {k: jnp.asarray(DRAW.standard_normal((64, 64)) / 8, jnp.bfloat16) for k in ("first", "second")}
+PARAMS["head"] = jnp.asarray(DRAW.standard_normal((64, 50)) / 8, jnp.float32)
+
+def call(params, x):
+    wide = (x @ params["first"]).astype(jnp.float32)
+    normed = (wide * lax.rsqrt(jnp.mean(wide * wide) + 1e-5)).astype(x.dtype)
+    return (normed @ params["second"]).astype(jnp.float32)[None] @ params["head"]
+
+program = precaudit.Program(call=call, params=PARAMS, cases={
+    name: (jnp.asarray(DRAW.standard_normal(64), jnp.bfloat16),) for name in "ab"})
+"""
+
+
+@needs_libtpu
+def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_path, capsys, monkeypatch):
+    (tmp_path / "step.py").write_text(STEP)
+    monkeypatch.chdir(tmp_path)
+    assert cli(["trace", "step.py:program", "--device", "tpu-predicted:v5e", "-o", "run"]) == 0
+    assert cli(["compare", "run"]) == 0
+    assert "predicted: what libtpu" in " ".join(capsys.readouterr().out.split())
+    assert cli(["gate", "run"]) == 0
+    assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
+    monkeypatch.setattr("precaudit.references.traced.reference.device_kind", lambda device: "cpu")
+    assert cli(["compare", "run"]) == 0
+    assert cli(["gate", "run"]) == 1, "one pass is no honest rounding of a CPU's float32 product"
+
+
+def test_a_program_takes_no_other_device(capsys):
+    assert cli(["trace", "step.py:program", "--device", "cpu"]) == 2
+    assert "leave out --device" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
     precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --rename,
-    --force alone). With --repeat: record RUN once more
+    --force and --device tpu-predicted alone). With --repeat: record RUN once more
     and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
     exit code 3 where one of them cannot run.
     """
@@ -87,7 +87,7 @@ def command(
     from precaudit.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, layers, force)
+        return _program(context, subject, output, rename, layers, force, device)
     if rename is not None:
         raise UserError("--rename is for a program, FILE.py:NAME")
     select = Selection.parse(layers, points, phases, positions, prompt)
@@ -182,8 +182,9 @@ def _show(found: Sequence[Any]) -> None:
 
 
 def _program(
-    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None, force: bool
-) -> int:
+    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None, force: bool,
+    device: str,
+) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.programs.loading import load, renamed, trust
@@ -192,13 +193,17 @@ def _program(
 
     if context.params["resume"]:
         raise UserError("a program's run is recorded whole: give --force in place of --resume")
-    if other := _others(context, {"subject", "output", "rename", "layers", "force"}):
+    from precaudit.tracing.predicting import target_of
+
+    target = target_of(device)
+    itself = {"subject", "output", "rename", "layers", "force"} | ({"device"} if target else set())
+    if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance:
         chosen = None if layers is None else parse_layers(layers, steps_of(program))
-        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance, chosen)
+        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance, chosen, target)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:

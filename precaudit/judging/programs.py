@@ -141,9 +141,12 @@ def sources(opened: Opened) -> dict[str, str]:
 
 
 def notes(opened: Opened) -> list[str]:
-    """Return what tapping did to the program's outputs."""
+    """Return what the run rests on, and what tapping did to the program's outputs."""
     changed = [n for n in opened.record.neutrality if not n.bitwise]
     if not changed:
-        return ["tapping left the outputs as they are, bit for bit"]
+        return [*opened.record.warnings, "tapping left the outputs as they are, bit for bit"]
     worst = ", ".join(f"{n.case} by up to {n.max_diff}" for n in changed[:3])
-    return [f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise"]
+    return [
+        *opened.record.warnings,
+        f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise",
+    ]

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +29,8 @@ from precaudit.runs.programs import (
     write_tensors,
 )
 from precaudit.store import check_space, prepare_folder, tensor_hash
+from precaudit.tpu.target import Target
+from precaudit.tracing.predicting import Predicted, assumptions, device_name
 from precaudit.transforms import reap
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
@@ -132,11 +134,12 @@ def weights_of(program: Program, made: Tagged) -> str:
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
+    target: Target | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
     ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
-    that they begin and end with.
+    that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
@@ -156,11 +159,12 @@ def trace(
         weights=weights_of(program, made), automatic=made.automatic,
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=_outputs(program), layers=layers,
-        device=str(jax.devices()[0]), command=command,
+        device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
+        warnings=() if target is None else assumptions(target),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
-    captured, bare = jax.jit(reap(made.call, layers=layers)), jax.jit(program.call)
+    captured, bare = (_jitted(f, target) for f in (reap(made.call, layers=layers), program.call))
     hashes: dict[str, str] = {}
     told, written = [], 0
     for i, (case, first) in enumerate(program.cases.items()):
@@ -187,6 +191,10 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _jitted(function: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
+    return jax.jit(function) if target is None else Predicted(target, function)
 
 
 def _outputs(program: Program) -> tuple[ProgramPoint, ...]:

@@ -51,7 +51,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
 
     ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
-    ``finished`` is null until the run is whole.
+    ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     """
 
     schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
@@ -71,6 +71,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     renamed: dict[str, str] = msgspec.field(default_factory=dict)
     layers: tuple[Index, ...] | None = None
     neutrality: tuple[Disturbance, ...] = ()
+    warnings: tuple[str, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None

@@ -7,6 +7,7 @@ with the narrow roundings inside left out as a compiler may, or as other honest 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import jax
@@ -25,6 +26,9 @@ INACCURATE = {
     "sin", "sqrt", "tan", "tanh",
 }  # fmt: skip
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
+PRODUCTS = {"dot_general", "conv_general_dilated"}
+MOST_TERMS = 1 << 24
+ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
 
 
@@ -37,13 +41,16 @@ class Realisation:
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
     own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
-    float32; or so from the last term to the first.
+    float32; or so from the last term to the first. ``unit``: what makes products of floats no wider than float32. The
+    matrix unit of a TPU makes them of operands in one, two or three bfloat16 parts, by the precision that their
+    equation declares; its vector unit multiplies and adds, every term in the format of the result.
     """
 
     unrounded: Literal["none", "converted", "all"] = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed"] = "exact"
+    unit: Literal["any", "matrix", "vector"] = "any"
 
 
 def emulated(
@@ -124,6 +131,10 @@ class Emulated(Planted):
         if self.how.sums == "own" and _narrow_sum(equation):
             own = partial(rounded, dtype=equation.outvars[0].aval.dtype)
             out = [_own_sum(inputs[0], equation.params["axes"], own)]
+        elif self.how.unit == "vector" and name == "dot_general" and (terms := _terms(equation, inputs)) is not None:
+            out = [jnp.sum(terms, -1)]
+        elif self.how.unit == "matrix" and name in PRODUCTS and (products := _parts(equation, inputs)):
+            out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
         elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
             out = self.summed(equation, inputs)
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
@@ -173,6 +184,51 @@ class Emulated(Planted):
         """Return what is told of a tap whose branch was not taken."""
         zeros = super().none(value)
         return None if zeros is None else (zeros, zeros)
+
+
+def _parts(equation: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs of operands whose products a TPU's matrix unit adds up; nothing where it multiplies float32.
+
+    One pass: operands rounded to bfloat16. Three: of each a part in bfloat16 and the rest of it, rounded to bfloat16;
+    the product of the two rests is left out.
+    """
+    if any(not 16 <= float_bits(x.aval.dtype) <= 32 for x in equation.invars):
+        return []
+    x, y = inputs
+    precisions = _precisions(equation.params.get("precision"))
+    if "HIGHEST" in precisions:
+        return []
+    x0, y0 = (rounded(v, jnp.bfloat16) for v in (x, y))
+    if "HIGH" not in precisions:
+        return [(x0, y0)]
+    return [(rounded(x - x0, jnp.bfloat16), y0), (x0, rounded(y - y0, jnp.bfloat16)), (x0, y0)]
+
+
+def _terms(equation: Any, inputs: Sequence[Any]) -> Any:
+    """Return a product's terms, the contracted dimensions as the last axis, each in the format of the product.
+
+    None where that format is wider than 16 bits, or they are too many to hold.
+    """
+    dtype = equation.outvars[0].aval.dtype
+    contracted, batched = equation.params["dimension_numbers"]
+    k = prod(inputs[0].shape[i] for i in contracted[0])
+    if float_bits(dtype) != 16 or k * equation.outvars[0].aval.size > MOST_TERMS:
+        return None
+    sides = []
+    for x, c, b in zip(inputs, contracted, batched, strict=True):
+        free = [i for i in range(x.ndim) if i not in (*c, *b)]
+        lengths = [x.shape[i] for i in (*b, *free)]
+        sides.append((lengths[: len(b)], lengths[len(b) :], jnp.transpose(x, (*b, *free, *c))))
+    (batch, left, x), (_, right, y) = sides
+    x, y = x.reshape(*batch, *left, *(1 for _ in right), k), y.reshape(*batch, *(1 for _ in left), *right, k)
+    return rounded(up(x) * up(y), dtype)
+
+
+def _precisions(declared: Any) -> set[str]:
+    """Return the names of a product's precisions: of its operands, or of an algorithm by the passes it asks for."""
+    each = declared if isinstance(declared, tuple) else (declared,)
+    names = {getattr(p, "name", "DEFAULT") for p in each}
+    return {ALGORITHMS.get(name, name) for name in names}
 
 
 def _mixed(x: Any, mark: Any) -> Any:

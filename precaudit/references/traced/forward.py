@@ -1,6 +1,7 @@
 """Forward errors of a program's run: against its FP64 shadow, call after call through its own state (JAX)."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class NotChained(Exception):
 class Chains:
     """The program as FP64 and as drawn realisations, compiled once and run call after call."""
 
-    def __init__(self, program: Program, made: Tagged) -> None:
+    def __init__(self, program: Program, made: Tagged, tpu: bool = False) -> None:
         first = next(iter(program.cases.values()))
         self.program = program
         shape: Any
@@ -46,7 +47,7 @@ class Chains:
         self.inputs = jax.tree.structure(first)
         how = effort(made)
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
-        self.rounded = jax.jit(whole(jaxpr, ROUNDED), compiler_options=how)
+        self.rounded = jax.jit(whole(jaxpr, replace(ROUNDED, unit="matrix" if tpu else "any")), compiler_options=how)
 
     def calls(self, recorded: Iterator[dict[str, Array]], drawn: bool = True) -> Iterator[CallValues]:
         """Yield every call's values; ``recorded``: each call's input leaves, whose integers are given to all chains.

@@ -1,7 +1,7 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_na
 from precaudit.transforms.tag import Tagged
 
 # How the equations may round, the best kept; and realisations more, of which noise is made.
+INSIDE = ("results inside",)
 CONVERTED = ("results converted to a wider format",)
 # What is tried of every segment; the others of those that these leave open.
 FIRST: tuple[tuple[str, ...], ...] = ((), CONVERTED)
@@ -42,9 +43,13 @@ HONEST = {
     (): Realisation(),
     CONVERTED: Realisation("converted"),
     ("functions in one step",): Realisation("converted", expanded=False),
-    ("results inside",): Realisation("all"),
+    INSIDE: Realisation("all"),
 }
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
+# What a TPU's units do to products: of a segment it is not known which of them multiplies.
+UNITS: dict[Literal["matrix", "vector"], str] = {
+    "matrix": "products in bfloat16 passes", "vector": "products of rounded terms",
+}  # fmt: skip
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),
@@ -66,10 +71,16 @@ class Segments:
 
 
 class Emulations:
-    """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations."""
+    """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations.
 
-    def __init__(self, made: Tagged, layers: Sequence[int] | None = None) -> None:
+    ``tpu``: every way is tried with products as each of a TPU's units makes them, too.
+    """
+
+    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, tpu: bool = False) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
+        if tpu:
+            ways |= {(UNITS[unit], *name): replace(how, unit=unit) for unit in UNITS for name, how in ways.items()}
+        self.first = {name for name in ways if _declared(name) in ((*FIRST, INSIDE) if tpu else FIRST)}
         options = effort(made)
         with jax.enable_x64(True):
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=options)
@@ -91,7 +102,7 @@ class Emulations:
         try:
             with one_blas_thread(), jax.enable_x64(True):
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
-                first = {name: self.honest[name](taps, *args) for name in FIRST}
+                first = {name: f(taps, *args) for name, f in self.honest.items() if name in self.first}
                 honest = {name: _rounded(made) for name, made in first.items()}
                 found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
                 for more in (_unrounded, _others, _partly):
@@ -106,6 +117,11 @@ class Emulations:
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+
+def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a way's name without how products are made."""
+    return name[1:] if name and name[0] in UNITS.values() else name
 
 
 def _each(
@@ -151,7 +167,7 @@ def _others(
     points: Collection[str],
 ) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
     """Return what the other emulations make of ``points``."""
-    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in FIRST}
+    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in first}
 
 
 def _partly(
