@@ -4,14 +4,17 @@ import json
 import re
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from rich.cells import cell_len
 
 from precaudit.cli import run as cli
-from precaudit.lint.linting import Linted, lint_model
+from precaudit.lint.linting import Linted, lint_model, lint_program
 from precaudit.lint.rule import SEVERITIES, LintRecord
 from precaudit.lint.rules import every
 from precaudit.policies import load_policy
+from precaudit.programs.program import Program
 from precaudit.reports import lint as report
 from precaudit.store import file_hash
 from precaudit.tpu import target
@@ -55,8 +58,29 @@ def test_float32_at_default_precision_is_named_by_point_with_the_fix(capsys, mon
         "q", "k", "v", "scores", "attn_out", "attn_proj", "gate_out", "mlp_act", "mlp_out",
     }  # fmt: skip
     assert {row[2] for row in rows if row[-1] == "decode"} == {"scores", "attn_out"}
+    assert all(row[3] == "0:5" for row in rows), "one text of a scan is all five layers"
     assert "--set matmul=highest" in out
     assert "libtpu 0.0." in out
+
+
+def looped(steps, outside):
+    def call(params, x):
+        def layer(x, w):
+            return jnp.exp(x.astype(jnp.bfloat16)).astype(jnp.float32) @ w, None
+
+        return layer(x, params[0])[0] if outside else jax.lax.scan(layer, x, params)[0]
+
+    shape = (4, 4) if not outside else (1, 4, 4)
+    return Program(call, jnp.ones((steps, *shape[-2:])), {"a": (jnp.ones((2, 4)),)})
+
+
+@pytest.mark.parametrize(("outside", "layers"), [(False, 3), (True, None)])
+def test_a_finding_says_how_many_layers_it_is_in(outside, layers):
+    found = [f for f in lint_program(looped(3, outside)).findings if f.rule == "narrow-exp"]
+    assert [f.layers for f in found] == [layers]
+    assert report.table(found).rows[0][2] == ("0:3" if layers else "")
+    (result,) = report.sarif(Linted(tuple(found), ()), every(), "0")["runs"][0]["results"]
+    assert result["properties"]["layers"] == layers
 
 
 @needs_libtpu

@@ -26,13 +26,17 @@ LOOPS = ("scan", "while", "cond")
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation of a program, wherever it lies: names it runs under, the user's frames, the numbers of its values."""
+    """An equation of a program, wherever it lies: names it runs under, the user's frames, the numbers of its values.
+
+    ``steps``: of the outermost scan it lies in, None outside of scans.
+    """
 
     made: Any
     names: tuple[str, ...]
     frames: tuple[str, ...]
     inputs: tuple[int, ...] = field(repr=False)
     outputs: tuple[int, ...] = field(repr=False)
+    steps: int | None = None
 
     @property
     def primitive(self) -> str:
@@ -247,6 +251,7 @@ class _Builder:
         self.shapes: list[tuple[int, ...]] = []
         self.dtypes: list[str] = []
         self.carried: list[Carried] = []
+        self.steps: int | None = None  # of the outermost scan around what is taken in
 
     def value(self, aval: Any) -> int:
         """Number a value."""
@@ -285,7 +290,7 @@ class _Builder:
             outputs = self.outputs(e, inputs, path, whole)
             inner = outputs is not None
             made = [self.value(v.aval) for v in e.outvars] if outputs is None else outputs
-            found = Equation(e, path, whole, tuple(inputs), tuple(made))
+            found = Equation(e, path, whole, tuple(inputs), tuple(made), self.steps)
             self.equations.insert(at, found)
             if not inner:
                 self.makers.update(dict.fromkeys(made, found))
@@ -316,7 +321,10 @@ class _Builder:
         body, consts = closed(e.params["jaxpr"])
         n, m = scanned(e.params)
         given = [*inputs[:n], *(self.value(v.aval) for v in body.invars[n:])]
+        outer = self.steps
+        self.steps = outer or int(e.params["length"])
         left = self.run(body, consts, given, names, around)
+        self.steps = outer
         for k in range(n, len(inputs)):
             self.join(given[k], inputs[k])
         made = [self.value(v.aval) for v in e.outvars]

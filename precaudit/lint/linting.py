@@ -165,6 +165,12 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
+def _layers(hit: Hit, views: Sequence[View]) -> int | None:
+    """Return how many layers a hit is in, where the views of its phase agree; one of no phase is of all."""
+    found = {v.layers(hit.source, hit.point) for v in views if hit.phase in ("", v.phase)}
+    return found.pop() if len(found) == 1 else None
+
+
 def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[View]) -> list[LintRecord]:
     """Join the hits of one line, point and phase that say the same."""
     counted: dict[Hit, int] = {}
@@ -176,6 +182,7 @@ def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[View]) -> list[Lin
         LintRecord(
             rule=rule.id, severity=hit.severity or rule.severity, phase=hit.phase, point=hit.point, source=hit.source,
             count=n, says=hit.says or rule.why, fix=hit.fix or rule.fix, rests=rests, target=on.get(hit.phase, ""),
+            layers=_layers(hit, views),
         )
         for hit, n in counted.items()
     ]  # fmt: skip

@@ -46,7 +46,8 @@ class Rule:
 class LintRecord(Record, frozen=True):
     """A finding of ``precaudit lint``: hits of one rule at one line, point and phase. ``count``: how many.
 
-    ``target``: the TPU compiled for and libtpu's version, or the platform the program was read for.
+    ``target``: the TPU compiled for and libtpu's version, or the platform the program was read for. ``layers``: how
+    many layers it is in, all that a scan runs; None where it is in no scan, or where that is not known.
     """
 
     rule: str
@@ -59,3 +60,4 @@ class LintRecord(Record, frozen=True):
     fix: str
     rests: str
     target: str
+    layers: Count | None = None

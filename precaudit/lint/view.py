@@ -66,6 +66,14 @@ class View:
         size = None if shape is None else prod(shape.dims)
         return tuple([e for e in found if size in [prod(v.aval.shape) for v in e.made.outvars]] or found)
 
+    def layers(self, source: str, point: str) -> int | None:
+        """Return how many layers run a line and point: the steps of the scan around it; None where it is in none.
+
+        What is scanned is one text for all layers. None, too, where the line runs both inside and outside of scans.
+        """
+        found = {e.steps for e in self.equations if e.source == source and e.point == point}
+        return found.pop() if len(found) == 1 else None
+
     @cached_property
     def instructions(self) -> tuple[tuple[str, Instruction], ...]:
         """Every instruction with the name of its computation."""

@@ -57,14 +57,15 @@ def brief(source: str) -> str:
 
 def table(findings: Sequence[LintRecord]) -> Table:
     """Return a row a rule and place, its phases in a column."""
-    rows: dict[tuple[str, str, str, str], dict[str, int]] = {}
+    rows: dict[tuple[str, ...], dict[str, int]] = {}
     for f in findings:
-        phases = rows.setdefault((f.severity, f.rule, f.point, brief(f.source)), {})
+        at = " ".join(filter(None, (f.point, "" if f.layers is None else f"0:{f.layers}")))
+        phases = rows.setdefault((f.severity, f.rule, at, brief(f.source)), {})
         phases[f.phase or "all"] = phases.get(f.phase or "all", 0) + f.count
     cells = tuple(
         (*key, ", ".join(p if n == 1 else f"{n} × {p}" for p, n in phases.items())) for key, phases in rows.items()
     )
-    columns = ("severity", "rule", "point", "line", "phase")
+    columns = ("severity", "rule", "point, layers", "line", "phase")
     return Table("", columns, cells, columns, 2)
 
 
@@ -129,7 +130,8 @@ def sarif(found: Linted, rules: Sequence[Rule], version: str) -> dict[str, Any]:
             "ruleId": f.rule, "ruleIndex": ids.index(f.rule), "level": LEVELS[f.severity],
             "message": {"text": f"{f.says} To change: {f.fix}."}, "locations": _locations(f),
             "properties": {
-                "severity": f.severity, "phase": f.phase, "point": f.point, "count": f.count, "target": f.target,
+                "severity": f.severity, "phase": f.phase, "point": f.point, "layers": f.layers,
+                "count": f.count, "target": f.target,
             },
         }
         for f in sorted(found.findings, key=lambda f: SEVERITIES.index(f.severity))
