@@ -1,0 +1,41 @@
+"""Distances in roundings, against formats' own definitions."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from precaudit.gradients.measure import distance
+
+FORMATS = (ml_dtypes.bfloat16, np.float16, np.float32)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e3])
+def test_one_rounding_is_at_most_one_and_a_second_step_is_more(kind: type, scale: float) -> None:
+    exact = np.random.default_rng(0).normal(size=(40, 50)) * scale
+    once = exact.astype(kind)
+    assert 0.9 < distance(once, exact).componentwise <= 1
+    off = once.copy()
+    off[3, 7] = np.nextafter(off[3, 7], np.asarray(np.inf, kind))
+    off[3, 7] = np.nextafter(off[3, 7], np.asarray(np.inf, kind))
+    far = distance(off, exact)
+    assert far.componentwise > 2
+    assert far.worst == (3, 7)
+    assert far.same_places
+
+
+def test_nan_and_infinities_are_held_to_their_places() -> None:
+    exact = np.array([1.0, np.nan, np.inf, -np.inf])
+    assert distance(exact.astype(np.float32), exact).same_places
+    for wrong in ([np.nan, np.nan, np.inf, -np.inf], [1, 0, np.inf, -np.inf], [1, np.nan, -np.inf, -np.inf]):
+        assert not distance(np.array(wrong, np.float32), exact).same_places
+
+
+def test_errors_at_zero_and_other_shapes() -> None:
+    assert distance(np.zeros(3, np.float32), np.zeros(3)).componentwise == 0
+    lost = distance(np.float32([0, 1e-3]), np.zeros(2))
+    assert lost.componentwise > 1e30
+    assert lost.normwise == np.inf
+    assert lost.worst == (1,)
+    with pytest.raises(ValueError, match="shape"):
+        distance(np.zeros(3, np.float32), np.zeros(2))
