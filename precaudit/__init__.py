@@ -1,9 +1,10 @@
 """precaudit: a numerical precision audit for transformers in JAX.
 
 ``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors,
-``gate(run)`` judges them, ``diagnose(run)`` names their cause. ``Program`` audits a function of your own, ``Parts`` the
-shipped decoder with an operation of yours; ``reap``, ``shadow`` and ``plant`` collect, widen and replace a program's
-intermediate values.
+``gate(run)`` judges them, ``diagnose(run)`` names their cause. ``gradcheck(kernel, reference, inputs)``
+holds a kernel and its gradients against FP64. ``Program`` audits a function of your own, ``Parts`` the shipped decoder
+with an operation of yours; ``reap``, ``shadow`` and ``plant`` collect, widen and replace a program's intermediate
+values.
 """
 
 from importlib import import_module
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from precaudit.assertions import assert_close, assert_within_budget
+    from precaudit.assertions import assert_close, assert_gradients_close, assert_within_budget
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.dumps.importing import import_dump
+    from precaudit.gradients.check import gradcheck
     from precaudit.jax_decoder import Parts
     from precaudit.judging.gate import Judgement, gate
     from precaudit.programs.program import Program
@@ -47,6 +49,8 @@ _LAZY = {
     "plot": "precaudit.reports.charts",
     "assert_close": "precaudit.assertions",
     "assert_within_budget": "precaudit.assertions",
+    "assert_gradients_close": "precaudit.assertions",
+    "gradcheck": "precaudit.gradients.check",
     "Parts": "precaudit.jax_decoder",
     "reap": "precaudit.transforms",
     "shadow": "precaudit.transforms",
@@ -62,10 +66,12 @@ __all__ = [
     "Selection",
     "Subject",
     "assert_close",
+    "assert_gradients_close",
     "assert_within_budget",
     "compare",
     "diagnose",
     "gate",
+    "gradcheck",
     "import_dump",
     "load",
     "open_run",

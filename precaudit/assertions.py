@@ -1,25 +1,20 @@
 """Assertions for a project's own tests: a kernel against FP64, and a compared run against its budgets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from precaudit.arrays import Array, as_format, rounder, widen
+from precaudit.arrays import Array, as_format, widen
 from precaudit.evidence.alone import Alone
 from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
-from precaudit.metrics.residue import Noise
-from precaudit.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
 from precaudit.policies import Policy, load_policy
-from precaudit.records import ErrorRecord, Worst, number, value
-from precaudit.references.closing import Yardstick
+from precaudit.references.alone import Measured, measured
 from precaudit.reports import assertion
 from precaudit.reports.headline import headline
 from precaudit.reports.judgement import lines, message
@@ -27,7 +22,6 @@ from precaudit.runs.written import Comparison
 
 DRAWS = 8
 SEED = 20020801
-SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 
 
 def assert_close(
@@ -70,7 +64,7 @@ def assert_close(
         raise AssertionError(f"fail: {name} has shape {list(stored.shape)}: an empty comparison asserts nothing")
     called = _axes(axes, stored.shape)
     with np.errstate(all="ignore"):
-        found = _measured(_output(stored, declared), r, spread, name)
+        found = measured(_output(stored, declared), r, spread, name)
         verdict = judge(found.record, default_limits())
         if verdict is None or verdict.status != "pass":
             raise AssertionError(_told(verdict, found, called, inputs or ()))
@@ -164,42 +158,6 @@ def _spread(f: Callable[..., Any], inputs: Sequence[Array], perturbed: Policy | 
     return found
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A candidate against its reference: the record that is judged, the yardstick, and the reference rounded once.
-
-    ``bad``: where one is not finite, in the candidate's shape.
-    """
-
-    record: ErrorRecord
-    yard: Yardstick
-    honest: Array
-    shape: tuple[int, ...]
-    bad: Array
-
-    @property
-    def expected(self) -> float:
-        """The relative error that honest rounding makes."""
-        return ratio(float(np.sqrt(self.yard.noise.power.sum())), norm(self.yard.reference))
-
-    @property
-    def off(self) -> int:
-        """How many elements are off by more than rounding may."""
-        y = self.yard
-        nearest = np.minimum(np.abs(y.candidate - y.reference), np.abs(y.candidate - self.honest))
-        return int((nearest > default_limits().local(y.dtype).componentwise.at(nearest.size) * y.allowed).sum())
-
-    def alone(self, axes: Sequence[str], inputs: Sequence[Any]) -> Alone:
-        """Return both in the candidate's shape."""
-        y, shape = self.yard, self.shape
-        candidate, reference, honest = (x.reshape(shape) for x in (y.candidate, y.reference, self.honest))
-        return Alone(
-            candidate, reference, honest, y.dtype,
-            lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.named(x, axes, shape),
-            [_widened(x) for x in inputs],
-        )  # fmt: skip
-
-
 def _axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...]:
     """Return what the axes are called: by default the last channel, before it head (of three or more) and token."""
     if axes is not None:
@@ -219,58 +177,43 @@ def _told(verdict: Verdict | None, found: Measured, axes: tuple[str, ...], input
         return assertion.nonfinite(found.record, found.bad, axes)
     if verdict.status != "fail" or verdict.value is None:
         return message(verdict)
-    return assertion.message(verdict, found.record, found.alone(axes, inputs), found.expected, found.off, axes)
+    return assertion.message(verdict, found.record, _alone(found, axes, inputs), found.expected, found.off, axes)
 
 
-def _measured(stored: Array, reference: Array, spread: Sequence[Array], name: str) -> Measured:
-    """Return the candidate's local error, as comparing a run would record it."""
-    shape, form = stored.shape, FORMATS[stored.dtype.name]
-    axes = "THK" if len(shape) > 2 else "TD"
-    rows = stored.reshape((-1, *shape[-2:]) if len(shape) > 2 else (-1, shape[-1] if shape else 1))
-    r = canonical(reference.reshape(rows.shape), axes)
-    d, round_to = Difference.of(canonical(rows, axes), r), rounder(form.name)
-    rounded = round_to(r)
-    emulated = np.where(np.isfinite(rounded), rounded, r)  # what overflows in the format is no noise
-    moved = [y.reshape(r.shape) - r for y in spread]
-    noise = Noise.pooled([emulated - r, *(round_to(r + m) - r for m in moved)], d.reference, form.unit_roundoff)
-    rms = np.sqrt(np.mean([np.where(np.isfinite(m), m, 0.0) ** 2 for m in moved], axis=0)) if moved else 0.0
-    allowed = half_ulp(d.reference, form.name) + SPREAD * rms
-    yard = Yardstick(axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed)
-    honest = np.where(np.isfinite(emulated), emulated, d.reference)
-    found = yard.residue(honest)
-    numbers = sizes(rows, r, axes, range(len(rows)))
-    for scope, more in found.scopes.items():
-        numbers["scopes"].setdefault(scope, {}).update(more)
-    numbers["worst"] = _worst(numbers["worst"], stored, reference, d.nonfinite)
-    most = found.unexplained.componentwise
-    assert most is not None
-    at = int(np.ravel_multi_index(most[1], rows.shape))
-    if not d.nonfinite and value(most[0]) > default_limits().local(form.name).componentwise.at(rows.size):
-        worst = (number(widen(stored).reshape(-1)[at]), number(reference.reshape(-1)[at]))
-        numbers["worst"] = Worst(index=_index(at, shape), candidate=worst[0], reference=worst[1])
-    unexplained = msgspec.structs.replace(found.unexplained, componentwise=(most[0], _index(at, shape)))
-    record = ErrorRecord(
-        prompt="", phase="", step=0, layer=None, point=name, kind="local", candidate=name, reference="fp64",
-        unexplained=unexplained, slices=found.slices,
-        ratio=number(ratio(norm(d.error), norm(emulated - r))), **numbers,
+def _alone(found: Measured, axes: Sequence[str], inputs: Sequence[Any]) -> Alone:
+    """Return candidate and reference in the candidate's shape."""
+    y, shape = found.yard, found.shape
+    candidate, reference, honest = (x.reshape(shape) for x in (y.candidate, y.reference, found.honest))
+    return Alone(
+        candidate, reference, honest, y.dtype,
+        lambda made: y.badness(made.reshape(y.candidate.shape)), lambda x: assertion.named(x, axes, shape),
+        [_widened(x) for x in inputs],
     )  # fmt: skip
-    with np.errstate(invalid="ignore"):
-        bad = ~np.isfinite(widen(stored) - reference) & (widen(stored) != reference)
-    return Measured(record, yard, honest, shape, bad)
 
 
-def _worst(found: Worst, stored: Array, reference: Array, nonfinite: int) -> Worst:
-    """Return the worst element, the first NaN or infinity if there is one, with its index in the candidate's shape."""
-    wide = widen(stored).reshape(-1)
-    flat = reference.reshape(-1)
-    if nonfinite:
-        at = int(np.flatnonzero(~np.isfinite(wide - flat) & (wide != flat))[0])
-    else:
-        index = found.index
-        rows = (-1, *stored.shape[-2:]) if stored.ndim > 2 else (-1, stored.shape[-1] if stored.shape else 1)
-        at = int(np.ravel_multi_index(index, stored.reshape(rows).shape))
-    return Worst(index=_index(at, stored.shape), candidate=number(wide[at]), reference=number(flat[at]))
+def assert_gradients_close(
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Callable[..., Any] | Sequence[Any],
+    *,
+    argnums: Sequence[int] | None = None,
+    exact: Callable[..., Any] | None = None,
+    seeds: int = 3,
+    hostile: bool = True,
+) -> None:
+    """Raise AssertionError unless rounding explains a kernel's and its reference's outputs and gradients.
 
+    Arguments are those of ``precaudit.gradcheck``. The message says which side is off, by how much, and what makes it.
 
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape))
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> from precaudit import assert_gradients_close
+    >>> x = np.linspace(-1, 1, 8, dtype=np.float32)
+    >>> assert_gradients_close(jnp.tanh, lambda x: 1 - 2 / (jnp.exp(2 * x) + 1), (x,), hostile=False)
+    """
+    __tracebackhide__ = True
+    from precaudit.gradients.check import gradcheck
+
+    found = gradcheck(kernel, reference, inputs, argnums=argnums, exact=exact, seeds=seeds, hostile=hostile)
+    if found.exit_code != 0:
+        raise AssertionError("\n".join([*found.conclusions, *found.notes]) or "nothing was judged")

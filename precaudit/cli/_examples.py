@@ -16,6 +16,10 @@ EXAMPLES = {
     "explain": ("precaudit explain excess", "precaudit explain not run", "precaudit explain exit-codes"),
     "export": ("precaudit export runs/a --csv errors.csv", "precaudit export runs/a --tensorboard logs"),
     "gate": ("precaudit gate runs/a", "precaudit gate runs/a --budgets budgets.toml --junit gate.xml"),
+    "gradcheck": (
+        "precaudit gradcheck examples/bf16_reference.py:kernel",
+        "precaudit gradcheck kernels.py:mine --reference kernels.py:plain --inputs kernels.py:inputs -o errors.jsonl",
+    ),
     "import": (
         "precaudit import dump -o runs/theirs",
         "precaudit import dump.safetensors --map names.toml -o runs/theirs",

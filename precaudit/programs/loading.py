@@ -53,6 +53,20 @@ def load_function(reference: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
+def load_attribute(reference: str) -> Any:
+    """Import what a reference names; raises UserError as ``load``."""
+    return _imported(reference, "value", lambda x: not callable(x))
+
+
+def has(reference: str) -> bool:
+    """Whether a module or file that can be imported holds what a reference names."""
+    try:
+        load_attribute(reference)
+    except UserError:
+        return False
+    return True
+
+
 def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     match = REFERENCE.fullmatch(reference)
     if match is None:

@@ -37,7 +37,8 @@ class Realisation:
     """One honest way to make a program's numbers.
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
-    wider format (a compiler removes such pairs), or all. ``expanded``: logistic and cubes of narrow formats are made of
+    wider format (a compiler removes such pairs), or all; "single": all are rounded to float32 instead, as the same
+    program would that declares no narrower format. ``expanded``: logistic and cubes of narrow formats are made of
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
     own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
@@ -46,7 +47,7 @@ class Realisation:
     equation declares; its vector unit multiplies and adds, every term in the format of the result.
     """
 
-    unrounded: Literal["none", "converted", "all"] = "none"
+    unrounded: Literal["none", "converted", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed"] = "exact"
@@ -154,6 +155,8 @@ class Emulated(Planted):
         if float_bits(dtype) < 32:
             if self.how.unrounded == "all":
                 return x
+            if self.how.unrounded == "single":
+                return rounded(x, np.float32, factor)
             self.before[variable] = x
         return rounded(x, dtype, factor)
 

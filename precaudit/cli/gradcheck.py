@@ -1,0 +1,103 @@
+"""``precaudit gradcheck``: a kernel and its reference, outputs and gradients, against FP64."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from precaudit.cli._options import announce, console, progress_bar, say
+
+
+@click.command()
+@click.argument("kernel")
+@click.option("--reference", metavar="NAME", help="The plain formula [the module's reference].")
+@click.option("--inputs", metavar="NAME|FILE", help="A function of a seed, or a .safetensors file [inputs].")
+@click.option("--exact", metavar="NAME", help="The formula on FP64 arrays [the reference, lifted].")
+@click.option("--argnums", metavar="N,N", help="Inputs that are differentiated [ARGNUMS, or all of floats].")
+@click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to draw.")
+@click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write the error records here, as JSONL.")  # fmt: skip
+@click.option("--failing", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+              help="Shrink the first input that fails on each side, and write it here.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
+def command(
+    kernel: str,
+    reference: str | None,
+    inputs: str | None,
+    exact: str | None,
+    argnums: str | None,
+    seeds: int,
+    plain: bool,
+    output: Path | None,
+    failing: Path | None,
+    as_json: bool,
+) -> int:
+    """Hold KERNEL and its reference against FP64, outputs and gradients.
+
+    KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported).
+
+    Exit code 0: rounding explains both sides. 1: one is less precise or wrong. 3: it cannot be judged.
+    """
+    from precaudit.errors import UserError
+    from precaudit.gradients.check import gradcheck
+    from precaudit.gradients.subjects import named
+    from precaudit.programs.loading import load_function
+    from precaudit.records import encode
+    from precaudit.reports import fitting
+    from precaudit.reports import gradients as report
+
+    try:
+        places = None if argnums is None else [int(x) for x in argnums.split(",")]
+    except ValueError:
+        raise UserError(f"--argnums {argnums}: numbers of inputs are wanted, such as 0,2") from None
+    with progress_bar("loading JAX") as advance:
+        it = named(kernel, reference, inputs, places)
+        formula = None if exact is None else load_function(exact)
+        found = gradcheck(
+            it.kernel, it.reference, it.inputs, argnums=it.argnums, exact=formula, seeds=seeds, hostile=not plain,
+            name=it.name, advance=advance,
+        )  # fmt: skip
+        saved = [] if failing is None else _saved(found, it, formula, failing)
+    text = b"".join(map(encode, found.records)).decode()
+    if output is not None:
+        from precaudit.cli._judged import write
+
+        write(output, text)
+    if as_json:
+        click.echo(text, nl=False)
+        return found.exit_code
+    announce(report.headline(found))
+    fitting.show(report.table(found), console())
+    for line in [*report.lines(found), *saved]:
+        say(line)
+    return found.exit_code
+
+
+def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
+    """Write the smallest inputs on which each side still fails; return a line for each."""
+    from precaudit.gradients.check import gradcheck
+    from precaudit.gradients.subjects import write
+
+    lines = []
+    for side in dict.fromkeys(f.side for f in found.found if f.verdict.status in ("fail", "nonfinite")):
+        first = next(f for f in found.found if f.side == side and f.verdict.status in ("fail", "nonfinite"))
+
+        def fails(inputs: tuple[Any, ...], side: str = side, array: str = first.array) -> bool:
+            again = gradcheck(it.kernel, it.reference, inputs, argnums=it.argnums, exact=exact, hostile=False)
+            bad = ("fail", "nonfinite")
+            return any(f.side == side and f.array == array and f.verdict.status in bad for f in again.found)
+
+        inputs = found.failing[first.case]
+        try:
+            from precaudit.gradients.shrinking import shrunk
+
+            inputs = shrunk(inputs, fails)
+        except ImportError:
+            lines.append("note: without hypothesis inputs are not shrunk: pip install 'precaudit[kernels]'")
+        path = folder / f"{side}.safetensors"
+        if write(path, inputs):
+            lines.append(f"wrote {path}; Next: precaudit gradcheck {it.name} --inputs {path}")
+        else:
+            lines.append(f"note: the {side}'s failing inputs are not all arrays and were not written")
+    return lines

@@ -1,0 +1,167 @@
+"""A function and its vector-Jacobian product as one program: as it runs, in FP64, and as its equations round."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util
+
+from precaudit.arrays import Array
+from precaudit.transforms.emulate import Realisation, float_bits, sums_narrow, whole
+from precaudit.transforms.jax_versions import bodies, source
+from precaudit.transforms.shadow import leaves as in_order
+from precaudit.transforms.shadow import traced
+
+DRAWS = 8
+SINGLE = 2.0**-24
+EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
+BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
+
+
+def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., Any]:
+    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats."""
+    places = tuple(argnums)
+
+    def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
+        def asked(*chosen: Any) -> Any:
+            every = list(inputs)
+            for i, x in zip(places, chosen, strict=True):
+                every[i] = x
+            return function(*every)
+
+        out, pull = jax.vjp(asked, *(inputs[i] for i in places))
+        return out, pull(jax.tree.map(lambda c, o: jnp.asarray(c).astype(o.dtype), cotangents, out))
+
+    return both
+
+
+def single(x: Any) -> Any:
+    """Return a float array or scalar in float32, whatever else as an array."""
+    array = jnp.asarray(x)
+    return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+
+def names(function: Callable[..., Any], outputs: Any, inputs: Sequence[Any], argnums: Sequence[int]) -> list[str]:
+    """Return what the leaves of ``(outputs, gradients)`` are called: ``out``, ``out[1]``, ``dlogits``."""
+    try:
+        called = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):
+        called = []
+    found = ["out" + tree_util.keystr(path) for path, _ in tree_util.tree_flatten_with_path(outputs)[0]]
+    for i in argnums:
+        name = called[i] if i < len(called) else f"input{i}"
+        found += [f"d{name}{tree_util.keystr(path)}" for path, _ in tree_util.tree_flatten_with_path(inputs[i])[0]]
+    return found
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A differentiated function's jaxpr, for any inputs of the shapes and formats it was traced with."""
+
+    jaxpr: Any
+
+    @classmethod
+    def of(cls, both: Callable[..., Any], cotangents: Any, inputs: Sequence[Any]) -> "Formula":
+        """Trace ``both(cotangents, *inputs)``; scalars as arrays, 64-bit formats as those of 32."""
+        return cls(traced(both, jax.tree.map(jnp.asarray, (cotangents, *inputs)), {})[0])
+
+    @cached_property
+    def _exact(self) -> Callable[..., list[Any]]:
+        return jax.jit(whole(self.jaxpr, None), compiler_options=EFFORT)
+
+    def exact(self, cotangents: Any, inputs: Sequence[Any]) -> list[Array]:
+        """Return the leaves in FP64 (not float ones as they are). Raises CannotLift as ``shadow`` does."""
+        with jax.enable_x64(True):
+            return [np.asarray(x) for x in self._exact(0, *self.leaves(cotangents, inputs))]
+
+    def draws(
+        self, cotangents: Any, inputs: Sequence[Any], device: str = "cpu", declared: bool = False
+    ) -> list[list[Array]]:
+        """Return DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
+
+        ``declared``: what the equations declare narrower is rounded so; else to float32.
+
+        Float inputs are moved by up to a unit roundoff of float32 in each: an algorithm that is backward stable may.
+        """
+        random = np.random.default_rng(20020801)
+        held = self.leaves(cotangents, inputs)
+        found = []
+        with jax.enable_x64(True):
+            for seed in range(1, DRAWS + 1):
+                moved = [_moved(x, random) for x in held]
+                run = self._drawn(device, seed % 2 == 0, declared)
+                found.append([np.asarray(x) for x in run(np.uint64(seed), *moved)])
+        return found
+
+    def leaves(self, cotangents: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the jaxpr takes, in its order."""
+        return in_order(self.jaxpr, (cotangents, *inputs), {})
+
+    @cached_property
+    def _compiled(self) -> dict[tuple[str, bool, bool], Callable[..., list[Any]]]:
+        return {}
+
+    def _drawn(self, device: str, other: bool, declared: bool) -> Callable[..., list[Any]]:
+        """Return a compiled realisation; ``other``: sums in the other order, or in their own narrow format."""
+        if (device, other, declared) not in self._compiled:
+            how = Realisation("converted" if declared else "single", sums="reversed" if other else "single")
+            if other and declared and sums_narrow(self.jaxpr.jaxpr):
+                how = replace(how, sums="own")
+            how = replace(how, unit="matrix" if device == "tpu" else "any")
+            self._compiled[device, other, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
+        return self._compiled[device, other, declared]
+
+    def constants(self) -> list[str]:
+        """Return constants of narrow formats that look rounded to them, ``0.69921875 in bfloat16 at FILE:LINE``.
+
+        A literal beside a value that was cast to bfloat16 is bfloat16, in FP64 too: what it was meant to be is lost.
+        """
+        return list(dict.fromkeys(_narrow_constants(self.jaxpr.jaxpr, self.jaxpr.consts)))
+
+    def narrow(self) -> list[str]:
+        """Return the lines at which results narrower than float32 are made, kernels' inside included."""
+        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr)))
+
+
+def _moved(x: Any, random: np.random.Generator) -> Any:
+    if not jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
+        return x
+    wide = np.asarray(x).astype(np.float64)
+    return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, wide.shape))
+
+
+def _narrow(dtype: Any) -> bool:
+    return 0 < float_bits(dtype) < 32
+
+
+def _narrow_constants(jaxpr: Any, consts: Sequence[Any] = ()) -> Iterator[str]:
+    for x in consts:
+        if _narrow(getattr(x, "dtype", None)) and np.ndim(x) == 0 and _full(float(x)):
+            yield f"{float(x)!r} in {x.dtype}"
+    for e in jaxpr.eqns:
+        for v in e.invars:
+            if hasattr(v, "val") and _narrow(getattr(v.aval, "dtype", None)) and _full(float(v.val)):
+                at = source(e)
+                yield f"{float(np.asarray(v.val, v.aval.dtype))!r} in {v.aval.dtype}" + (f" at {at}" if at else "")
+        for value in e.params.values():
+            for body in bodies(value):
+                yield from _narrow_constants(body)
+
+
+def _full(x: float) -> bool:
+    """Whether a number takes more significant bits than one that a narrow format is likely to hold exactly."""
+    return bool(np.isfinite(x)) and np.frexp(x)[0] * 2.0**BITS % 1 != 0
+
+
+def _narrow_lines(jaxpr: Any) -> Iterator[str]:
+    for e in jaxpr.eqns:
+        if any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and source(e):
+            yield source(e)
+        for value in e.params.values():
+            for body in bodies(value):
+                yield from _narrow_lines(body)

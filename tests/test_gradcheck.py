@@ -1,0 +1,226 @@
+"""Kernels and references against FP64: honest ones pass, each planted fault is found on its side."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from precaudit.errors import UserError
+from precaudit.gradients.awkward import awkward
+from precaudit.gradients.check import KERNEL, REFERENCE, gradcheck
+from precaudit.gradients.formula import Formula, differentiated
+from precaudit.gradients.shrinking import shrunk
+from precaudit.gradients.subjects import read, write
+
+T, V, TILE = 6, 40, 8
+
+
+def inputs(seed):
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((T, V)).astype(np.float32)
+    tokens = rng.integers(0, V, T).astype(np.int32)
+    old, ref = (-4 + rng.standard_normal(T).astype(np.float32) * 0.3 for _ in range(2))
+    return logits, tokens, old.astype(np.float32), ref.astype(np.float32), rng.standard_normal(T).astype(np.float32)
+
+
+def grpo(logits, tokens, old, ref, adv, logsumexp=jax.nn.logsumexp, low=0.8, high=1.2, beta=0.5, held=True):
+    logp = jnp.take_along_axis(logits, tokens[:, None], -1)[:, 0] - logsumexp(logits, -1)
+    ratio = jnp.exp(logp - (jax.lax.stop_gradient(old) if held else old))
+    d = ref - logp
+    kl = jnp.exp(d) - d - 1
+    return jnp.mean(beta * kl - jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv))
+
+
+def streamed(logits, axis, tile=TILE, dtype=jnp.float32, last=None):
+    m, total = jnp.full(logits.shape[0], -1e30), jnp.zeros(logits.shape[0], dtype)
+    for i in range(0, last or logits.shape[1], tile):
+        part = logits[:, i : i + tile].astype(jnp.float32)
+        new = jnp.maximum(m, part.max(-1))
+        scale = jnp.exp(m - new)
+        total = (total * scale.astype(dtype) + jnp.exp(part - new[:, None]).sum(-1).astype(dtype)).astype(dtype)
+        m = new
+    return m + jnp.log(total.astype(jnp.float32))
+
+
+@jax.custom_vjp
+def scaled(logits, tokens, old, ref, adv):
+    return grpo(logits, tokens, old, ref, adv)
+
+
+def _backward(given, g):
+    return jax.tree.map(
+        lambda x: x * 1.001, jax.vjp(lambda *x: grpo(x[0], given[1], *x[1:]), *given[:1], *given[2:])[1](g)
+    )
+
+
+scaled.defvjp(
+    lambda *x: (grpo(*x), x),
+    lambda x, g: (lambda d: (d[0], np.zeros(x[1].shape, jax.dtypes.float0), *d[1:]))(_backward(x, g)),
+)
+FAULTS = {
+    "a gradient × 1.001": scaled,
+    "no KL term": lambda *x: grpo(*x, beta=0.0),
+    "a clip on the wrong side": lambda *x: grpo(*x, low=0.8, high=0.9),
+    "a tile too few": lambda *x: grpo(*x, logsumexp=lambda z, a: streamed(z, a, last=V - TILE)),
+    "an accumulator in bfloat16": lambda *x: grpo(*x, logsumexp=lambda z, a: streamed(z, a, dtype=jnp.bfloat16)),
+    "a stop_gradient forgotten": lambda *x: grpo(*x, held=False),
+}
+
+
+def check(kernel, reference=grpo, **how):
+    return gradcheck(kernel, reference, inputs, **({"seeds": 1, "hostile": False} | how))
+
+
+def test_honest_kernels_of_another_algorithm_pass_on_every_input():
+    found = gradcheck(lambda *x: grpo(*x, logsumexp=streamed), grpo, inputs, seeds=2)
+    assert found.exit_code == 0, found.conclusions
+    assert len(found.cases) > 40
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_the_kernels(fault):
+    found = check(FAULTS[fault])
+    assert found.exit_code == 1
+    assert {f.side for f in found.found if f.verdict.status != "pass"} == {KERNEL}
+
+
+def test_a_scaled_gradient_is_said_to_be_scaled_and_check_grads_misses_it():
+    told = " ".join(check(scaled).conclusions)
+    assert "it is 1.001 × FP64; no format narrower" in told
+    logits, tokens, *rest = inputs(0)
+    check_grads(lambda x: scaled(x, tokens, *rest), (logits,), order=1, modes=("rev",))
+
+
+def test_a_bfloat16_accumulator_is_explained_by_its_line():
+    told = check(FAULTS["an accumulator in bfloat16"]).conclusions[0]
+    assert told.startswith("kernel: out")
+    assert "rounding explains it" in told
+    assert "(streamed)" in told
+
+
+def test_the_less_precise_side_is_the_reference_and_its_line():
+    def narrow(logits, *rest):
+        return grpo(logits, *rest, logsumexp=lambda z, a: jax.nn.logsumexp(z.astype(jnp.bfloat16), a).astype(z.dtype))
+
+    found = check(grpo, narrow)
+    assert {f.side for f in found.found if f.verdict.status != "pass"} == {REFERENCE}
+    assert "the reference is the less precise side" in found.conclusions[0]
+    assert "test_gradcheck.py" in found.conclusions[0]
+    both = check(narrow, narrow)
+    assert both.exit_code == 0
+    assert any(f.declared for f in both.found)
+
+
+def test_gradients_in_bfloat16_are_fp64_rounded_once():
+    def short(seed):
+        return tuple(jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else x for x in inputs(seed))
+
+    def kernel(logits, tokens, *rest):
+        return grpo(logits.astype(jnp.float32), tokens, *(x.astype(jnp.float32) for x in rest))
+
+    found = gradcheck(kernel, kernel, short, hostile=False)
+    assert found.exit_code == 0
+    gradients = [f for f in found.found if f.array == "dlogits"]
+    assert all(f.record.dtype == "bfloat16" for f in gradients)
+    assert max(f.distance.componentwise for f in gradients if f.distance) < 1.02
+
+
+def test_lost_determinism_is_found():
+    count = iter(range(1000))
+
+    @jax.custom_vjp
+    def kernel(x):
+        return jax.pure_callback(lambda x: x * np.float32(1 + 1e-7 * (next(count) % 2)), x, x)
+
+    kernel.defvjp(lambda x: (kernel(x), None), lambda _, g: (g,))
+    found = gradcheck(kernel, lambda x: x * 1.0, (np.ones(3, np.float32),), hostile=False)
+    assert any("differ in a second run on the same inputs" in x for x in found.conclusions)
+
+
+def test_a_constant_that_the_reference_rounds_leaves_fp64_in_doubt():
+    def narrow(x):
+        return (x.astype(jnp.bfloat16) * 0.7).astype(jnp.float32)
+
+    x = (np.linspace(1, 2, 9, dtype=np.float32),)
+    found = gradcheck(lambda x: x * 0.7, narrow, x, hostile=False)
+    assert found.exit_code == 3
+    assert "0.69921875 in bfloat16" in found.notes[0]
+    assert gradcheck(lambda x: x * 0.7, narrow, x, hostile=False, exact=lambda x: x * 0.7).exit_code == 1
+
+
+def test_fp64_of_a_rounding_reference_is_its_formula():
+    rng = np.random.default_rng(0)
+    x, c = rng.standard_normal((4, 33)).astype(np.float32), rng.standard_normal((4, 33)).astype(np.float32)
+
+    def f(x, t):
+        return jax.nn.log_softmax((x * 0.7).astype(jnp.bfloat16) / t.astype(jnp.bfloat16))
+
+    t = np.float32(1.5)
+    out, dx = Formula.of(differentiated(f, (0,)), c, (x, t)).exact(c, (x, t))
+    k = float(np.float32(0.7)) / 1.5
+    z = x.astype(np.float64) * k
+    logp = z - np.log(np.exp(z).sum(1, keepdims=True))
+    np.testing.assert_allclose(out, logp, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(dx, k * (c - np.exp(logp) * c.astype(float).sum(1, keepdims=True)), rtol=0, atol=1e-13)
+
+
+X = np.ones(3, np.float32)
+BAD = {
+    "they have to be of one structure": (lambda x: x, lambda x: (x, x), (X,), {}),
+    "the kernel returns float32[3], the reference float32[]": (lambda x: x, jnp.sum, (X,), {}),
+    "the kernel cannot be traced on these inputs": (lambda x: x @ jnp.ones((4, 4)), jnp.sum, (X,), {}),
+    "no gradient; return floats alone": (jnp.argmax, jnp.sum, (X,), {}),
+    "input 0 holds integers": (jnp.sum, jnp.sum, (np.ones(3, np.int32),), {"argnums": (0,)}),
+    "there is nothing to differentiate": (jnp.sum, jnp.sum, (np.ones(3, np.int32),), {}),
+    "argnums names input 2 of 1": (jnp.sum, jnp.sum, (X,), {"argnums": (2,)}),
+    "inputs failed: ZeroDivisionError": (jnp.sum, jnp.sum, lambda seed: 1 / 0, {}),
+    "a tuple of arrays is wanted": (jnp.sum, jnp.sum, lambda seed: X, {}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_wrong_use_is_said(message):
+    kernel, reference, given, how = BAD[message]
+    with pytest.raises(UserError) as error:
+        gradcheck(kernel, reference, given, hostile=False, **how)
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_nothing_finite_is_no_pass():
+    def bad(x):
+        return jnp.where(x > 1.5, jnp.nan, x)
+
+    found = gradcheck(bad, lambda x: x, (np.linspace(1, 2, 4, dtype=np.float32),), hostile=False)
+    assert [f.verdict.status for f in found.found if f.side == KERNEL and f.array == "out"] == ["nonfinite"]
+    found = gradcheck(jnp.exp, jnp.exp, (np.full(3, 100, np.float32),), hostile=False)
+    assert {f.verdict.status for f in found.found} == {"pass"}  # what overflows in the format is infinite there
+    over = lambda x: jnp.sum(x * x) / jnp.max(x * x)  # noqa: E731
+    found = gradcheck(over, over, (np.full(3, 1e30, np.float32),), hostile=False)
+    assert "pass" not in {f.verdict.status for f in found.found if f.array == "out"}
+    assert found.exit_code != 0
+
+
+def test_awkward_inputs_change_one_array_and_keep_formats():
+    first = inputs(0)
+    names = []
+    for name, make in awkward(first):
+        names.append(name)
+        made = make()
+        assert [x.dtype for x in made] == [x.dtype for x in first]
+        if not name.startswith("size"):
+            assert sum(not np.array_equal(a, b, equal_nan=True) for a, b in zip(made, first, strict=True)) <= 1
+    assert {"size 40 cut to 39", "input 0 one-hot", "input 1 all the largest", "input 4 zero"} <= set(names)
+
+
+def test_failing_inputs_are_shrunk_and_written(tmp_path):
+    small = shrunk(inputs(0), lambda given: given[0].shape[1] > 10)
+    assert small[0].shape == (1, 16)
+    assert not small[0].any()
+    assert small[1].max() < 1
+    assert write(tmp_path / "x.safetensors", (jnp.ones(2, jnp.bfloat16), np.arange(3, dtype=np.int32)))
+    back = read(tmp_path / "x.safetensors")
+    assert [x.dtype for x in back] == [jnp.bfloat16, jnp.int32]
+    with pytest.raises(UserError):
+        read(tmp_path / "none.safetensors")
