@@ -12,6 +12,7 @@ from precaudit.gradients.check import KERNEL, REFERENCE, gradcheck
 from precaudit.gradients.formula import Formula, differentiated
 from precaudit.gradients.shrinking import shrunk
 from precaudit.gradients.subjects import read, write
+from precaudit.judging.gate import gate
 
 T, V, TILE = 6, 40, 8
 
@@ -200,6 +201,22 @@ def test_nothing_finite_is_no_pass():
     found = gradcheck(over, over, (np.full(3, 1e30, np.float32),), hostile=False)
     assert "pass" not in {f.verdict.status for f in found.found if f.array == "out"}
     assert found.exit_code != 0
+
+
+def test_the_command_names_the_side_and_what_gate_reads(tmp_path):
+    from click.testing import CliRunner
+
+    from precaudit.cli import cli
+
+    kernel = "examples/bf16_reference.py:kernel"
+    asked = ["gradcheck", kernel, "--plain", "--seeds", "1", "-o", str(tmp_path / "e.jsonl")]
+    found = CliRunner().invoke(cli, asked, standalone_mode=False)
+    assert found.return_value == 1
+    assert "the reference is the less precise side" in found.output
+    assert "examples/bf16_reference.py" in found.output
+    judged = gate(tmp_path / "e.jsonl")
+    assert judged.exit_code == 1
+    assert {v.point for v in judged.verdicts} == {"reference.out", "reference.dlogits"}
 
 
 def test_awkward_inputs_change_one_array_and_keep_formats():

@@ -33,7 +33,7 @@ def command(
     failing: Path | None,
     as_json: bool,
 ) -> int:
-    """Hold KERNEL and its reference against FP64, outputs and gradients.
+    """Hold a kernel and its gradients against FP64.
 
     KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported).
 

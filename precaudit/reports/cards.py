@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.programs import Diagnosed
     from precaudit.dumps.runs import Imported
     from precaudit.evidence.records import Finding
+    from precaudit.gradients.check import Checked
     from precaudit.judging.gate import Judgement
     from precaudit.programs.program import Program
     from precaudit.runs.programs import Opened, ProgramErrors
@@ -227,8 +228,14 @@ def _repeat(r: "Repeat") -> Card:
     return Card(f"Run {r.run.record.id}, recorded once more: {same}", (*first, ("folder", str(r.run.folder))))
 
 
+def _checked(c: "Checked") -> Card:
+    told = ", ".join(f"{n} {status}" for status, n in c.counts.items())
+    facts = (("cases", _named(c.cases)), ("arrays", told or "none"), ("exit code", str(c.exit_code)))
+    return Card(f"Kernel {c.name} and its reference against FP64", facts, c.conclusions[:WORST])
+
+
 CARDS: dict[str, Callable[[Any], Card]] = {
     "Run": _run, "Opened": _opened, "Imported": _imported, "Comparison": _comparison, "Between": _between,
     "ProgramErrors": _program_errors, "Judgement": _judgement, "Diagnosis": _diagnosis, "Diagnosed": _diagnosed,
-    "Program": _program, "Subject": _subject, "Repeat": _repeat,
+    "Program": _program, "Subject": _subject, "Repeat": _repeat, "Checked": _checked,
 }  # fmt: skip
