@@ -18,6 +18,7 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.rollouts.limits import RolloutRecord
 from precaudit.runs.programs import Compared, ProgramRun
 
 FILES = {
@@ -37,6 +38,7 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
+    "rollouts.jsonl": RolloutRecord,
 }
 
 

@@ -27,7 +27,7 @@ FLOORS = {
 }  # fmt: skip
 JAX = {
     "jax_decoder", "transforms", "tracing", "references", "evidence", "diagnosis", "programs", "tpu", "lint",
-    "gradients",
+    "gradients", "rollouts",
 }  # fmt: skip
 
 

@@ -33,6 +33,10 @@ EXAMPLES = {
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
     "points": ("precaudit points examples/own_decoder.py:program",),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
+    "rollout": (
+        "precaudit rollout tiny --from rollouts.jsonl",
+        "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
+    ),
     "trace": (
         "precaudit trace tiny -o runs/a",
         "precaudit trace tiny --text 'def main(' --points all --set scores=float32",

@@ -3,6 +3,7 @@
 Every operation runs under the name of the point it makes (``jax.named_scope``), which compiled instructions carry.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +74,29 @@ class Decoder:
         step = self._step(tables, rows, starts, length, None)
         x, cache = self._layers(params, tokens, step, cache)
         return self._logits(params, x, logit_rows), cache
+
+    def of_rows(
+        self,
+        params: Any,
+        tables: tuple[jax.Array, jax.Array],
+        tokens: jax.Array,
+        starts: jax.Array,
+        logit_rows: jax.Array,
+        given: jax.Array,
+        reduce: Callable[[jax.Array, jax.Array], jax.Array],
+        block: int,
+    ) -> jax.Array:
+        """Prefill tokens [B, T]; return ``reduce(logits [B, N, V], given [B, N])`` [B, R] at ``logit_rows`` [B, R].
+
+        Logits are made for N rows at a time, at most ``block``, which divides R where R is larger.
+        """
+        batch, length = tokens.shape
+        rows = jnp.broadcast_to(jnp.arange(length), (batch, length))
+        x, _ = self._layers(params, tokens, self._step(tables, rows, starts, length, None), None)
+        n = min(block, logit_rows.shape[1])
+        parts = [jnp.moveaxis(y.reshape(batch, -1, n), 1, 0) for y in (logit_rows, given)]
+        out = lax.map(lambda p: reduce(self._logits(params, x, p[0]), p[1]), parts)
+        return jnp.moveaxis(out, 0, 1).reshape(batch, -1)
 
     def decode(
         self,

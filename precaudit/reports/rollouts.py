@@ -1,0 +1,87 @@
+"""Parity of rollouts in a terminal: the first sentence, a row a metric, the sequences that differ most."""
+
+from collections.abc import Iterator
+
+from precaudit.records import value
+from precaudit.reports.fitting import Table
+from precaudit.reports.headline import Headline
+from precaudit.rollouts.limits import Held, RolloutRecord
+from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
+from precaudit.rollouts.parity import Parity
+
+SEQUENCES = 5
+NEAR_ONE = (*SMALLER_IS_WORSE, "ppl_ratio")  # what differs from 1 by what matters
+
+
+def headline(p: Parity) -> Headline:
+    """Return what the limits say, or that none was given, in one sentence."""
+    if p.faults:
+        told = ", ".join(f"{n} {name.partition(': ')[2]} ({name.partition(': ')[0]})" for name, n in p.faults.items())
+        left = max(r.mismatch.left_out for r in p.whole)
+        return Headline("✗", f"values that are no log-probability: {told}; {_count(left, 'sequence')} left out.")
+    bad = [h for h in p.held if h.status in ("fail", "nonfinite")]
+    if bad:
+        rest = f" {len(bad) - 1} more limits are broken." if len(bad) > 1 else ""
+        return Headline("✗", f"{_held(bad[0])}.{rest}")
+    open_ = [h for h in p.held if h.status == "unknown"]
+    if open_:
+        return Headline("?", f"{open_[0].limit.metric} is not defined of these rollouts.")
+    last = next(r for r in reversed(p.whole) if r.rollout == "engine")
+    found = f"{last.trainer}: kl {_cell(last, 'kl')}, largest |Δ log p| {_cell(last, 'abs_diff_max')}"
+    if p.held:
+        return Headline("✓", f"all {len(p.held)} limits hold; engine against {found}.")
+    return Headline("?", f"measured, not judged: engine against {found}. Give limits with --fail-above.")
+
+
+def _held(h: Held) -> str:
+    side = "below" if h.limit.below else "above"
+    return f"engine against {h.trainer}: {h.limit.metric} is {h.found:.3g}, {side} {h.limit.value:g}"
+
+
+def table(p: Parity) -> Table:
+    """Return a row a metric and a column a comparison."""
+    columns = tuple(f"{r.rollout} / {r.trainer}" for r in p.whole)
+    rows = [(name, *(_cell(r, name) for r in p.whole)) for name in METRICS]
+    return Table(f"rollout / trainer ({p.model}, policy {p.policy})", ("metric", *columns), tuple(rows), ("metric",))
+
+
+def worst(p: Parity) -> Table:
+    """Return the sequences whose log-probabilities are farthest from the last trainer's, a row each."""
+    trainer = next(r.trainer for r in reversed(p.whole) if r.rollout == "engine")
+    mine = [r for r in p.each if r.rollout == "engine" and r.trainer == trainer and r.worst is not None]
+    mine.sort(key=lambda r: -value(r.mismatch.abs_diff_max))
+    rows = []
+    for r in mine[:SEQUENCES]:
+        assert r.worst is not None
+        at, token, ours, theirs = r.worst
+        first = r.mismatch.first_divergence
+        rows.append((
+            r.id or "", str(r.mismatch.tokens), _cell(r, "kl"), _cell(r, "abs_diff_max"), f"{at} (id {token})",
+            f"{value(ours):.8g}", f"{value(theirs):.8g}", "" if first is None else str(first),
+        ))  # fmt: skip
+    columns = ("sequence", "tokens", "kl", "max |Δ log p|", "at token", "engine", trainer, "first clipped")
+    return Table(f"sequences whose log-probabilities are farthest from {trainer}", columns, tuple(rows), ("sequence",))
+
+
+def lines(p: Parity) -> Iterator[str]:
+    """Yield every limit that does not pass, after the first, and what was left out or overflowed."""
+    yield from (f"also: {_held(h)}" for h in [h for h in p.held if h.status == "fail"][1:])
+    for r in p.whole:
+        m, name = r.mismatch, f"{r.rollout} / {r.trainer}"
+        if m.overflowed:
+            yield f"note: {name}: inf in {', '.join(m.overflowed)}"
+        if m.saturated:
+            yield f"note: {name}: {m.saturated} log ratios are beyond ±20, where verl's chi2 stops growing"
+    m = p.whole[0].mismatch
+    judged = f"{_count(m.sequences, 'sequence')} of {_count(m.tokens, 'token')} judged"
+    yield f"{judged}; {m.empty} without tokens, {m.left_out} left out"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _cell(r: RolloutRecord, name: str) -> str:
+    given = getattr(r.mismatch, name)
+    digits = 6 if name in NEAR_ONE else 4
+    return "undefined" if given is None else f"{value(given):.{digits}g}"

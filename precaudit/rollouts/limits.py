@@ -1,0 +1,75 @@
+"""What rollout says: its records, and limits on verl's metrics."""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Literal, NamedTuple
+
+from precaudit.errors import UserError, nearest
+from precaudit.records import Number, Record, value
+from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch
+
+ENGINE = "engine"
+Side = Literal["engine", "policy", "fp64"]
+
+
+class RolloutRecord(Record, frozen=True, omit_defaults=False):
+    """A line of rollouts.jsonl: ``rollout`` against ``trainer`` over the whole file (id None) or one sequence of it.
+
+    ``worst``: of a sequence, the index of the generated token with the largest |Δ log p|, its id, and both values.
+    """
+
+    id: str | None
+    rollout: Side
+    trainer: Side
+    mismatch: Mismatch
+    worst: tuple[int, int, Number, Number] | None = None
+
+
+class Limit(NamedTuple):
+    """``metric`` may not be above (or, ``below``, under) ``value``."""
+
+    metric: str
+    value: float
+    below: bool = False
+
+
+class Held(NamedTuple):
+    """What a limit said of the engine against a trainer: pass, fail, nonfinite or unknown."""
+
+    trainer: Side
+    limit: Limit
+    found: float
+    status: Literal["pass", "fail", "nonfinite", "unknown"]
+
+
+def parse_limits(above: Sequence[str], below: Sequence[str]) -> tuple[Limit, ...]:
+    """Return the limits written ``kl=1e-3``; raises UserError for what is no metric, no number, or the wrong way."""
+    found = []
+    for texts, under in ((above, False), (below, True)):
+        option = "--fail-below" if under else "--fail-above"
+        for text in texts:
+            name, _, written = text.partition("=")
+            if name not in METRICS:
+                raise UserError(f"{option} {text}: no metric {name!r}{nearest(name, METRICS)}")
+            try:
+                limit = float(written)
+            except ValueError:
+                limit = float("nan")
+            if isnan(limit):
+                raise UserError(f"{option} {text}: a number is wanted, such as {name}=1e-3")
+            if (name in SMALLER_IS_WORSE) != under:
+                raise UserError(f"{option} {text}: of {name}, {'larger' if under else 'smaller'} is worse")
+            found.append(Limit(name, limit, under))
+    return tuple(found)
+
+
+def hold(record: RolloutRecord, limit: Limit) -> Held:
+    """Return what a limit says of a record; a metric that is not defined passes none."""
+    given: Number | None = getattr(record.mismatch, limit.metric)
+    found = value(given)
+    if given is None:
+        return Held(record.trainer, limit, found, "unknown")
+    if isnan(found):
+        return Held(record.trainer, limit, found, "nonfinite")
+    broken = found < limit.value if limit.below else found > limit.value
+    return Held(record.trainer, limit, found, "fail" if broken else "pass")

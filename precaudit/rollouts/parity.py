@@ -1,0 +1,91 @@
+"""An engine's log-probabilities against our policy's prefill and FP64, on the same tokens, and limits on both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.errors import CannotJudge
+from precaudit.numpy_decoder.model import Model
+from precaudit.progress import Advance
+from precaudit.records import Number, number
+from precaudit.rollouts.limits import ENGINE, Held, Limit, RolloutRecord, Side, hold
+from precaudit.rollouts.mismatch import mismatch
+from precaudit.rollouts.reading import Rollout
+from precaudit.rollouts.scoring import by_fp64, by_policy, check, padded
+from precaudit.tracing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Records of the whole, then of each sequence; what the limits say; what the policy and the model are called."""
+
+    model: str
+    policy: str
+    whole: tuple[RolloutRecord, ...]
+    each: tuple[RolloutRecord, ...]
+    held: tuple[Held, ...]
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """{side: kind: tokens} of what is no log-probability, each side's once."""
+        found: dict[str, int] = {}
+        for r in self.whole:
+            names = {"trainer": r.trainer, "rollout": r.rollout}
+            for key, count in r.mismatch.faults.items():
+                side, _, what = key.partition(": ")
+                found[f"{names[side]}: {what}"] = count
+        return found
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a broken limit or a value that is no log-probability, 3 where a limit's metric is not defined."""
+        if self.faults or any(h.status in ("fail", "nonfinite") for h in self.held):
+            return 1
+        return 3 if any(h.status == "unknown" for h in self.held) else 0
+
+
+def parity(
+    subject: Subject,
+    rollouts: Sequence[Rollout],
+    limits: Sequence[Limit] = (),
+    temperature: float = 1.0,
+    exact: bool = True,
+    tell: Advance = lambda done, total, what: None,
+) -> Parity:
+    """Score the rollouts' tokens and return the Parity. ``exact``: in FP64, too.
+
+    ``temperature``: what the engine's log-probabilities were divided by before its softmax. Raises UserError for tokens
+    that are not the model's, CannotJudge where no rollout has a token.
+    """
+    check(subject, rollouts)
+    if not any(r.tokens for r in rollouts):
+        raise CannotJudge(f"none of the {len(rollouts)} rollouts has a token")
+    sides: dict[Side, Array] = {}
+    sides["engine"], mask = padded([r.logprobs for r in rollouts])
+    sides["policy"], _ = padded([x.tolist() for x in by_policy(subject, rollouts, temperature, tell)])
+    if exact:
+        model = Model(subject.config, subject.checkpoint.tensors.read)
+        sides["fp64"], _ = padded([x.tolist() for x in by_fp64(model, rollouts, temperature, tell)])
+    pairs: list[tuple[Side, Side]] = [("engine", "policy")]
+    pairs += [("engine", "fp64"), ("policy", "fp64")] if exact else []
+    whole, each = [], []
+    for rollout, trainer in pairs:
+        a, b = sides[trainer], sides[rollout]
+        whole.append(RolloutRecord(id=None, rollout=rollout, trainer=trainer, mismatch=mismatch(a, b, mask)))
+        for i, r in enumerate(rollouts):
+            one = mismatch(a[i : i + 1], b[i : i + 1], mask[i : i + 1])
+            each.append(RolloutRecord(
+                id=r.id, rollout=rollout, trainer=trainer, mismatch=one, worst=_worst(r, a[i], b[i])
+            ))  # fmt: skip
+    held = [hold(r, limit) for r in whole if r.rollout == ENGINE for limit in limits]
+    return Parity(subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held))
+
+
+def _worst(r: Rollout, trainer: Array, rollout: Array) -> tuple[int, int, Number, Number] | None:
+    n = len(r.tokens)
+    if not n or not (np.isfinite(trainer[:n]).all() and np.isfinite(rollout[:n]).all()):
+        return None
+    at = int(np.argmax(np.abs(trainer[:n] - rollout[:n])))
+    return at, r.tokens[at], number(rollout[at]), number(trainer[at])
