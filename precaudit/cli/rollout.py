@@ -38,7 +38,9 @@ def command(
     as_json: bool,
     allow_field: tuple[str, ...],
 ) -> int:
-    """Score rollouts made elsewhere with MODEL, and say how far their log-probabilities are off.
+    """Hold rollouts made elsewhere to MODEL and FP64.
+
+    Scores their tokens and says how far the engine's log-probabilities are off.
 
     MODEL: the checkpoint they were made with, named as in trace. Metrics have verl's names (docs/rollouts.md).
 
