@@ -2,8 +2,8 @@
 
 Forward: tiles of logits once, in float32: a running maximum and sum of exponentials (Milakov & Gimelshein 2018) and the
 chosen logit. Backward: tiles once more, dlogits = g (1[token] − p) / temperature, p = exp((x − max) / temperature) /
-sum, rounded once to the logits' format. Beyond inputs and dlogits it takes four float32 a token. Elsewhere the same kernel
-runs in interpret mode.
+sum, rounded once to the logits' format. Beyond inputs and dlogits it takes four float32 a token. Elsewhere the same
+kernel runs in interpret mode.
 """
 
 from functools import partial
@@ -47,7 +47,7 @@ def reference(
 
 
 def inputs(
-    seed: int, dtype: str = "float32", size: tuple[int, int] = (24, 1000), spread: float = 4.0
+    seed: int, dtype: str = "float32", size: tuple[int, int] = (24, 1000), spread: float = 4.0, temperature: float = 1.0
 ) -> tuple[Any, ...]:
     """Return logits [T, V] of standard deviation ``spread``, tokens, and what is near their log-probabilities.
 
@@ -57,7 +57,7 @@ def inputs(
     t, v = size
     logits = jnp.asarray(spread * random.standard_normal(size), dtype)
     tokens = random.integers(0, v, t).astype(np.int32)
-    wide = np.asarray(logits, np.float64)
+    wide = np.asarray(logits, np.float64) / temperature
     logp = wide[np.arange(t), tokens] - np.log(np.exp(wide).sum(1))
     old = logp + 0.1 * random.standard_normal(t) + np.where(np.arange(t) % 3 == 0, 0.5, 0.0)
     advantages = np.where(np.arange(t) % 7 == 3, 0.0, random.standard_normal(t))
