@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny tpu \
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny tpu kernels \
 	schemas clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
+	@echo 'make kernels   the kernels that ship at full size against FP64, and compiled for TPUs'
 	@echo 'make tpu       what TPUs that are not here would make of tiny and SmolLM2, beside this CPU'
 	@echo 'make bench     measure speed against its bounds (needs torch)'
 	@echo 'make tiny      train the bundled model again (about half an hour on two cores)'
@@ -109,6 +110,9 @@ oracle: .venv/oracle
 
 tpu: .venv/test
 	$(BIN)/python -m benchmarks.tpu
+
+kernels: .venv/test
+	$(BIN)/python -m benchmarks.kernels
 
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py

@@ -15,6 +15,7 @@ from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.gradients.awkward import awkward
+from precaudit.gradients.differences import disagreements
 from precaudit.gradients.formula import Formula, differentiated, names, single
 from precaudit.gradients.lines import shares
 from precaudit.gradients.measure import Distance, distance
@@ -120,6 +121,9 @@ def gradcheck(
                 if (f.side, f.array) not in conclusions:
                     conclusions[f.side, f.array] = c.told(f, made, f.side not in {side for side, _ in conclusions})
     notes |= dict.fromkeys(check.notes)
+    left = dict.fromkeys(f.case for f in found if f.verdict.status == "not run")
+    if left:
+        notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
     return Checked(name, tuple(done), tuple(found), tuple(conclusions.values()), tuple(notes), failing)
 
 
@@ -136,6 +140,7 @@ class _Check:
         self.exact = exact
         self.argnums = argnums
         self.notes: dict[str, None] = {}
+        self.asked = False  # finite differences, on the first inputs
         self.compiled: dict[Any, Any] = {}
 
     def case(self, case: str, inputs: tuple[Any, ...]) -> tuple["_Case", list[Found]]:
@@ -152,10 +157,15 @@ class _Check:
         rounded = self._formula(key, "single", both[REFERENCE], straight, held)
         try:
             exact = formula.exact(straight, held)
+            called = names(self.sides[REFERENCE], shapes[REFERENCE], inputs, places)
+            if " " not in case and not self.asked:
+                self.asked = True
+                for told in disagreements(formula, straight, held, places, called, exact):
+                    self.notes[f"{told}: a stop_gradient, or a derivative rule of its own?"] = None
         except CannotLift as error:
             raise UserError(f"the reference: {error}, or the formula in FP64 as exact") from None
         c = _Case(
-            case, inputs, cotangents, names(self.sides[REFERENCE], shapes[REFERENCE], inputs, places),
+            case, inputs, cotangents, called,
             len(jax.tree.leaves(shapes[REFERENCE])), exact,
             {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()},
             {side: self._formula(key, side, f, cotangents, inputs) for side, f in both.items()},

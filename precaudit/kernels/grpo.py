@@ -1,0 +1,187 @@
+"""GRPO loss over logits in Pallas for a TPU: log-probabilities streamed over the vocabulary, nothing more of its size.
+
+Forward: tiles of logits once, in float32: a running maximum and sum of exponentials (Milakov & Gimelshein 2018) and the
+chosen logit. Backward: tiles once more, dlogits = g (1[token] − p) / temperature, p = exp((x − max) / temperature) /
+sum, rounded once to the logits' format. Beyond inputs and dlogits it takes four float32 a token. Elsewhere the same
+kernel runs in interpret mode.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from precaudit.kernels import losses
+
+ARGNUMS = (0,)
+BLOCK = (16, 2048)  # tokens and columns of a tile
+ROWS, LANES = 8, 128  # that a TPU pads arrays to
+LOWEST = -1e30  # a finite start: −∞ minus −∞ would be NaN
+
+
+def kernel(
+    logits: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0,
+    block: tuple[int, int] = BLOCK, **loss: Any,
+) -> Any:  # fmt: skip
+    """Return the GRPO loss, a float32 scalar, of ``logits`` [..., T, V] in any float format.
+
+    ``tokens``, ``old``, ``ref``, ``advantages``, ``mask`` [..., T]; ``loss``: keywords of ``losses.grpo``. Derivatives
+    by all but ``tokens`` and ``mask``; that by logits is in their format. Any T and V.
+    """
+    rows = logits.reshape(-1, logits.shape[-1])
+    logp = chosen(rows, tokens.reshape(-1), temperature, block).reshape(tokens.shape)
+    return losses.grpo(logp, old, ref, advantages, mask, **loss)
+
+
+def reference(
+    logits: Any, tokens: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, temperature: float = 1.0, **loss: Any
+) -> Any:
+    """Return the same by ``log_softmax`` in float32."""
+    logp = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+    return losses.grpo(jnp.take_along_axis(logp, tokens[..., None], -1)[..., 0], old, ref, advantages, mask, **loss)
+
+
+def inputs(
+    seed: int, dtype: str = "float32", size: tuple[int, int] = (24, 1000), spread: float = 4.0, temperature: float = 1.0
+) -> tuple[Any, ...]:
+    """Return logits [T, V] of standard deviation ``spread``, tokens, and what is near their log-probabilities.
+
+    Every third ratio is beyond the clip; some advantages are 0; the last tokens are masked.
+    """
+    random = np.random.default_rng(seed)
+    t, v = size
+    logits = jnp.asarray(spread * random.standard_normal(size), dtype)
+    tokens = random.integers(0, v, t).astype(np.int32)
+    wide = np.asarray(logits, np.float64) / temperature
+    logp = wide[np.arange(t), tokens] - np.log(np.exp(wide).sum(1))
+    old = logp + 0.1 * random.standard_normal(t) + np.where(np.arange(t) % 3 == 0, 0.5, 0.0)
+    advantages = np.where(np.arange(t) % 7 == 3, 0.0, random.standard_normal(t))
+    mask = np.arange(t) < max(t - 2, 1)
+    ref = logp + 0.1 * random.standard_normal(t)
+    return (logits, tokens, *(x.astype(np.float32) for x in (old, ref, advantages, mask)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def chosen(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Any:
+    """Return log-probabilities [T], float32, of tokens [T] under logits [T, V] / temperature."""
+    return _forward(logits, tokens, temperature, block)[0]
+
+
+def _forward(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Any:
+    way = Way.of(logits.shape, block)
+    each = jax.ShapeDtypeStruct(way.turned((logits.shape[0], 1)), jnp.float32)
+    run = partial(
+        pl.pallas_call, partial(_stream, logits.shape[1], way.axis, 1.0 / temperature), grid=way.grid,
+        in_specs=[way.tile, way.row], out_specs=[way.row] * 3, out_shape=[each] * 3, name="grpo_forward",
+        scratch_shapes=[pltpu.VMEM(way.turned((way.block[0], 1)), jnp.float32)],
+    )  # fmt: skip
+    logp, most, total = _anywhere(run, way.laid(logits), way.laid(tokens[:, None]))
+    return logp.reshape(-1), (logits, tokens, most, total)
+
+
+def _backward(temperature: float, block: tuple[int, int], saved: Any, g: Any) -> Any:
+    logits, tokens, most, total = saved
+    way = Way.of(logits.shape, block)
+    run = partial(
+        pl.pallas_call, partial(_gradient, way.axis, 1.0 / temperature), grid=way.grid,
+        in_specs=[way.tile, *[way.row] * 4], out_specs=way.tile, name="grpo_backward",
+        out_shape=jax.ShapeDtypeStruct(way.turned(logits.shape), logits.dtype),
+    )  # fmt: skip
+    return way.laid(
+        _anywhere(run, way.laid(logits), way.laid(tokens[:, None]), most, total, way.laid(g[:, None]))
+    ), None
+
+
+chosen.defvjp(_forward, _backward)
+
+
+class Way(NamedTuple):
+    """How tiles lie: the vocabulary along ``axis`` 1, or 0 with tokens along the lanes.
+
+    A TPU's compiler hands over [1024, 151643] with tokens along its 128 lanes: that takes less padding. A kernel that
+    wants the other order is given a copy, and so is who reads its gradient: twice the logits.
+    """
+
+    axis: int
+    block: tuple[int, int]
+    grid: tuple[int, int]
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], block: tuple[int, int]) -> "Way":
+        """Return the way of the layout that is padded less, rows to 8 and lanes to 128."""
+        (t, v), (rows, columns) = shape, block
+        turned = _up(t, LANES) * _up(v, ROWS) < _up(t, ROWS) * _up(v, LANES)
+        block = (LANES if turned else rows, columns)
+        return cls(0 if turned else 1, block, (pl.cdiv(t, block[0]), pl.cdiv(v, columns)))
+
+    def turned(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Return a shape as it lies."""
+        return shape if self.axis else shape[::-1]
+
+    def laid(self, x: Any) -> Any:
+        """Return an array as it lies, or one that lies so as it was."""
+        return x if self.axis else x.T
+
+    @property
+    def tile(self) -> Any:
+        """Blocks of logits: grid (tokens, vocabulary)."""
+        return pl.BlockSpec(self.turned(self.block), (lambda i, j: (i, j)) if self.axis else (lambda i, j: (j, i)))
+
+    @property
+    def row(self) -> Any:
+        """Blocks of one number a token."""
+        at = (lambda i, j: (i, 0)) if self.axis else (lambda i, j: (0, i))
+        return pl.BlockSpec(self.turned((self.block[0], 1)), at)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _anywhere(run: Any, *arrays: Any) -> Any:
+    """Compile a kernel for a TPU, interpret it elsewhere."""
+    return lax.platform_dependent(*arrays, tpu=lambda *x: run()(*x), default=lambda *x: run(interpret=True)(*x))
+
+
+def _columns(x_ref: Any, axis: int) -> Any:
+    """Return the vocabulary's index of every element of a tile."""
+    return pl.program_id(1) * x_ref.shape[axis] + lax.broadcasted_iota(jnp.int32, x_ref.shape, axis)
+
+
+def _stream(
+    v: int, axis: int, inverse: float, x_ref: Any, token_ref: Any, logp_ref: Any, most_ref: Any, total_ref: Any, c: Any
+) -> None:
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        most_ref[...] = jnp.full_like(most_ref, LOWEST)
+        total_ref[...] = jnp.zeros_like(total_ref)
+        c[...] = jnp.zeros_like(c)
+
+    column = _columns(x_ref, axis)
+    x = jnp.where(column < v, x_ref[...].astype(jnp.float32), -jnp.inf)  # beyond the last column a tile holds anything
+    before = most_ref[...]
+    most = jnp.maximum(before, jnp.max(x, axis=axis, keepdims=True))
+    total = jnp.sum(jnp.exp((x - most) * inverse), axis=axis, keepdims=True)
+    total_ref[...] = total_ref[...] * jnp.exp((before - most) * inverse) + total
+    most_ref[...] = most
+    c[...] += jnp.sum(jnp.where(column == token_ref[...], x, 0.0), axis=axis, keepdims=True)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _() -> None:
+        logp_ref[...] = (c[...] - most_ref[...]) * inverse - jnp.log(total_ref[...])
+
+
+def _gradient(
+    axis: int, inverse: float, x_ref: Any, token_ref: Any, most_ref: Any, total_ref: Any, g_ref: Any, d_ref: Any
+) -> None:
+    x = x_ref[...].astype(jnp.float32)
+    p = jnp.exp((x - most_ref[...]) * inverse) / total_ref[...]  # exp(x − lse) would cost an ulp of lse
+    hot = jnp.where(_columns(x_ref, axis) == token_ref[...], 1.0, 0.0)
+    d_ref[...] = ((hot - p) * (g_ref[...] * inverse)).astype(d_ref.dtype)

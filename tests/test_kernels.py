@@ -1,0 +1,94 @@
+"""The kernels that ship: against FP64 written in NumPy, against their references, and compiled for TPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.gradients.check import gradcheck
+from precaudit.kernels import grpo, losses
+from precaudit.tpu.target import compile_for, parse_target
+from tests.tpus import needs_libtpu
+
+SIZES = ((24, 1000), (128, 1001), (130, 500), (5, 7))
+
+
+def exactly(logits, tokens, old, ref, advantages, mask, temperature):
+    """Loss, log-probabilities and dlogits in FP64, tokens as they are normalised by default."""
+    x = np.asarray(logits, np.float64) / temperature
+    x -= x.max(1, keepdims=True)
+    rows = np.arange(len(x))
+    logp = x[rows, tokens] - np.log(np.exp(x).sum(1))
+    old, ref, a, mask = (np.asarray(v, np.float64) for v in (old, ref, advantages, mask))
+    r, d = np.exp(logp - old), ref - logp
+    held = np.clip(r, 0.8, 1.2) * a < r * a
+    each = -np.minimum(r * a, np.clip(r, 0.8, 1.2) * a) + 0.04 * (np.exp(d) - d - 1)
+    slope = (np.where(held, 0.0, -r * a) + 0.04 * (1 - np.exp(d))) * mask / mask.sum()
+    hot = np.zeros_like(x)
+    hot[rows, tokens] = 1
+    p = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    return (each * mask).sum() / mask.sum(), logp, (hot - p) * slope[:, None] / temperature
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_loss_and_its_gradient_are_fp64s_whatever_the_size(size, temperature):
+    given = grpo.inputs(1, size=size, spread=1.0, temperature=temperature)
+    exact, logp, d64 = exactly(*given, temperature)
+    run = jax.jit(jax.value_and_grad(lambda *x: grpo.kernel(*x, temperature=temperature, block=(16, 256))))
+    loss, d = run(*given)
+    ours = grpo.chosen(jnp.asarray(given[0]), jnp.asarray(given[1]), temperature, (16, 256))
+    assert np.abs(np.asarray(ours, np.float64) - logp).max() <= 4 * np.spacing(np.float32(np.abs(logp).max()))
+    assert abs(float(loss) - exact) <= 1e-6 * max(abs(exact), 1)
+    assert np.abs(np.asarray(d, np.float64) - d64).max() <= 1e-6 * np.abs(d64).max()
+
+
+def test_a_gradient_in_bfloat16_is_rounded_once():
+    given = grpo.inputs(2, "bfloat16", spread=1.0)
+    _, _, d64 = exactly(*given, 1.0)
+    d = np.asarray(jax.jit(jax.grad(grpo.kernel))(*given)).astype(np.float64)
+    once = np.asarray(d64.astype(np.float32)).astype(jnp.bfloat16).astype(np.float64)
+    assert np.mean(d != once) < 1e-3
+
+
+def test_minus_infinity_masks_tokens_even_a_first_tile_of_them():
+    given = list(grpo.inputs(3))
+    given[0] = given[0].at[:, :300].set(-jnp.inf)
+    given[1] = np.maximum(given[1], 300)
+    ours, plain = (
+        jax.jit(jax.value_and_grad(f))(*given) for f in (lambda *x: grpo.kernel(*x, block=(8, 128)), grpo.reference)
+    )
+    assert np.isfinite(ours[0])
+    np.testing.assert_allclose(ours[1], plain[1], rtol=0, atol=1e-6 * np.abs(plain[1]).max())
+    assert not np.asarray(ours[1][:, :300]).any()
+
+
+@pytest.mark.parametrize("over", ["tokens", "sequences", "positions"])
+def test_normalisations_by_hand(over):
+    logp, mask = jnp.log(jnp.asarray([[0.5, 0.25], [0.5, 0.5]])), jnp.asarray([[1.0, 1.0], [1.0, 0.0]])
+    a = jnp.asarray([[1.0, 3.0], [5.0, 7.0]])  # ratios are 1 and d is 0: a token's loss is −A
+    expected = {"tokens": -9 / 3, "sequences": -(4 / 2 + 5) / 2, "positions": -9 / 4}[over]
+    assert float(losses.grpo(logp, logp, logp, a, mask, over=over)) == expected
+    assert float(losses.grpo(logp, logp, logp, a, 0 * mask, over=over)) == 0
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_gradcheck_finds_nothing(name):
+    def given(seed):
+        return grpo.inputs(seed, name, (8, 300))
+
+    found = gradcheck(grpo.kernel, grpo.reference, given, argnums=(0,), hostile=name == "float32")
+    assert found.exit_code == 0, found.conclusions
+    assert found.counts["pass"] > (100 if name == "float32" else 10)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("target", ["v5e", "v6e"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_tpu_needs_no_second_array_of_the_logits_size(target, dtype):
+    t, v = 1024, 151_643
+    per_token = [jax.ShapeDtypeStruct((t,), jnp.float32)] * 4
+    given = (jax.ShapeDtypeStruct((t, v), dtype), jax.ShapeDtypeStruct((t,), jnp.int32), *per_token)
+    made = compile_for(parse_target(target), jax.value_and_grad(grpo.kernel), given)
+    assert made.text.count('custom_call_target="tpu_custom_call"') == 2
+    assert made.temporaries <= 0.1 * t * v * np.dtype(dtype).itemsize
