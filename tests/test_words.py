@@ -462,16 +462,16 @@ def kept(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "0.q.npy").write_bytes(b"x" * 10)
+    (outside / "0.q.fp64").write_bytes(b"x" * 10)
     (outside / "jit_f-0-cache").write_bytes(b"x" * 10)
     references, programs, trusted = (caches.folder(k) for k in ("references", "programs", "trusted"))
     for folder in (references / ("a" * 32), references / ("b" * 32), references / "mine", programs, trusted):
         folder.mkdir(parents=True)
-    (references / ("a" * 32) / "0.q.npy").write_bytes(b"x" * 100)
-    (references / ("b" * 32) / "0.q.npy").write_bytes(b"x" * 20)
+    (references / ("a" * 32) / "0.q.fp64").write_bytes(b"x" * 100)
+    (references / ("b" * 32) / "0.q.fp64").write_bytes(b"x" * 20)
     (references / ("b" * 32) / "notes.txt").write_bytes(b"mine")
-    (references / ("b" * 32) / "1.q.npy").symlink_to(outside / "0.q.npy")
-    (references / "mine" / "0.q.npy").write_bytes(b"mine")
+    (references / ("b" * 32) / "1.q.fp64").symlink_to(outside / "0.q.fp64")
+    (references / "mine" / "0.q.fp64").write_bytes(b"mine")
     (references / ("c" * 32)).symlink_to(outside)
     (programs / "jit_f-12-cache").write_bytes(b"x" * 1000)
     (programs / "jit_f-12-atime").write_bytes(b"x" * 8)
@@ -491,13 +491,13 @@ def test_clearing_deletes_our_own_names_and_follows_no_link(kept, capsys):
     before = everything(kept)
     assert run(["doctor", "--clear", "references"]) == 0
     assert "references: 120 B freed, 2 files" in capsys.readouterr().out
-    assert before - everything(kept) == {f"cache/references/{x * 32}/0.q.npy" for x in "ab"}
+    assert before - everything(kept) == {f"cache/references/{x * 32}/0.q.fp64" for x in "ab"}
     assert not (kept / "cache" / "references" / ("a" * 32)).exists()  # empty: gone, too
     assert run(["doctor", "--clear", "all"]) == 0
     left = everything(kept)
     assert left == {
-        "outside/0.q.npy", "outside/jit_f-0-cache", f"cache/references/{'b' * 32}/notes.txt",
-        f"cache/references/{'b' * 32}/1.q.npy", "cache/references/mine/0.q.npy", f"cache/references/{'c' * 32}",
+        "outside/0.q.fp64", "outside/jit_f-0-cache", f"cache/references/{'b' * 32}/notes.txt",
+        f"cache/references/{'b' * 32}/1.q.fp64", "cache/references/mine/0.q.fp64", f"cache/references/{'c' * 32}",
         "cache/xla/thesis.txt",
     }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """FP64 forward values on disk, one file a point, named by the hash of everything they depend on.
 
-A file is a .npy with the XXH3-128 of its bytes behind it: one that was damaged or altered is computed again.
+A file is a line of JSON (format and shape, padded to whole cache lines), the values, and the XXH3-128 of both: one that
+was damaged or altered is computed again. It is no .npy, whose header is Python source: CPython 3.11 cannot parse that in
+two threads at once (SystemError, "AST constructor recursion depth mismatch").
 """
 
 import hashlib
@@ -8,11 +10,8 @@ import mmap
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +24,14 @@ from precaudit.graphs.decoder import LOGITS
 from precaudit.writing import whole
 
 DIGEST = 16  # bytes of an XXH3-128
+LINE = 64  # bytes of a cache line, to which values are aligned
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file's first line says of its values: NumPy's name of their format, and the shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class References:
         name = point if layer is None else f"{layer}.{point}"
         if point == LOGITS:
             name += "." + hashlib.sha256(rows.astype(np.int64).tobytes()).hexdigest()[:12]
-        return f"{name}.npy"
+        return f"{name}.fp64"
 
     def load(self, layer: int | None, point: str, rows: Array) -> Array | None:
         """Return the values by mmap, or None when they are not there or not what was written."""
@@ -68,13 +75,12 @@ class References:
                 if xxhash.xxh3_128_digest(memoryview(stored)[:-DIGEST]) != stored[-DIGEST:]:
                     raise ValueError("its hash differs")
                 self.checked.add(name)
-            # version 1.0, which is what is written: magic and version, the header's length in two bytes, the header
-            start = 10 + int.from_bytes(stored[8:10], "little")
-            shape, dtype = _header(stored[:start])
-            return np.frombuffer(stored, dtype, count=prod(shape), offset=start).reshape(shape)
+            start = stored.find(b"\n") + 1
+            header = msgspec.json.decode(stored[:start], type=Header)
+            return np.frombuffer(stored, np.dtype(header.dtype), prod(header.shape), start).reshape(header.shape)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, TypeError, msgspec.MsgspecError):
             self.said.append(f"{path} was damaged and is computed again")
             return None
 
@@ -83,10 +89,13 @@ class References:
         name = self.name(layer, point, rows)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            header = msgspec.json.encode(Header(values.dtype.str, values.shape))
+            header += b" " * (-(len(header) + 1) % LINE) + b"\n"
+            data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+            digest = xxhash.xxh3_128(header)
+            digest.update(data)
             with whole(self.folder / name) as f:
-                seen = _Hashed(f)
-                np.lib.format.write_array(seen, np.ascontiguousarray(values), allow_pickle=False)
-                f.write(seen.digest.digest())
+                f.writelines((header, data, digest.digest()))
         except OSError as error:
             self.held[name] = np.array(values)
             self.said.append(f"references are not kept: {self.folder}: {error.strerror}")
@@ -95,26 +104,3 @@ class References:
         """Mark as used now."""
         with suppress(OSError):
             os.utime(self.folder)
-
-
-@lru_cache(maxsize=4096)
-def _header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and format of a .npy from its first bytes; parsed once for all that begin alike."""
-    file = BytesIO(data)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not of version 1.0")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if fortran or dtype.hasobject:
-        raise ValueError("not what is written")
-    return shape, dtype
-
-
-class _Hashed:
-    """A file that hashes what is written to it."""
-
-    def __init__(self, file: object) -> None:
-        self.file, self.digest = file, xxhash.xxh3_128()
-
-    def write(self, data: bytes | memoryview) -> int:
-        self.digest.update(data)
-        return int(self.file.write(data))  # type: ignore[attr-defined]
