@@ -36,8 +36,8 @@ class Timing(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="ti
 
     ``compile``: seconds, of all programs, once. ``prefill``: seconds of a round. ``decode_ms``: milliseconds of a step,
     which is a token of every sequence of a batch; ``host``: the share of decoding in which Python did not wait for
-    the device; ``tokens_per_second``: of prefill and decoding together. None: no step was run. ``ratio``: speed,
-    in tokens a second, over that of the first in the same round.
+    the device; ``tokens_per_second``: of prefill and decoding together. None: no step was run. ``decode_ratio``: the
+    first's milliseconds of a step over these, ``ratio``: tokens a second over the first's, of the same round each.
     """
 
     policy: str
@@ -51,6 +51,7 @@ class Timing(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="ti
     compile: float
     prefill: Spread
     decode_ms: Spread | None
+    decode_ratio: Spread | None
     host: Spread | None
     tokens_per_second: Spread
     ratio: Spread
@@ -107,6 +108,10 @@ class _Round:
         self.steps, self.tokens = self.steps + g.steps, self.tokens + sum(map(len, g.tokens))
 
     @property
+    def step(self) -> float:
+        return self.decode / self.steps
+
+    @property
     def speed(self) -> float:
         return self.tokens / (self.prefill + self.decode)
 
@@ -155,10 +160,9 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
                     )
                 done += 1
     tell(total, total, "drawn")
-    first = [x.speed for x in rounds[0]]
     return [
         Measured(
-            _timing(v, given, how, groups, compiling[i], rounds[i], first), _rollouts(given, groups, drawn[i])
+            _timing(v, given, how, groups, compiling[i], rounds[i], rounds[0]), _rollouts(given, groups, drawn[i])
         )
         for i, v in enumerate(variants)
     ]  # fmt: skip
@@ -216,17 +220,19 @@ class _Made:
 
 def _timing(
     v: Variant, given: Sequence[Task], how: How, groups: Sequence[Sequence[Task]], compiling: float,
-    rounds: Sequence[_Round], first: Sequence[float],
+    rounds: Sequence[_Round], first: Sequence[_Round],
 ) -> Timing:  # fmt: skip
-    stepped = all(r.steps for r in rounds)
+    stepped = all(r.steps for r in (*rounds, *first))
+    pairs = list(zip(rounds, first, strict=True))
     return Timing(
         policy=v.subject.policy.name, loop=v.loop, device=v.subject.platform, batch=max(map(len, groups)),
         sequences=len(given), prompt_tokens=sum(len(t.prompt) for t in given), tokens=rounds[0].tokens,
         rounds=len(rounds), compile=compiling, prefill=Spread.of([r.prefill for r in rounds]),
-        decode_ms=Spread.of([1e3 * r.decode / r.steps for r in rounds]) if stepped else None,
+        decode_ms=Spread.of([1e3 * r.step for r in rounds]) if stepped else None,
+        decode_ratio=Spread.of([f.step / r.step for r, f in pairs]) if stepped else None,
         host=Spread.of([r.host / r.decode for r in rounds]) if stepped else None,
         tokens_per_second=Spread.of([r.speed for r in rounds]),
-        ratio=Spread.of([r.speed / f for r, f in zip(rounds, first, strict=True)]),
+        ratio=Spread.of([r.speed / f.speed for r, f in pairs]),
     )  # fmt: skip
 
 
