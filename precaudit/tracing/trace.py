@@ -193,7 +193,7 @@ def _request(
     if options.tokens_from is not None:
         found, forced, steps = _given(open_run(options.tokens_from), select, options)
     else:
-        found = _encoded(subject, prompts, select, say)
+        found = encoded(subject, prompts, select, say)
     more = 0 if select.phases == ("prefill",) else steps
     for p in found:
         given = forced.get(p.id, ())
@@ -222,9 +222,10 @@ def _request(
     return found, forced, requested
 
 
-def _encoded(
+def encoded(
     subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, say: Callable[[str], None]
 ) -> list[PromptRecord]:
+    """Return the token ids of prompts: of a file, of records, or (None) the shipped ones that the model takes."""
     if prompts is None:
         listed = shipped_prompts()
     elif isinstance(prompts, Path | str):
