@@ -18,7 +18,10 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.questions import Answers, Changed
+from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
 
 FILES = {
@@ -38,7 +41,7 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence,
 }
 
 
