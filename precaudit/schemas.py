@@ -18,8 +18,12 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.questions import Answers, Changed
+from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
+from precaudit.sweep import SweepRow
 
 FILES = {
     "run.json": RunRecord,
@@ -38,7 +42,8 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord,
+    "sweep.jsonl": SweepRow,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence,
 }
 
 

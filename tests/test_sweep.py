@@ -9,7 +9,8 @@ from precaudit.reports.policies import PolicyRow
 from precaudit.rollouts import drawn
 from precaudit.sweep import SweepRow, front, policies_of
 
-PROMPT = ["tiny", "--text", "def f(x):", "--decode-steps", "1", "--new-tokens", "3", "--rounds", "1", "--points", "v,logits"]
+PROMPT = ["tiny", "--text", "def f(x):", "--decode-steps", "1", "--points", "v,logits"]
+DRAW = ["--new-tokens", "3", "--rounds", "1"]
 
 
 def row(policy, kl, ms, verdict="✓ pass", why=None):
@@ -38,7 +39,17 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "refused.toml").write_text('matmul = "TF32_TF32_F32"\n')
     names = f"bf16,fp32,{folder / 'refused.toml'}"
-    given = ["sweep", *PROMPT, "--policies", names, "-o", str(folder / "out"), "--plot", str(folder / "plot.html")]
+    given = [
+        "sweep",
+        *PROMPT,
+        *DRAW,
+        "--policies",
+        names,
+        "-o",
+        str(folder / "out"),
+        "--plot",
+        str(folder / "plot.html"),
+    ]
     code = run(given)
     return folder, given, code, [json.loads(x) for x in (folder / "out" / "sweep.jsonl").read_text().splitlines()]
 
@@ -82,7 +93,8 @@ def test_what_was_drawn_is_not_drawn_again(swept, monkeypatch, capfd):
     ("more", "told"),
     [
         (["--policies", "bf61"], "bf61"), (["--policies", " ,"], "names no policy"), (["--plot", "a.gif"], ".png"),
-        (["--policies", "bf16,bf16"], "twice"), (["--new-tokens", "0"], "at least 1"), (["--prompt", "nobody"], "nobody"),
+        (["--policies", "bf16,bf16"], "twice"), (["--new-tokens", "0"], "at least 1"),
+        (["--prompt", "nobody"], "nobody"),
         (["--tpu", "v9"], "v9"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The part of ``precaudit rollout`` that draws tokens."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from precaudit.rollouts.drawn import Checks, Drawn
     from precaudit.rollouts.generation import Loop
     from precaudit.rollouts.limits import Limit
+    from precaudit.rollouts.questions import Question
     from precaudit.tracing.subject import Subject
 
 
@@ -23,10 +25,13 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     changes = parse_settings(given["settings"])
     names = policy_names(given["policies"] or given["policy"])
     policies = [apply_settings(load_policy(name), changes) for name in names]
+    questions = _questions(given)
+    given = _completed(given, bool(questions))
     sampling = Sampling(given["temperature"], given["top_k"], given["top_p"], given["seed"])
     loops = loops_of(given["loops"])
     with progress_bar("loading JAX") as advance:
-        from precaudit.rollouts.drawn import drawn, opened
+        from precaudit.rollouts.drawn import drawn, graded, opened
+        from precaudit.rollouts.questions import asked
         from precaudit.rollouts.timing import How, tasks
         from precaudit.tracing.subject import load
         from precaudit.tracing.trace import encoded
@@ -34,16 +39,43 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
         subjects, refused = opened(
             lambda p: load(model, p, device=given["device"], allow=given["allow_field"]), policies
         )
-        prompts = encoded(subjects[0], given["prompts"], Selection(), lambda line: say(line, err=True))
+        if questions:
+            prompts = asked(questions, subjects[0].tokenizer)
+        else:
+            prompts = encoded(subjects[0], given["prompts"], Selection(), lambda line: say(line, err=True))
         how = How(given["batch"], given["new_tokens"], sampling, _ends(subjects[0], given), given["rounds"])
         todo = tasks([(p.id, p.tokens) for p in prompts], given["n"])
         checks = _checks(model, given, limits)
         found = drawn(subjects, todo, how, loops, checks, refused, advance)
+        if questions:
+            found = graded(found, questions, partial(subjects[0].tokenizer.decode, skip_special_tokens=True))
     if given["save"] is not None:
         from precaudit.rollouts.reading import written
 
         write(given["save"], written(found.rollouts, found.temperature))
     return _show(found, given)
+
+
+def _questions(given: dict[str, Any]) -> "list[Question]":
+    """Return the questions to ask; none where prompts are drawn from."""
+    from precaudit.errors import UserError
+    from precaudit.rollouts.questions import read_questions
+
+    if given["answers"] is None:
+        return []
+    if given["prompts"] is not None:
+        raise UserError("give --answers or --prompts, not both")
+    return read_questions(given["answers"])
+
+
+def _completed(given: dict[str, Any], answers: bool) -> dict[str, Any]:
+    """Return the options with what was not said: of answers greedy tokens, few of them, drawn once."""
+    usual = {
+        "new_tokens": 16 if answers else 64,
+        "temperature": 0.0 if answers and given["n"] == 1 else 1.0,
+        "rounds": 1 if answers else 3,
+    }
+    return given | {name: x for name, x in usual.items() if given[name] is None}
 
 
 def policy_names(text: str) -> list[str]:
@@ -107,6 +139,8 @@ def _show(found: "Drawn", given: dict[str, Any]) -> int:
     announce(report.headline(found))
     fitting.show(report.timing(found), console())
     fitting.show(report.parity(found), console())
+    if found.answers:
+        fitting.show(report.answers(found), console())
     if len(found.parities) == 1:
         fitting.show(rollouts.worst(found.parities[0]), console())
     for line in report.lines(found):
@@ -116,4 +150,5 @@ def _show(found: "Drawn", given: dict[str, Any]) -> int:
 
 def _records(found: "Drawn") -> tuple[Any, ...]:
     parities: Sequence[Any] = found.parities
-    return (*found.timings, *(r for p in parities for r in p.whole), *(r for p in parities for r in p.each))
+    whole = (*found.timings, *found.answers, *found.changed, *(r for p in parities for r in p.whole))
+    return (*whole, *found.divergences, *(r for p in parities for r in p.each))

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from precaudit.rollouts.parity import Parity
 
 DRAWS = (
-    "prompts", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies", "trainer_policy",
-    "trainer", "end_tokens", "save",
+    "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
+    "trainer_policy", "trainer", "end_tokens", "save",
 )  # fmt: skip
 
 
@@ -23,16 +23,18 @@ DRAWS = (
               help="JSONL of rollouts: token ids and log-probabilities, ours, vLLM's or SGLang's.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
               help="Without --from: JSONL of prompts to draw from [the shipped ones].")  # fmt: skip
+@click.option("--answers", type=click.Path(path_type=Path), metavar="FILE",
+              help="JSONL of questions with answers to draw from: how many each policy gets right.")  # fmt: skip
 @click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together.")
-@click.option("--new-tokens", type=int, default=64, show_default=True, help="Tokens drawn at most.")
+@click.option("--new-tokens", type=int, help="Tokens drawn at most [64; 16 of answers].")
 @click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
-@click.option("--temperature", type=float, default=1.0, show_default=True,
-              help="Drawing: 0 is greedy. --from: what the engine divided its logits by.")  # fmt: skip
+@click.option("--temperature", type=float,
+              help="0: greedy [1; of one answer each 0]. --from: what the engine divided its logits by.")  # fmt: skip
 @click.option("--top-k", type=int, help="Draw from the K most likely tokens.")
 @click.option("--top-p", type=float, help="Draw from the fewest tokens of probability P together.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What is drawn.")
 @click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to time.")
-@click.option("--rounds", type=int, default=3, show_default=True, help="How often everything is drawn and timed.")
+@click.option("--rounds", type=int, help="How often everything is drawn and timed [3; 1 of answers].")
 @click.option("--policies", metavar="A,B", help="Names or files: draw under each, and time each against the first.")
 @click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
               help="Formats of the trainer's view, and of what is drawn.")  # fmt: skip
@@ -60,7 +62,7 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     MODEL: a checkpoint, named as in trace. Metrics have verl's names (docs/rollouts.md).
 
     Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
-    drew other tokens. 3: a limit's metric is not defined, or one of several policies cannot run.
+    drew other tokens. 3: a limit's metric is not defined, one of several policies cannot run, or no answer parses.
     """
     from precaudit.errors import UserError
     from precaudit.rollouts.limits import parse_limits
@@ -74,6 +76,8 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         return draw(model, given, limits)
     if chosen:
         raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
+    if given["temperature"] is None:
+        given["temperature"] = 1.0
     if not given["temperature"] > 0:
         raise UserError(f"--temperature {given['temperature']:g}: what an engine divides by is above 0")
     return _read(model, source, given, limits)

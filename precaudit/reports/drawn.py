@@ -6,6 +6,7 @@ from precaudit.records import value
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
+from precaudit.rollouts.answers import sentence
 from precaudit.rollouts.drawn import Drawn
 from precaudit.rollouts.timing import Spread, Timing
 
@@ -29,7 +30,8 @@ def headline(d: Drawn) -> Headline:
 def timing(d: Drawn) -> Table:
     """Return a row for every policy and loop, and for every policy that cannot run."""
     columns = (
-        "policy", "loop", "compile s", "prefill s", "decode ms a token", "first / it", "host", "tokens/s", "speed / first",
+        "policy", "loop", "compile s", "prefill s", "decode ms a token", "first / it", "host", "tokens/s",
+        "speed / first",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (
@@ -58,8 +60,50 @@ def parity(d: Drawn) -> Table:
     return Table(f"rollout / trainer ({d.model})", ("policy", "sides", *METRICS), tuple(rows), ("policy", "sides"), 2)
 
 
+def answers(d: Drawn) -> Table:
+    """Return a row for every policy: pass@k with its interval, and the right ones of every group."""
+    groups = [name for name in d.answers[0].groups if name]
+    rates = [f"pass@{r.k}" for r in d.answers[0].rates]
+    rows = [
+        (
+            a.policy,
+            *(f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in a.rates),
+            *("{} of {}".format(*a.groups[name]) for name in groups),
+            str(a.unparsed),
+        )
+        for a in d.answers
+    ]
+    asked = f"{d.answers[0].questions} questions, {d.answers[0].n} of each"
+    return Table(f"answers: {asked} (95 %)", ("policy", *rates, *groups, "unparsed"), tuple(rows), ("policy",))
+
+
+def divergences(d: Drawn) -> Iterator[str]:
+    """Yield for every policy after the first how many sequences it drew otherwise, and of what kind the first is."""
+    first = d.firsts[0].timing.policy
+    for m in d.firsts[1:]:
+        t = m.timing
+        some = [x for x in d.divergences if x.policy == t.policy]
+        if not some:
+            yield f"{t.policy} draws the tokens of {first} in all {t.sequences} sequences"
+            continue
+        x = min(some, key=lambda x: x.index)
+        near = sum(bool(x.near) for x in some)
+        known = "" if any(x.near is None for x in some) else f", {near} of them at a near tie"
+        apart = "" if x.gap is None else f", {value(x.gap):.2g} apart in FP64 (sigma {value(x.sigma):.2g})"
+        yield (
+            f"{t.policy} draws other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
+            f"{x.id} at token {x.index}: {x.tokens[0]} for {x.tokens[1]}{apart}"
+        )
+
+
 def lines(d: Drawn) -> Iterator[str]:
     """Yield what else is to be said."""
+    yield from divergences(d)
+    for c in d.changed:
+        yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
+    for a in d.answers:
+        if a.unparsed:
+            yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
     for r in d.refused:
         yield f"{r.policy} cannot run: {r.why}"
     for p in d.parities:

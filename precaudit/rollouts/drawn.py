@@ -7,9 +7,11 @@ from typing import NamedTuple
 from precaudit.errors import UserError, enough_memory
 from precaudit.policies import Policy
 from precaudit.progress import Advance, silent
+from precaudit.rollouts.divergence import Divergence, judged, parted
 from precaudit.rollouts.generation import Loop
 from precaudit.rollouts.limits import Limit
 from precaudit.rollouts.parity import Parity, parity
+from precaudit.rollouts.questions import Answers, Changed, Question, answers, changed
 from precaudit.rollouts.reading import Rollout
 from precaudit.rollouts.timing import How, Measured, Task, Timing, Variant, measure
 from precaudit.tracing.subject import Subject
@@ -35,7 +37,9 @@ class Checks:
 class Drawn:
     """What was drawn: a Measured for every policy and loop, a Parity for every policy, the policies that cannot run.
 
-    ``apart``: policies whose loops drew other tokens.
+    ``apart``: policies whose loops drew other tokens. ``divergences``: of every policy after the first, and which
+    sequences it drew otherwise. ``answers``, ``changed``: where questions were asked, of every policy and of those
+    after the first.
     """
 
     model: str
@@ -44,6 +48,17 @@ class Drawn:
     parities: tuple[Parity, ...]
     refused: tuple[Refusal, ...]
     apart: tuple[str, ...]
+    divergences: tuple[Divergence, ...] = ()
+    answers: tuple[Answers, ...] = ()
+    changed: tuple[Changed, ...] = ()
+
+    @property
+    def firsts(self) -> list[Measured]:
+        """Of every policy the loop that was named first."""
+        found: dict[str, Measured] = {}
+        for m in self.measured:
+            found.setdefault(m.timing.policy, m)
+        return list(found.values())
 
     @property
     def timings(self) -> list[Timing]:
@@ -53,19 +68,17 @@ class Drawn:
     @property
     def rollouts(self) -> list[tuple[str, Rollout]]:
         """Every policy's rollouts, of its first loop; ids begin with the policy where there are several."""
-        found: dict[str, Measured] = {}
-        for m in self.measured:
-            found.setdefault(m.timing.policy, m)
-        alone = len(found) == 1
-        return [(p, r if alone else replace(r, id=f"{p}/{r.id}")) for p, m in found.items() for r in m.rollouts]
+        named = [(m.timing.policy, r) for m in self.firsts for r in m.rollouts]
+        return named if len(self.firsts) == 1 else [(p, replace(r, id=f"{p}/{r.id}")) for p, r in named]
 
     @property
     def exit_code(self) -> int:
-        """1 where a parity's is or loops part, 3 where a policy cannot run or a limit's metric is not defined."""
+        """1 where a parity's is or loops part; 3 where a policy cannot run or answers nothing, or a metric is undefined."""
         codes = [p.exit_code for p in self.parities]
         if 1 in codes or self.apart:
             return 1
-        return 3 if 3 in codes or self.refused else 0
+        silent = any(a.unparsed == a.questions * a.n for a in self.answers)
+        return 3 if 3 in codes or self.refused or silent else 0
 
 
 def opened(load: Callable[[Policy], Subject], policies: Sequence[Policy]) -> tuple[list[Subject], list[Refusal]]:
@@ -106,9 +119,36 @@ def drawn(
         for i, s in enumerate(subjects)
         if len({tuple(r.tokens for r in m.rollouts) for m in measured[i * len(loops) : (i + 1) * len(loops)]}) > 1
     ]
+    parted_ = _divergences(subjects, firsts, given, how, checks.exact)
     parities = [
         parity(s, m.rollouts, checks.limits, how.sampling.scored, checks.exact, tell, checks.trainer)
         for s, m in zip(subjects, firsts, strict=True)
     ]
     name, scored = subjects[0].checkpoint.name, how.sampling.scored
-    return Drawn(name, scored, tuple(measured), tuple(parities), tuple(refused), tuple(apart))
+    return Drawn(name, scored, tuple(measured), tuple(parities), tuple(refused), tuple(apart), tuple(parted_))
+
+
+def graded(found: Drawn, questions: Sequence[Question], decode: Callable[[tuple[int, ...]], str]) -> Drawn:
+    """Return what was drawn with how many questions each policy answers; ``decode`` makes a text of token ids."""
+    texts = []
+    for m in found.firsts:
+        said, n = [decode(r.tokens) for r in m.rollouts], len(m.rollouts) // len(questions)
+        texts.append([said[i * n : (i + 1) * n] for i in range(len(questions))])
+    names = [m.timing.policy for m in found.firsts]
+    marks = [answers(name, questions, some) for name, some in zip(names, texts, strict=True)]
+    pairs = [
+        changed(name, names[0], questions, some, texts[0]) for name, some in zip(names[1:], texts[1:], strict=True)
+    ]
+    return replace(found, answers=tuple(marks), changed=tuple(pairs))
+
+
+def _divergences(
+    subjects: Sequence[Subject], firsts: Sequence[Measured], given: Sequence[Task], how: How, exact: bool
+) -> list[Divergence]:
+    """Return where every policy after the first parts from it."""
+    found = []
+    for s, m in zip(subjects[1:], firsts[1:], strict=True):
+        some = parted(s.policy.name, subjects[0].policy.name, m.rollouts, firsts[0].rollouts)
+        numbered = [(t.number, r) for t, r in zip(given, m.rollouts, strict=True)]
+        found += judged(some, numbered, (s, subjects[0]), how.sampling) if exact else some
+    return found

@@ -51,7 +51,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
 
 
 def written(rollouts: Iterable[tuple[str, Rollout]], temperature: float) -> str:
-    """Return (policy, rollout) pairs as JSONL that ``read_rollouts`` takes, NaN and infinities as Python writes them."""
+    """Return (policy, rollout) pairs as JSONL that ``read_rollouts`` takes, NaN as Python writes it."""
     lines = [
         json.dumps({
             "id": r.id, "prompt_token_ids": r.prompt, "token_ids": r.tokens, "logprobs": r.logprobs, "policy": policy,

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from precaudit.errors import CannotJudge, UserError
 from precaudit.progress import Advance, silent
 from precaudit.prompts import check_tokens
 from precaudit.records import Record
@@ -122,6 +123,8 @@ class _Round:
 
 def tasks(prompts: Sequence[tuple[str, Sequence[int]]], n: int) -> list[Task]:
     """Return ``n`` sequences of every prompt (id, token ids), numbered through; ids are PROMPT or PROMPT/NUMBER."""
+    if n < 1:
+        raise UserError(f"--n {n}: at least 1 is wanted")
     names = [(name if n == 1 else f"{name}/{k}", tuple(ids)) for name, ids in prompts for k in range(n)]
     return [Task(name, number, ids) for number, (name, ids) in enumerate(names)]
 
@@ -133,8 +136,6 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     what else a machine does slows all of them. Raises UserError for prompts that do not fit the context, CannotJudge
     where a variant draws otherwise in another round.
     """
-    from precaudit.errors import CannotJudge, UserError
-
     if how.batch < 1 or how.new_tokens < 1 or how.rounds < 1:
         raise UserError("--batch, --new-tokens and --rounds must be at least 1")
     config = variants[0].subject.config
