@@ -18,12 +18,12 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.reports.sweep import SweepRow
 from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
 from precaudit.rollouts.questions import Answers, Changed
 from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
-from precaudit.sweep import SweepRow
 
 FILES = {
     "run.json": RunRecord,

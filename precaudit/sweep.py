@@ -10,8 +10,9 @@ from msgspec.structs import replace as changed
 from precaudit.errors import UserError, enough_memory
 from precaudit.policies import Policy
 from precaudit.progress import Progress
-from precaudit.records import Count, Number, Record, decode_lines, number, value, write_lines
+from precaudit.records import Number, Record, decode_lines, number, value, write_lines
 from precaudit.reports.policies import PolicyRow
+from precaudit.reports.sweep import SweepRow, front
 from precaudit.rollouts.limits import RolloutRecord
 from precaudit.several import compare_policies, trace_policies
 
@@ -24,30 +25,6 @@ if TYPE_CHECKING:
 
 ROWS, DRAWN = "sweep.jsonl", "drawn.jsonl"
 Load = Callable[[Policy, str], "Subject"]
-
-
-class SweepRow(Record, frozen=True, omit_defaults=False):
-    """A policy: its row against FP64 (``errors``), and what drawing tokens under it takes. ``why``: it is not known.
-
-    ``prefill_ms``: milliseconds a prompt token, ``decode_ms`` a drawn token, ``prefill_ratio`` and ``decode_ratio``
-    over the first policy's, medians of rounds; ``memory``: bytes. ``k3_kl``, ``abs_diff_max``: what was drawn against
-    the policy's own prefill. ``predicted``: the largest forward error of logits that a TPU is predicted to make.
-    ``front``: no other policy that passes has both a smaller KL from FP64 and a shorter decode.
-    """
-
-    policy: str
-    errors: PolicyRow | None = None
-    why: str | None = None
-    prefill_ms: Number | None = None
-    prefill_ratio: Number | None = None
-    decode_ms: Number | None = None
-    decode_ratio: Number | None = None
-    memory: Count | None = None
-    k3_kl: Number | None = None
-    abs_diff_max: Number | None = None
-    predicted: Number | None = None
-    predicted_why: str | None = None
-    front: bool = False
 
 
 class Asked(Record, frozen=True, tag_field="kind", tag="asked"):
@@ -109,25 +86,6 @@ def _check(asked: Sweep) -> None:
         raise UserError("--batch, --new-tokens and --rounds must be at least 1")
     if asked.tpu is not None:
         target_of(f"tpu-predicted:{asked.tpu}")
-
-
-def front(rows: Sequence[SweepRow]) -> list[str]:
-    """Return the Pareto front of policies that pass: none has both less KL from FP64 and less time a drawn token."""
-    known = [(r.policy, *_costs(r)) for r in rows if r.why is None and r.errors is not None]
-    sound = [k for k in known if k[1] == k[1] and k[2] == k[2]]
-    return [
-        name
-        for name, kl, ms in sound
-        if not any(a <= kl and b <= ms and (a, b) != (kl, ms) for _, a, b in sound)
-    ]  # fmt: skip
-
-
-def _costs(row: SweepRow) -> tuple[float, float]:
-    """Return KL from FP64 and milliseconds a drawn token; NaN where one is not known, or the policy does not pass."""
-    assert row.errors is not None
-    if not row.errors.verdict.startswith("✓"):
-        return float("nan"), float("nan")
-    return value(row.errors.kl), value(row.decode_ms)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import pytest
 
 from precaudit.cli import run
 from precaudit.reports.policies import PolicyRow
+from precaudit.reports.sweep import SweepRow, front
 from precaudit.rollouts import drawn
-from precaudit.sweep import SweepRow, front, policies_of
+from precaudit.sweep import policies_of
 
 PROMPT = ["tiny", "--text", "def f(x):", "--decode-steps", "1", "--points", "v,logits"]
 DRAW = ["--new-tokens", "3", "--rounds", "1"]

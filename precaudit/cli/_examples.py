@@ -35,7 +35,7 @@ EXAMPLES = {
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
     "sweep": (
         "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",
-        "precaudit sweep smollm2 --tpu v5e --plot sweep.html -o runs/sweep",
+        "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
     ),
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl",
