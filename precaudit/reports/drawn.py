@@ -1,6 +1,6 @@
 """Drawn rollouts in a terminal: what they took, and how far they are from a trainer and FP64."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from precaudit.records import value
 from precaudit.reports import rollouts
@@ -9,6 +9,7 @@ from precaudit.reports.headline import Headline
 from precaudit.rollouts.answers import sentence
 from precaudit.rollouts.drawn import Drawn
 from precaudit.rollouts.timing import Spread, Timing
+from precaudit.rollouts.warmup import Warmed
 
 METRICS = (
     "kl", "k3_kl", "ppl_ratio", "rollout_is_eff_sample_size", "rollout_probs_diff_mean", "abs_diff_p99", "abs_diff_max",
@@ -43,9 +44,8 @@ def timing(d: Drawn) -> Table:
     ]  # fmt: skip
     rows += [(r.policy, "cannot run", *[""] * 7) for r in d.refused]
     t = d.timings[0]
-    title = (
-        f"drawing {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: median of "
-        f"{t.rounds} rounds, interleaved (smallest, largest)"
+    title = f"drawing {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: " + (
+        "one round, so no spread" if t.rounds == 1 else f"median of {t.rounds} rounds (smallest, largest)"
     )
     return Table(title, columns, tuple(rows), ("policy", "loop"), 2)
 
@@ -58,6 +58,13 @@ def parity(d: Drawn) -> Table:
         for r in p.whole
     ]
     return Table(f"rollout / trainer ({d.model})", ("policy", "sides", *METRICS), tuple(rows), ("policy", "sides"), 2)
+
+
+def warmed(found: Sequence[Warmed]) -> Table:
+    """Return a row for everything that was compiled."""
+    rows = [(w.policy, w.what, f"{w.seconds:.1f}", str(w.compiled), str(w.read)) for w in found]
+    columns = ("policy", "what", "s", "compiled", "read")
+    return Table("programs made ready", columns, tuple(rows), ("policy", "what"), 2)
 
 
 def answers(d: Drawn) -> Table:
@@ -89,7 +96,12 @@ def divergences(d: Drawn) -> Iterator[str]:
         x = min(some, key=lambda x: x.index)
         near = sum(bool(x.near) for x in some)
         known = "" if any(x.near is None for x in some) else f", {near} of them at a near tie"
-        apart = "" if x.gap is None else f", {value(x.gap):.2g} apart in FP64 (sigma {value(x.sigma):.2g})"
+        takes = t.policy if value(x.gap) > 0 else first
+        apart = (
+            ""
+            if x.gap is None
+            else (f"; FP64 draws with {takes}, by {abs(value(x.gap)):.2g} (sigma {value(x.sigma):.2g})")
+        )
         yield (
             f"{t.policy} draws other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
             f"{x.id} at token {x.index}: {x.tokens[0]} for {x.tokens[1]}{apart}"
@@ -116,5 +128,7 @@ def _host(t: Timing) -> str:
 
 
 def _spread(s: Spread | None) -> str:
-    """Return a median with its smallest and largest, three digits each."""
-    return "" if s is None else f"{value(s.median):.3g} ({s.low:.3g}, {s.high:.3g})"
+    """Return a median with its smallest and largest where they differ, three digits each."""
+    if s is None or s.low == s.high:
+        return "" if s is None else f"{s.median:.3g}"
+    return f"{s.median:.3g} ({s.low:.3g}, {s.high:.3g})"

@@ -20,9 +20,10 @@ from precaudit.tracing.subject import Subject
 class Divergence(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="divergence"):
     """The first token of a sequence that ``policy`` drew otherwise than ``against``: its index, and both ids.
 
-    ``gap``: how far apart FP64 holds the two, in logits; of drawn tokens of logits plus the temperature times the noise
-    that both were drawn with. ``sigma``: rms logit error of the emulated policy there, of the two that which errs more.
-    ``near``: gap ≤ 4 sigma (docs/design.md §1: near tie); None: not known without FP64, or where top k or top p cut.
+    ``gap``: FP64's logit of the first id less that of the second, of drawn tokens with the temperature times the noise
+    that both were drawn with: positive where FP64 takes the policy's token. ``sigma``: rms logit error of the emulated
+    policy there, of the two that which errs more. ``near``: the gap's size is at most 4 sigma (docs/design.md §1: near
+    tie); None: not known without FP64, or where top k or top p cut.
     """
 
     id: str
@@ -68,8 +69,8 @@ def judged(
     made = []
     for d, (n, _), logits, sequence in zip(found, chosen, rows, sequences, strict=True):
         scores = _scores(logits, sampling, n, len(sequence))
-        gap = abs(float(scores[d.tokens[0]] - scores[d.tokens[1]]))
-        near = None if sampling.kind == "cut" else bool(gap <= NEAR * sigma)
+        gap = float(scores[d.tokens[0]] - scores[d.tokens[1]])
+        near = None if sampling.kind == "cut" else abs(gap) <= NEAR * sigma
         made.append(Divergence(
             id=d.id, policy=d.policy, against=d.against, index=d.index, tokens=d.tokens, gap=number(gap),
             sigma=number(sigma), near=near,

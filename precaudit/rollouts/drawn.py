@@ -73,7 +73,7 @@ class Drawn:
 
     @property
     def exit_code(self) -> int:
-        """1 where a parity's is or loops part; 3 where a policy cannot run or answers nothing, or a metric is undefined."""
+        """1 where a parity's is or loops part; 3 where a policy cannot run or answer, or a metric is undefined."""
         codes = [p.exit_code for p in self.parities]
         if 1 in codes or self.apart:
             return 1

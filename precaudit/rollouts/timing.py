@@ -136,11 +136,7 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     what else a machine does slows all of them. Raises UserError for prompts that do not fit the context, CannotJudge
     where a variant draws otherwise in another round.
     """
-    if how.batch < 1 or how.new_tokens < 1 or how.rounds < 1:
-        raise UserError("--batch, --new-tokens and --rounds must be at least 1")
-    config = variants[0].subject.config
-    for task in given:
-        check_tokens(task.id, task.prompt, how.new_tokens, config.vocab, config.context)
+    check(variants[0].subject, given, how)
     groups, widths = list(batches(given, how)), widths_of(given, how)
     made = _Made(how, widths, {})
     total, done = len(groups) * len(variants) * how.rounds, 0
@@ -174,6 +170,15 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     ]
 
 
+def check(subject: Subject, given: Sequence[Task], how: How) -> None:
+    """Raise UserError for what cannot be drawn: no room for it in the context, or nothing asked for."""
+    for name, x in (("batch", how.batch), ("new-tokens", how.new_tokens), ("rounds", how.rounds)):
+        if x < 1:
+            raise UserError(f"--{name} {x}: at least 1 is wanted")
+    for task in given:
+        check_tokens(task.id, task.prompt, how.new_tokens, subject.config.vocab, subject.config.context)
+
+
 def batches(given: Sequence[Task], how: How) -> Iterator[list[Task]]:
     """Yield sequences that are drawn together: of one bucket of prompts and one of slots, at most ``batch``."""
     groups: dict[tuple[int, int], list[Task]] = {}
@@ -193,6 +198,18 @@ def widths_of(given: Sequence[Task], how: How) -> dict[tuple[int, int], int]:
     """Return how many sequences a batch of each bucket has: the last one is filled up, and is no other program."""
     counts = Counter(buckets(task, how) for task in given)
     return {key: min(n, how.batch) for key, n in counts.items()}
+
+
+def shapes(given: Sequence[Task], how: How) -> list[Shape]:
+    """Return the shape of every batch."""
+    widths = widths_of(given, how)
+    return [shape_of(group, how, widths) for group in batches(given, how)]
+
+
+def shape_of(group: Sequence[Task], how: How, widths: dict[tuple[int, int], int]) -> Shape:
+    """Return what programs are compiled for that draw a batch."""
+    longest = max(len(t.prompt) for t in group)
+    return Shape.of(widths[buckets(group[0], how)], longest, how.new_tokens)
 
 
 @dataclass
@@ -221,8 +238,7 @@ class _Made:
         return self._of(v, group).generate(prompts, numbers, self.how.new_tokens, v.loop)
 
     def _of(self, v: Variant, group: Sequence[Task]) -> Generator:
-        longest = max(len(t.prompt) for t in group)
-        shape = Shape.of(self.widths[buckets(group[0], self.how)], longest, self.how.new_tokens)
+        shape = shape_of(group, self.how, self.widths)
         key = (id(v.subject), shape)
         if key not in self.generators:
             self.generators[key] = Generator(v.subject, shape, self.how.sampling, self.how.ends)
