@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from precaudit.dumps.runs import DumpRun
+from precaudit.evidence.mismatch import Cause
 from precaudit.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
@@ -43,7 +44,7 @@ FILES = {
     "compared.json": Compared,
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
-    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | Cause,
 }
 
 

@@ -40,11 +40,17 @@ EXAMPLES = {
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl",
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
+        "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --save drawn.jsonl",
+        "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",
     ),
     "trace": (
         "precaudit trace tiny -o runs/a",
         "precaudit trace tiny --text 'def main(' --points all --set scores=float32",
         "precaudit trace examples/own_decoder.py:program -o runs/own",
+    ),
+    "warmup": (
+        "precaudit warmup tiny --lengths 40,500 --new-tokens 64 --policies bf16,fp32",
+        "precaudit warmup smollm2 --for trace --decode-steps 8 --batch 1",
     ),
 }
 
