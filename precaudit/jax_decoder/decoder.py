@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
+from precaudit.jax_decoder.integers import IntegerMatrix, product
 from precaudit.jax_decoder.parts import Parts, capped, near
 
 Cache = dict[str, jax.Array]
@@ -131,7 +132,8 @@ class Decoder:
 
     def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
         with scope("resid_in"):
-            x = params["embed"][tokens]
+            embed = params["embed"]
+            x = embed.rows(tokens) if isinstance(embed, IntegerMatrix) else embed[tokens]
             if self.config.embed_scale != 1.0:
                 x = x.astype(jnp.float32) * jnp.float32(self.config.embed_scale)
             x = x.astype(self.arithmetic.residual)
@@ -269,7 +271,8 @@ class Decoder:
             h = tap(self._norm(x, params, "final_norm"), "final_norm")
         with scope("logits"):
             h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
-            y = dot(h, head, (2, 1), a.logits, a)
+            integers = isinstance(head, IntegerMatrix)
+            y = product(h, head, a.logits, a) if integers else dot(h, head, (2, 1), a.logits, a)
             if c.logit_scale != 1.0:
                 y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
             return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")

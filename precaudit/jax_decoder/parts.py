@@ -12,6 +12,7 @@ from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
+from precaudit.jax_decoder.integers import IntegerMatrix, product
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
@@ -28,9 +29,12 @@ def rms_norm_once(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) ->
     return (y * weight.astype(a.norm)).astype(a.activations)
 
 
-def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
+def project(x: jax.Array, weight: jax.Array | IntegerMatrix, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
     """X · weightᵀ (+ bias); weight [out, in]."""
-    y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
+    if isinstance(weight, IntegerMatrix):
+        y = product(x, weight, a.activations, a, a.inputs_in_int8)
+    else:
+        y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
     return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
 
 

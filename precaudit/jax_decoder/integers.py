@@ -1,0 +1,81 @@
+"""Integers with scales on the device: matrices held so, and rows quantised as they are made."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from precaudit.integers import INVERSE, ROWS
+from precaudit.jax_decoder.arithmetic import Arithmetic
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["width"])
+@dataclass(frozen=True)
+class IntegerMatrix:
+    """A matrix [N, in] as integers […, G, N, n] and float32 scales [..., G, N]; ``width``: in, the last group is padded.
+
+    Leading axes: layers, experts; loops over them slice it as they slice arrays.
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    width: int
+
+    def astype(self, dtype: Any) -> "IntegerMatrix":
+        """Return itself: what is held as integers has no other format."""
+        return self
+
+    def rows(self, index: jax.Array) -> jax.Array:
+        """Return rows [..., in] of a matrix without leading axes in float32, scale · integer rounded once."""
+        values = self.values[:, index].astype(jnp.float32) * self.scales[:, index][..., None]
+        return jnp.moveaxis(values, 0, -2).reshape(*index.shape, -1)[..., : self.width]
+
+
+def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, in_int8: bool = False) -> jax.Array:
+    """Return x [..., in] · wᵀ [..., N], rounded once to ``out``.
+
+    A group's integers are exact in x's format: its sum in float32, times its scale, is added to the others' in float32.
+    ``in_int8``: x is quantised row by row, products of integers are summed in int32, and each group's sum is converted
+    to float32; the row's scale multiplies what is left.
+    """
+    x, row = quantised(x) if in_int8 else (x, None)
+    groups, rows, size = w.values.shape
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, groups * size - w.width)])
+
+    def of(x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
+        kind = jnp.int32 if in_int8 else jnp.float32
+        how = {} if in_int8 else {"precision": a.matmul}
+        contracted = (((x.ndim - 1,), (1,)), ((), ()))
+        y = lax.dot_general(x, values.astype(x.dtype), contracted, preferred_element_type=kind, **how)
+        return y.astype(jnp.float32) * scales
+
+    if groups == 1:
+        total = of(x, w.values[0], w.scales[0])
+    else:
+        parts = jnp.moveaxis(x.reshape(*x.shape[:-1], groups, size), -2, 0)
+        zero = jnp.zeros((*x.shape[:-1], rows), jnp.float32)
+        total, _ = lax.scan(lambda y, part: (y + of(*part), None), zero, (parts, w.values, w.scales))
+    return (total if row is None else total * row[..., None]).astype(out)
+
+
+def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return x [..., K] as int8 and scales float32 [...], one a row, in float32 (``precaudit/integers.py``)."""
+    wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=-1)
+    factor = jnp.where(largest > 0, jnp.float32(ROWS.most) / largest, jnp.float32(0))
+    ratio = jnp.round(wide * factor[..., None])
+    return jnp.where(ratio == ratio, ratio, jnp.float32(0)).astype(jnp.int8), largest * jnp.float32(INVERSE)
+
+
+def dequantised(values: jax.Array, scales: jax.Array, out: np.dtype[Any]) -> jax.Array:
+    """Return scale · integer of values [..., K], scales [...], in float32, rounded to ``out``, and not left unrounded.
+
+    XLA takes a cast there and back for nothing where it fuses (docs/design.md §7); ``reduce_precision`` stays.
+    """
+    wide = values.astype(jnp.float32) * scales[..., None]
+    bits = jnp.finfo(out)
+    return lax.reduce_precision(wide, bits.nexp, bits.nmant).astype(out)
