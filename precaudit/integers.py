@@ -76,4 +76,5 @@ def in_rows(x: Array, kind: type[np.floating] = np.float32, shift: float = 0.0) 
         largest = np.abs(wide).max(axis=-1, keepdims=True)
         factor = np.where(largest > 0, kind(ROWS.most) / largest, kind(0))
         ratio = np.rint(wide * factor + kind(shift))
-    return np.nan_to_num(ratio, nan=0.0).astype(np.float32), largest * kind(INVERSE)
+    # + 0: an integer has no −0
+    return np.nan_to_num(ratio, nan=0.0).astype(np.float32) + np.float32(0), largest * kind(INVERSE)

@@ -15,10 +15,10 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
-from precaudit.jax_decoder.integers import IntegerMatrix, product
+from precaudit.jax_decoder.integers import IntegerMatrix, IntegerRows, product
 from precaudit.jax_decoder.parts import Parts, capped, near
 
-Cache = dict[str, jax.Array]
+Cache = dict[str, Any]
 Layer = dict[str, jax.Array]
 
 
@@ -52,10 +52,13 @@ class Decoder:
     raised: tuple[int, Arithmetic] | None = None
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Return an empty cache: k and v [L, B, S, G, K] in the cache's format."""
+        """Return an empty cache: k and v [L, B, S, G, K] in the cache's format, int8 with a scale for every row."""
         c = self.config
         shape = (c.layers, batch, capacity, c.kv_heads, c.head_dim)
-        return {name: jnp.zeros(shape, self.arithmetic.kv_cache) for name in ("k", "v")}
+        a = self.arithmetic
+        if jnp.issubdtype(a.kv_cache, jnp.integer):
+            return {name: IntegerRows.empty(shape, a.activations) for name in ("k", "v")}
+        return {name: jnp.zeros(shape, a.kv_cache) for name in ("k", "v")}
 
     def prefill(
         self,

@@ -35,6 +35,26 @@ class IntegerMatrix:
         return jnp.moveaxis(values, 0, -2).reshape(*index.shape, -1)[..., : self.width]
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["read"])
+@dataclass(frozen=True)
+class IntegerRows:
+    """A cache [L, B, S, G, K] as int8 with a float32 scale [L, B, S, G] for every row; ``read``: the format it gives."""
+
+    values: jax.Array
+    scales: jax.Array
+    read: np.dtype[Any]
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], read: np.dtype[Any]) -> "IntegerRows":
+        """Return a cache of zeros."""
+        return cls(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:-1], jnp.float32), read)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what it holds."""
+        return tuple(self.values.shape)
+
+
 def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, in_int8: bool = False) -> jax.Array:
     """Return x [..., in] · wᵀ [..., N], rounded once to ``out``.
 
@@ -64,7 +84,7 @@ def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, i
 
 def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return x [..., K] as int8 and scales float32 [...], one a row, in float32 (``precaudit/integers.py``)."""
-    wide = x.astype(jnp.float32)
+    wide = _rounded(x.astype(jnp.float32), x.dtype)
     largest = jnp.max(jnp.abs(wide), axis=-1)
     factor = jnp.where(largest > 0, jnp.float32(ROWS.most) / largest, jnp.float32(0))
     ratio = jnp.round(wide * factor[..., None])
@@ -72,10 +92,15 @@ def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def dequantised(values: jax.Array, scales: jax.Array, out: np.dtype[Any]) -> jax.Array:
-    """Return scale · integer of values [..., K], scales [...], in float32, rounded to ``out``, and not left unrounded.
+    """Return scale · integer of values [..., K], scales [...], in float32, rounded to ``out``."""
+    return _rounded(values.astype(jnp.float32) * scales[..., None], out).astype(out)
 
-    XLA takes a cast there and back for nothing where it fuses (docs/design.md §7); ``reduce_precision`` stays.
+
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    """Return float32 x with the values of a format, whatever is fused.
+
+    XLA takes a cast there and back for nothing (docs/design.md §7), and another integer or row would be made of what
+    was not rounded; ``reduce_precision`` stays.
     """
-    wide = values.astype(jnp.float32) * scales[..., None]
-    bits = jnp.finfo(out)
-    return lax.reduce_precision(wide, bits.nexp, bits.nmant).astype(out)
+    bits = jnp.finfo(dtype)
+    return lax.reduce_precision(x, bits.nexp, bits.nmant)
