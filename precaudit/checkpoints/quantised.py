@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from precaudit.arrays import Array, widen
@@ -41,12 +42,12 @@ class Quantised:
         return self._before(name, rows) if self.holds(name) else self.inner.original(name, rows)
 
     def integers(self, name: str) -> tuple[Array, Array] | None:
-        """Return a tensor's integers int8 [G, N, n] and scales float32 [G, N]; None where it has none."""
+        """Return a tensor's integers [G, N, n], int8 or int4, and scales float32 [G, N]; None where it has none."""
         if not self.holds(name):
             return None
         parts = [self._made(name, some) for some in row_blocks(self.inner.shapes()[name])]
         values, scales = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
-        return values, scales
+        return values.astype(np.int8 if self.to.bits > 4 else ml_dtypes.int4), scales
 
     def holds(self, name: str) -> bool:
         """Whether a tensor is held as integers."""
