@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from precaudit import configs
+from precaudit.arrays import Array
 from precaudit.checkpoints import names, orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
@@ -21,7 +22,6 @@ from precaudit.checkpoints.quantised import Quantised
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.scaled import Scaled
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, as_tied, check_tensors
-from precaudit.arrays import Array
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig
 from precaudit.errors import UserError
 from precaudit.formats import INTEGERS

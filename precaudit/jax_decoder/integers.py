@@ -16,9 +16,9 @@ from precaudit.jax_decoder.arithmetic import Arithmetic
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["width"])
 @dataclass(frozen=True)
 class IntegerMatrix:
-    """A matrix [N, in] as integers […, G, N, n] and float32 scales [..., G, N]; ``width``: in, the last group is padded.
+    """A matrix [N, in] as integers [..., G, N, n] and float32 scales [..., G, N].
 
-    Leading axes: layers, experts; loops over them slice it as they slice arrays.
+    ``width``: in; the last group is padded. Leading axes, of layers and experts, are sliced by loops as those of arrays.
     """
 
     values: jax.Array
@@ -38,7 +38,10 @@ class IntegerMatrix:
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["read"])
 @dataclass(frozen=True)
 class IntegerRows:
-    """A cache [L, B, S, G, K] as int8 with a float32 scale [L, B, S, G] for every row; ``read``: the format it gives."""
+    """A cache [L, B, S, G, K] as int8 with a float32 scale [L, B, S, G] for every row.
+
+    ``read``: the format of what it gives.
+    """
 
     values: jax.Array
     scales: jax.Array

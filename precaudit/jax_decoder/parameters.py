@@ -62,14 +62,12 @@ def parameters(
     return params
 
 
-def _integers(
-    names: list[str], shape: tuple[int, ...], integers: Integers, width: int, device: Any
-) -> IntegerMatrix:
+def _integers(names: list[str], shape: tuple[int, ...], integers: Integers, width: int, device: Any) -> IntegerMatrix:
     """Return tensors as one IntegerMatrix with ``shape`` in front."""
     pairs = [found for name in names if (found := integers(name)) is not None]
     values, scales = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    placed = [jax.device_put(x.reshape(shape + x.shape[1:]), device).block_until_ready() for x in (values, scales)]
-    return IntegerMatrix(*placed, width)
+    held, beside = (jax.device_put(x.reshape(shape + x.shape[1:]), device) for x in (values, scales))
+    return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -120,8 +120,8 @@ def cache_write(cache: Any, layer: jax.Array, rows: jax.Array, slots: jax.Array 
     """
     if isinstance(cache, IntegerRows):
         values, scales = quantised(rows)
-        written = (cache_write(held, layer, new, slots) for held, new in ((cache.values, values), (cache.scales, scales)))
-        return IntegerRows(*written, cache.read)
+        held = cache_write(cache.values, layer, values, slots)
+        return IntegerRows(held, cache_write(cache.scales, layer, scales, slots), cache.read)
     rows = rows.astype(cache.dtype)
     zeros = (jnp.int32(0),) * rows.ndim
     if slots is None:

@@ -144,9 +144,9 @@ def _narrows(policy: Policy) -> bool:
 def redrawn(rounding: Rounding, seed: int) -> Rounding:
     """Return ``rounding`` with other rounding errors of the same size: every place rounds to its grid times a factor.
 
-    round(x · s) / s with s drawn from [1, 2) for each place (of integers, on a grid moved by a part of its step): the errors of a program whose values had fallen elsewhere
-    between the format's numbers (in the spirit of Monte Carlo arithmetic: Parker, Pierce & Eggert 2000). Seed 0 draws
-    s = 1: the policy itself.
+    round(x · s) / s with s drawn from [1, 2) for each place; of integers, on a grid moved by a part of its step: the
+    errors of a program whose values had fallen elsewhere between the format's numbers (in the spirit of Monte Carlo
+    arithmetic: Parker, Pierce & Eggert 2000). Seed 0 draws s = 1: the policy itself.
     """
     if seed == 0:
         return rounding

@@ -33,7 +33,7 @@ class Policy:
     it is exact, and recorded so.
 
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
-    ``int4/128``: for every group of 128 of the contracted axis); embeddings says whether embedding and head follow them.
+    ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
     projection_inputs: ``int8`` quantises what a layer's projections read, row by row, and multiplies integers.
     kv_cache ``int8``: a scale for every token and head; what attention reads is of the activations' format.
     """

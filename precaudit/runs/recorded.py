@@ -122,6 +122,15 @@ class Recorded:
         return Rows(np.concatenate(values), np.concatenate(positions), tuple(steps))
 
     def expected_cache(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
+        """Return what a cache at ``step`` has to give: the rows earlier calls recorded, as it holds them."""
+        rows = self.cached_rows(prompt, layer, cache, step)
+        if rows is None:
+            return None
+        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
+        names = [record.dtype for record in held if record is not None]
+        return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
+
+    def cached_rows(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
         """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""
         point = {c: row for row, c in CACHES.items()}[cache]
         n = len(self.run.prompts[prompt].tokens)
@@ -129,10 +138,7 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
-        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
-        names = [record.dtype for record in held if record is not None]
-        rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
-        return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
+        return np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
 
     def written(self, prompt: str, layer: int, cache: str) -> Array | None:
         """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
