@@ -1,4 +1,8 @@
-"""Integers with scales on the device: matrices held so, and rows quantised as they are made."""
+"""Integers with scales on the device: matrices held so, and rows quantised as they are made.
+
+Barriers keep what is rounded before or after: XLA takes a cast there and back for nothing (docs/design.md §7), and
+another integer or row would be made of what was not rounded. ``reduce_precision`` would lose float16's subnormals.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +22,7 @@ from precaudit.jax_decoder.arithmetic import Arithmetic
 class IntegerMatrix:
     """A matrix [N, in] as integers [..., G, N, n] and float32 scales [..., G, N].
 
-    ``width``: in; the last group is padded. Leading axes, of layers and experts, are sliced by loops as those of arrays.
+    ``width``: in; the last group is padded. Leading axes, layers and experts, are sliced as those of arrays.
     """
 
     values: jax.Array
@@ -87,7 +91,7 @@ def product(x: jax.Array, w: IntegerMatrix, out: np.dtype[Any], a: Arithmetic, i
 
 def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return x [..., K] as int8 and scales float32 [...], one a row, in float32 (``precaudit/integers.py``)."""
-    wide = _rounded(x.astype(jnp.float32), x.dtype)
+    wide = lax.optimization_barrier(x).astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
     factor = jnp.where(largest > 0, jnp.float32(ROWS.most) / largest, jnp.float32(0))
     ratio = jnp.round(wide * factor[..., None])
@@ -96,14 +100,4 @@ def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def dequantised(values: jax.Array, scales: jax.Array, out: np.dtype[Any]) -> jax.Array:
     """Return scale · integer of values [..., K], scales [...], in float32, rounded to ``out``."""
-    return _rounded(values.astype(jnp.float32) * scales[..., None], out).astype(out)
-
-
-def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    """Return float32 x with the values of a format, whatever is fused.
-
-    XLA takes a cast there and back for nothing (docs/design.md §7), and another integer or row would be made of what
-    was not rounded; ``reduce_precision`` stays.
-    """
-    bits = jnp.finfo(dtype)
-    return lax.reduce_precision(x, bits.nexp, bits.nmant)
+    return lax.optimization_barrier((values.astype(jnp.float32) * scales[..., None]).astype(out))
