@@ -153,7 +153,8 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
     factors = tuple(getattr(policy, key) for key in row.operands)
     if decode and policy.decode_attention == "float32" and row.reads_keys:
         factors = ("float32",)
-    if device != "cpu" and policy.weights in INTEGERS and row.tensors and row.sums:
+    integers = (row.projects and row.only != "sparse") or (row.kind == "head" and policy.embeddings == "as-weights")
+    if device != "cpu" and policy.weights in INTEGERS and integers:
         return f"weights = {policy.weights} on {device or 'an unknown device'}"
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
     if row.sums and "float32" in factors and not exact:
