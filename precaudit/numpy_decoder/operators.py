@@ -42,8 +42,8 @@ def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
-    """X · weightᵀ + bias; weight [out, in]. The product's rounding is the place ``linear``, the sum's the caller's."""
-    y = r.dot(x, weight.T)
+    """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``."""
+    y = r.dot(r.operand(x), weight.T)
     return y if bias is None else r.linear(y) + bias
 
 

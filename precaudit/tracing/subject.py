@@ -16,7 +16,7 @@ from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
 from precaudit.lengths import telling
-from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
+from precaudit.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tpu.target import Target, check_policy
 from precaudit.tracing.devices import choose_device, platform_of
@@ -66,7 +66,8 @@ class Subject(Brief):
     def parameters(self) -> Any:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
-        return parameters(self.config, self.checkpoint.tensors.read, activations, self.device)
+        tensors = self.checkpoint
+        return parameters(self.config, tensors.tensors.read, tensors.integers, activations, self.device)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
@@ -127,7 +128,8 @@ def load(
     """
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
-    checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights).with_factor(chosen.embed_factor)
+    check_settings(chosen)
+    checkpoint = open_checkpoint(subject, allow).under(chosen).with_factor(chosen.embed_factor)
     if not checkpoint.rounds_factor:
         chosen = replace(chosen, embed_factor="exact")
     target = target_of(device)
