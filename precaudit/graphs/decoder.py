@@ -159,6 +159,11 @@ def present(sparse: bool) -> tuple[str, ...]:
     return tuple(p.name for p in POINTS.values() if p.only in (None, "sparse" if sparse else "dense"))
 
 
+def hidden(attention: str) -> tuple[str, ...]:
+    """Return the points that a policy's attention kernel does not show: those within the operation it makes at once."""
+    return () if attention == "naive" else tuple(p.name for p in POINTS.values() if p.attends and p.within is not None)
+
+
 def shape_of(axes: str, c: "DecoderConfig", positions: int = 1, keys: int = 1) -> tuple[int, ...]:
     """Return the sizes of axes, by the letters of ``Point.axes``."""
     sizes = {

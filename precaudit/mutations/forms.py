@@ -35,7 +35,8 @@ class Inputs:
     """What an operation read: its rows at ``positions`` [T], for attention q [T, H, K], k and v [S, G, K].
 
     ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
-    ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k.
+    ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k;
+    ``start``: the slot of the first key.
     """
 
     model: Model
@@ -46,6 +47,7 @@ class Inputs:
     last: tuple[Array, ...] = ()
     tensors: Callable[[Weight], Weight] = same
     probs: Array | None = None
+    start: int = 0
 
     @property
     def row(self) -> Point:

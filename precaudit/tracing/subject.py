@@ -13,7 +13,9 @@ from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
+from precaudit.jax_decoder.kernels import check_config
 from precaudit.jax_decoder.parameters import parameters, rope_tables
+from precaudit.jax_decoder.parts import check_parts
 from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tpu.target import Target, check_policy
@@ -125,5 +127,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
+    check_config(chosen, checkpoint.config)
     made = parts or family_parts(checkpoint.config)
+    check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

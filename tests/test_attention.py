@@ -1,0 +1,164 @@
+"""Attention kernels as a policy key: what they compute, what they declare, honest runs and faulty ones."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
+from precaudit.errors import UserError
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.arithmetic import Arithmetic
+from precaudit.jax_decoder.kernels import flash, sdpa
+from precaudit.judging.gate import gate
+from precaudit.policies import Policy, apply_settings, load_policy
+from precaudit.prompts import Prompt
+from precaudit.selection import Selection
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+from tests.conftest import FIXTURES
+
+KERNELS = ("sdpa", "flash")
+
+
+def under(policy, kernel, **settings):
+    return apply_settings(load_policy(policy), {"attention": kernel, **settings})
+
+
+def prompts(vocab, *lengths, seed=0):
+    draw = np.random.default_rng(seed)
+    return [Prompt(id=f"n{n}", tokens=tuple(int(t) for t in draw.integers(1, vocab, n))) for n in lengths]
+
+
+def judged(folder, subject, given, points="q,k,v,attn_out,logits", phases="prefill,decode", options=None):
+    select = Selection.parse(points=points, phases=phases)
+    run = trace(subject, folder / "run", given, select, options or Options(1, force=True))
+    found = compare(run, options=CompareOptions(accum=(), cache=folder / "refs"))
+    return found, gate(found)
+
+
+def failures(judgement):
+    return [(v.status, v.kind, v.layer, v.point, v.metric, v.scope, v.value, v.limit) for v in judgement.verdicts]
+
+
+# What they compute
+
+
+def textbook(q, k, v, mask, scale, cap):
+    """Attention in FP64 from its formula: q [B, T, H, K], k and v [B, S, G, K], mask [B, 1, T, S]."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = np.einsum("bthk,bshk->bhts", q, k) * scale
+    s = s if cap is None else cap * np.tanh(s / cap)
+    e = np.where(mask, np.exp(s - s.max(axis=-1, keepdims=True)), 0.0)
+    return np.einsum("bhts,bshk->bthk", e / e.sum(axis=-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("kernel", [sdpa, flash, lambda *a: flash(*a, block=5)], ids=["sdpa", "flash", "blocks of 5"])
+@pytest.mark.parametrize(("heads", "groups", "cap", "window"), [(4, 2, None, None), (3, 3, None, 7), (4, 1, 2.0, 3)])
+def test_a_kernel_is_the_formula(kernel, heads, groups, cap, window):
+    """In float32 to some units of rounding: grouped heads, a cap, a window, keys that are no multiple of a block."""
+    if kernel is sdpa and cap is not None:
+        pytest.skip("it has no cap")
+    draw, (b, t, d) = np.random.default_rng(heads), (2, 23, 8)
+    q, k, v = (jnp.asarray(draw.standard_normal((b, t, n, d)), jnp.float32) for n in (heads, groups, groups))
+    rows, keys = np.arange(t)[:, None], np.arange(t)[None]
+    seen = (keys <= rows) & (keys > rows - (window or t)) & (keys >= np.array([0, 4])[:, None, None])
+    seen |= rows == keys  # of padding
+    out = kernel(q, k, v, jnp.asarray(seen[:, None]), 0.6, cap, Arithmetic.of(load_policy("fp32-highest")))
+    exact = textbook(q, k, v, seen[:, None], 0.6, cap)
+    assert out.shape == exact.shape
+    assert np.abs(np.asarray(out, np.float64) - exact).max() <= 8 * 2.0**-24 * np.abs(exact).max()
+
+
+# What is declared
+
+
+def test_a_kernel_decides_its_formats_and_the_name_says_so():
+    made = under("bf16", "sdpa")
+    assert (made.scores, made.softmax, made.probs, made.attn_out) == ("float32", "float32", "bfloat16", "bfloat16")
+    assert made.name == "bf16+attention=sdpa+scores=float32"
+    half = apply_settings(made, {"activations": "float16"})
+    assert (half.probs, half.attn_out) == ("float16", "float16")
+    assert under("bf16", "flash", probs="float32").probs == "float32"
+    assert apply_settings(made, {"attention": "naive", "scores": "bfloat16"}) == replace(made, attention="naive",
+        scores="bfloat16", name=f"{made.name}+attention=naive+scores=bfloat16")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attention": "sdpa", "softmax": "bfloat16"}, "attention = sdpa keeps softmax in float32"),
+        ({"attention": "sdpa", "probs": "float32"}, "attention = sdpa keeps probs in bfloat16"),
+        ({"attention": "sdpa", "attn_out": "float32"}, "attention = sdpa keeps attn_out in bfloat16"),
+        ({"attention": "sdpa", "matmul": "F32_F32_F32"}, "matmul = F32_F32_F32 is not honoured"),
+        ({"attention": "flash", "scores": "bfloat16"}, "attention = flash keeps scores in float32"),
+        ({"attention": "flash", "softmax": "float16"}, "attention = flash keeps softmax in float32"),
+        ({"attention": "falsh"}, "did you mean"),
+    ],
+)
+def test_what_a_kernel_does_not_honour_is_refused(settings, said):
+    with pytest.raises(UserError, match=said) as error:
+        load("tiny", "bf16", settings, "cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_kernel_or_a_device_cannot_do_is_refused():
+    with pytest.raises(UserError, match="cannot cap scores, and this model caps them at 2"):
+        load(str(FIXTURES / "gemma2-caps"), "bf16", {"attention": "sdpa"}, "cpu")
+    half = dict.fromkeys(("activations", "residual", "mlp", "kv_cache"), "float16")
+    with pytest.raises(UserError, match="preset F16_F16_F32, which cpu does not have"):
+        load("tiny", "bf16", {"attention": "sdpa", **half}, "cpu")
+    with pytest.raises(UserError, match="scores is not used under attention = flash"):
+        load("tiny", "bf16", {"attention": "flash"}, "cpu", replace(Parts(), scores=lambda *a: a))
+
+
+def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path):
+    subject = load(str(FIXTURES / "llama-gqa"), "bf16", {"attention": "flash"}, "cpu")
+    with pytest.raises(UserError, match="--points scores: attention = flash has no such point"):
+        trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all,scores"))
+    said = []
+    progress = type("P", (), {"say": said.append, "advance": lambda *a: None})
+    run = trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all"), Options(1), progress)
+    assert "left out: scores, probs: attention = flash does not show them" in said
+    assert not {"scores", "probs"} & {*run.record.requested.points, *run.record.requested.support}
+    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    assert gate(found).exit_code == 0, failures(gate(found))
+    assert not [v for v in gate(found).verdicts if v.status == "missing"]
+    kept = [e for e in found.errors if e.point == "attn_out" and e.kind == "local"]
+    assert kept
+    assert all(e.unknown is None for e in kept)
+
+
+def test_a_run_of_before_the_key_is_naive():
+    from precaudit.policies import completed
+
+    recorded = Policy().settings()
+    del recorded["attention"]
+    assert completed(recorded)["attention"] == "naive"
+
+
+# Honest runs
+
+
+def longer(name, folder):
+    """Return a copy of a fixture whose context is 512."""
+    shutil.copytree(FIXTURES / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_honest_run_passes_and_is_explained(tmp_path, kernel):
+    """Over three blocks of keys, the last one not full; the kernel's own roundings leave next to nothing."""
+    subject = load(longer("llama-gqa", tmp_path / "model"), "bf16", {"attention": kernel}, "cpu")
+    found, judgement = judged(tmp_path, subject, prompts(96, 3, 300))
+    assert judgement.exit_code == 0, failures(judgement)
+    local = [e for e in found.errors if e.point == "attn_out" and e.kind == "local" and e.prompt == "n300"]
+    assert {e.phase for e in local} == {"prefill", "decode"}
+    assert min(e.explained[f"policy:{subject.policy.name}"] for e in local) > 0.98
