@@ -11,6 +11,7 @@ import pytest
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.errors import UserError
+from precaudit.evidence.remedies import candidates
 from precaudit.evidence.replay import replay
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched
@@ -120,6 +121,21 @@ def test_what_a_kernel_or_a_device_cannot_do_is_refused():
         load("tiny", "bf16", {"attention": "sdpa", **half}, "cpu")
     with pytest.raises(UserError, match="scores is not used under attention = flash"):
         load("tiny", "bf16", {"attention": "flash"}, "cpu", replace(Parts(), scores=lambda *a: a))
+
+
+def test_the_kernel_that_is_offered_is_one_that_can_run():
+    plain, caps = (load(str(FIXTURES / name), "bf16", None, "cpu").config for name in ("llama-gqa", "gemma2-caps"))
+    half = apply_settings(Policy(), {"activations": "float16", "probs": "float16", "attn_out": "float16"})
+    for policy, config, kernel in (
+        (Policy(), plain, "sdpa"),
+        (Policy(), caps, "flash"),
+        (half, plain, "flash"),
+        (apply_settings(Policy(), {"attn_out": "float32"}), plain, "flash"),
+        (under("bf16", "flash"), plain, None),
+    ):
+        offered = dict(candidates(policy, config, "cpu")).get("attention")
+        assert offered == (None if kernel is None else {"attention": kernel}), policy.name
+    assert not {"probs", "attn_out"} & dict(candidates(under("bf16", "sdpa"), plain, "cpu")).keys()
 
 
 def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path):

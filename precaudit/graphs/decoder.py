@@ -86,7 +86,8 @@ POINTS = {
         Point(
             "attn_out", "mix", "THK", ("q", "k", "v"), "probs · v, before the output projection",
             place="attn_out", format="attn_out", operands=("probs", "activations"), inner=("scores", "probs"),
-            arithmetic="softmax", tensors=False, milestone=True, shows=("scores", "probs", "softmax", "attn_out"),
+            arithmetic="softmax", tensors=False, milestone=True,
+            shows=("scores", "probs", "softmax", "attn_out", "attention"),
             inside=(
                 _CAPPED,
                 Inside(("score_dot",), _fine_scale),
