@@ -17,9 +17,10 @@ from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched
 from precaudit.jax_decoder.kernels import flash, sdpa
 from precaudit.judging.gate import gate
+from precaudit.lint.linting import lint_model
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
-from precaudit.policies import Policy, apply_settings, load_policy
+from precaudit.policies import Policy, apply_settings, completed, load_policy
 from precaudit.prompts import Prompt
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.runs.recorded import Recorded
@@ -138,26 +139,34 @@ def test_the_kernel_that_is_offered_is_one_that_can_run():
     assert not {"probs", "attn_out"} & dict(candidates(under("bf16", "sdpa"), plain, "cpu")).keys()
 
 
-def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path):
-    subject = load(str(FIXTURES / "llama-gqa"), "bf16", {"attention": "flash"}, "cpu")
-    with pytest.raises(UserError, match="--points scores: attention = flash has no such point"):
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path, kernel):
+    subject = load(str(FIXTURES / "llama-gqa"), "bf16", {"attention": kernel}, "cpu")
+    with pytest.raises(UserError, match=f"--points scores: attention = {kernel} has no such point"):
         trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all,scores"))
     said = []
     progress = type("P", (), {"say": said.append, "advance": lambda *a: None})
     run = trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all"), Options(1), progress)
-    assert "left out: scores, probs: attention = flash does not show them" in said
+    assert f"left out: scores, probs: attention = {kernel} does not show them" in said
     assert not {"scores", "probs"} & {*run.record.requested.points, *run.record.requested.support}
-    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    found = compare(run, options=CompareOptions(accum=(), cache=tmp_path / "refs", formula=True))
     assert gate(found).exit_code == 0, failures(gate(found))
+    formula = [e for e in found.errors if e.kind == "formula" and e.point == "attn_out"]
+    assert {e.phase for e in formula} == {"prefill", "decode", "rescore"}
+    assert all(e.unknown is None and e.rel_l2 < 1e-6 for e in formula)
     assert not [v for v in gate(found).verdicts if v.status == "missing"]
     kept = [e for e in found.errors if e.point == "attn_out" and e.kind == "local"]
     assert kept
     assert all(e.unknown is None for e in kept)
 
 
-def test_a_run_of_before_the_key_is_naive():
-    from precaudit.policies import completed
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_linter_reads_a_kernel(kernel):
+    found = lint_model("tiny", under("bf16", kernel))
+    assert found.exit_code("unknown") == 0, found.findings
 
+
+def test_a_run_of_before_the_key_is_naive():
     recorded = Policy().settings()
     del recorded["attention"]
     assert completed(recorded)["attention"] == "naive"
