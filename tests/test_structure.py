@@ -154,6 +154,7 @@ HOMONYMS = {
     "numpy_decoder/operators.py": "a place of Rounding",
     "numpy_decoder/rounding.py": "keys of a policy",
     "evidence/remedies.py": "keys of a policy",
+    "policies/__init__.py": "keys of a policy",
 }
 
 
