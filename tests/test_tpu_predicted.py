@@ -1,5 +1,7 @@
 """Runs predicted for a TPU: honest ones pass, faults do not, and every report says what they rest on."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -101,6 +103,36 @@ def test_a_prediction_says_what_it_rests_on(runs, capsys):
         assert "files from real TPUs it was compared with: 0" in out
 
 
+@needs_libtpu
+def test_products_are_counted_without_taps_and_with_them(runs):
+    """Prefill of 64 tokens makes all products in one pass, a decode step of one row most on the vector unit."""
+    highest = open_run(runs["fp32-highest", "tpu-predicted:v5e"].folder).record.neutrality
+    for policy, inside in (("fp32", False), ("bf16", True)):
+        found = open_run(runs[policy, "tpu-predicted:v5e"].folder).record.neutrality
+        assert {n.phase for n in found} == {"prefill", "decode", "rescore"}
+        assert all(n.predicted.bare == n.predicted.captured and n.predicted.moved == () for n in found)
+        assert all((value(n.predicted.inside) > 1e-4) == inside for n in found)
+        assert all(n.predicted.bare.passes1 and not n.predicted.bare.passes6 for n in found)
+    assert all(n.predicted.bare.passes6 and not n.predicted.bare.passes1 for n in highest)
+    assert open_run(runs["bf16", "cpu"].folder).record.neutrality[0].predicted is None
+
+
+@needs_libtpu
+def test_products_that_taps_move_to_another_precision_are_unknown(runs, tmp_path):
+    """What is recorded is then of another program, whatever the logits say."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs["fp32", "tpu-predicted:v5e"].folder, folder)
+    raw = json.loads((folder / "run.json").read_text())
+    where = "q: bfloat16 without taps, float32 with them"
+    next(n for n in raw["neutrality"] if n["phase"] == "decode")["predicted"]["moved"] = [where]
+    (folder / "run.json").write_text(json.dumps(raw))
+    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    (verdict,) = [v for v in judged.verdicts if v.status != "pass"]
+    assert (verdict.status, verdict.kind, verdict.phase) == ("unknown", "neutrality", "decode")
+    assert where in verdict.text
+    assert judged.exit_code == 3
+
+
 def doubled(q, k, scale, a):
     return attention_scores(q, k, scale * 1.05, a)
 
@@ -184,7 +216,9 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     monkeypatch.chdir(tmp_path)
     assert cli(["trace", "step.py:program", "--device", "tpu-predicted:v5e", "-o", "run"]) == 0
     assert cli(["compare", "run"]) == 0
-    assert "predicted: what libtpu" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "predicted: what libtpu" in said
+    assert "makes the same products without taps and with them" in said
     assert cli(["gate", "run"]) == 0
     assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
     monkeypatch.setattr("precaudit.references.traced.reference.device_kind", lambda device: "cpu")

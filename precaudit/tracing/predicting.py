@@ -1,20 +1,44 @@
 """A program as a TPU that is not here would run it: compiled for it, the compiled text run on a CPU as it rounds."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
+from precaudit.arrays import single
 from precaudit.errors import UserError
-from precaudit.tpu.execute import function
-from precaudit.tpu.hlo import parse
+from precaudit.metrics.sizes import norm, ratio
+from precaudit.records import Prediction, Products, number
+from precaudit.tpu.execute import function, rounds_inside
+from precaudit.tpu.hlo import Module, parse
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
+from precaudit.tpu.units import counted, moved, products
 
 PREFIX = "tpu-predicted"
 DEFAULT = "v5e"
 RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were compared with
+
+
+@dataclass(frozen=True)
+class Made:
+    """A program compiled for a target: its text, the function that runs it on a CPU, and the tree of its outputs."""
+
+    module: Module
+    run: Callable[..., Any]
+    outputs: Any
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Run it on flat arguments."""
+        found = self.run(*leaves)
+        return jax.tree.unflatten(self.outputs, found if isinstance(found, tuple) else (found,))
+
+    @cached_property
+    def wide_inside(self) -> "Made":
+        """The same with bfloat16 results inside fusions left unrounded."""
+        return replace(self, run=function(self.module, rounded_inside=False))
 
 
 @dataclass
@@ -25,20 +49,51 @@ class Predicted:
     program: Callable[..., Any]
     donated: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    _made: dict[Any, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
+    _made: dict[Any, Made] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
         """Run it; raises UserError where the target's compiler refuses it, or what it made cannot be followed."""
+        return self.made(*args)(jax.tree.leaves(args))
+
+    def made(self, *args: Any) -> Made:
+        """Return what is made of it for arguments of these shapes; raises UserError as calling it does."""
         leaves, tree = jax.tree.flatten(args)
         shapes = tuple((np.shape(x), jax.numpy.result_type(x)) for x in leaves)
         if (tree, shapes) not in self._made:
             shaped = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in shapes])
             made = compile_for(self.target, self.program, shaped, self.donated, self.options)
             outputs = jax.tree.structure(jax.eval_shape(self.program, *shaped))
-            self._made[tree, shapes] = function(parse(made.text)), outputs
-        run, outputs = self._made[tree, shapes]
-        found = run(*leaves)
-        return jax.tree.unflatten(outputs, found if isinstance(found, tuple) else (found,))
+            module = parse(made.text)
+            self._made[tree, shapes] = Made(module, function(module), outputs)
+        return self._made[tree, shapes]
+
+
+def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequence[Any]) -> Prediction | None:
+    """Return what two predicted programs differ in, and what rounding inside fusions changes; None of others.
+
+    ``captured``, ``bare``: the same program with taps and without; each with the arguments it was called with.
+    """
+    if not isinstance(captured, Predicted) or not isinstance(bare, Predicted):
+        return None
+    plain = bare.made(*bare_given)
+    without, with_taps = products(plain.module), products(captured.made(*given).module)
+    return Prediction(
+        bare=Products(**counted(without)), captured=Products(**counted(with_taps)),
+        moved=tuple(
+            f"{place or 'a product'}: {' and '.join(sorted(a))} without taps, {' and '.join(sorted(b))} with them"
+            for place, (a, b) in moved(without, with_taps).items()
+        ),
+        inside=number(inside(plain, jax.tree.leaves(bare_given))),
+    )  # fmt: skip
+
+
+def inside(made: Made, leaves: Sequence[Any]) -> float:
+    """Return the largest ‖a − b‖ / ‖a‖ of an output, bfloat16 results inside fusions rounded (a) and not (b)."""
+    if not rounds_inside(made.module):
+        return 0.0
+    pairs = zip(jax.tree.leaves(made(leaves)), jax.tree.leaves(made.wide_inside(leaves)), strict=True)
+    floats = [(single(a), single(b)) for a, b in pairs if jax.numpy.issubdtype(a.dtype, jax.numpy.floating)]
+    return max((ratio(norm(a - b), norm(a)) for a, b in floats), default=0.0)
 
 
 def target_of(device: str) -> Target | None:

@@ -16,6 +16,7 @@ from precaudit.graphs.decoder import LOGITS, POINTS, shape_of
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
+from precaudit.tracing.predicting import predicted
 from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
@@ -128,8 +129,12 @@ class Session:
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
     def _call(self, program: Any, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> Any:
+        return program(*self._whole(tokens, starts, rows, cache, take))
+
+    def _whole(self, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> tuple[Any, ...]:
+        """Return all arguments of a call: the parameters, RoPE's tables, and its own."""
         capacity = tokens.shape[1] if cache is None else jax.tree.leaves(cache)[0].shape[2]
-        return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
+        return self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take
 
     def _cache(self, batch: Batch) -> Any:
         """Return an empty cache; None when nothing is decoded."""
@@ -165,8 +170,9 @@ class Session:
         check = self._unchecked(phase, capture, given)
         logits, _, taps = self._call(program, *given)
         if check:
-            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, self._cache(batch))
-            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
+            call = Call(phase, 0, capture, starts, (), None, {}, logits)
+            bare = prefill_program(self.subject, None), (tokens, starts, rows, self._cache(batch))
+            self._compare(call, batch, tokens.shape, (program, given), bare)
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
@@ -195,8 +201,9 @@ class Session:
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
-                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
+                run = decode_program(self.subject, capture), (token, starts, slots, before)
+                bare = decode_program(self.subject, None), (token, starts, slots, before)
+                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], run, bare)
             self._record(batch, call)
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
@@ -241,9 +248,16 @@ class Session:
         self.checked.add(program)
         return first
 
-    def _compare(self, call: Call, batch: Batch, shape: Sequence[int], bare: Any) -> None:
-        """Note whether capturing left a call's logits as they were, bit for bit."""
-        a, b = np.asarray(call.logits), np.asarray(bare)
+    def _compare(
+        self, call: Call, batch: Batch, shape: Sequence[int], run: tuple[Any, Any], bare: tuple[Any, Any]
+    ) -> None:
+        """Note whether capturing left a call's logits as they were, bit for bit.
+
+        ``run``, ``bare``: the program with taps and without, each with its own arguments; what donates takes copies.
+        """
+        whole = self._whole(*bare[1])
+        expected = predicted(run[0], self._whole(*run[1]), bare[0], whole)
+        a, b = np.asarray(call.logits), np.asarray(bare[0](*whole)[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
@@ -254,7 +268,7 @@ class Session:
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=number(diff), apart=tuple(map(number, apart)),
+                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected,
             )
         )  # fmt: skip
 

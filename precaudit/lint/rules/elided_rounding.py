@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from precaudit.lint.flow import NARROW
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.stored import readers
-from precaudit.lint.view import PRODUCTS, View, array, place_of
+from precaudit.lint.view import View, array, place_of
 from precaudit.tpu.hlo import Instruction, Module
+from precaudit.tpu.units import PRODUCTS
 
 ROUNDS = ("convert", "all-reduce", "reduce-scatter")
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from precaudit.lint.flow import NARROW, Equation
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.stored import results
-from precaudit.lint.view import PRODUCTS, View, array, place_of
+from precaudit.lint.view import View, array, place_of
 from precaudit.tpu.hlo import Instruction
+from precaudit.tpu.units import PRODUCTS
 
 STORED = ("fusion", "copy", "dynamic-update-slice", "concatenate", "transpose", "all-reduce", "reduce-scatter")
 
