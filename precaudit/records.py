@@ -141,12 +141,14 @@ class Prediction(Record, frozen=True, omit_defaults=False):
 
     ``moved``: points (of programs: lines) whose products the two make in other precisions, with these; ``inside``:
     the largest ‖rounded − not‖ / ‖rounded‖ of its outputs, bfloat16 results inside of fusions rounded and not.
+    ``kernels``: Pallas kernels that ran in interpret mode, their products as a CPU makes them.
     """
 
     bare: Products
     captured: Products
     moved: tuple[str, ...] = ()
     inside: Number | None = None
+    kernels: tuple[str, ...] = ()
 
 
 class Neutrality(Record, frozen=True, omit_defaults=False):

@@ -12,8 +12,10 @@ from precaudit.arrays import single
 from precaudit.errors import UserError
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Prediction, Products, number
+from precaudit.tpu.calls import Rule
 from precaudit.tpu.execute import function, rounds_inside
 from precaudit.tpu.hlo import Module, parse
+from precaudit.tpu.kernels import interpreted, rules
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
 from precaudit.tpu.units import counted, moved, products
 
@@ -24,11 +26,16 @@ RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were co
 
 @dataclass(frozen=True)
 class Made:
-    """A program compiled for a target: its text, the function that runs it on a CPU, and the tree of its outputs."""
+    """A program compiled for a target: its text, the function that runs it on a CPU, and the tree of its outputs.
+
+    ``custom``: rules of its custom calls; ``kernels``: Pallas kernels that run in interpret mode, by name.
+    """
 
     module: Module
     run: Callable[..., Any]
     outputs: Any
+    custom: Mapping[str, Rule] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run it on flat arguments."""
@@ -38,7 +45,7 @@ class Made:
     @cached_property
     def wide_inside(self) -> "Made":
         """The same with bfloat16 results inside fusions left unrounded."""
-        return replace(self, run=function(self.module, rounded_inside=False))
+        return replace(self, run=function(self.module, self.custom, rounded_inside=False))
 
 
 @dataclass
@@ -64,7 +71,9 @@ class Predicted:
             made = compile_for(self.target, self.program, shaped, self.donated, self.options)
             outputs = jax.tree.structure(jax.eval_shape(self.program, *shaped))
             module = parse(made.text)
-            self._made[tree, shapes] = Made(module, function(module), outputs)
+            custom = rules(module, made.jaxpr)
+            kernels = interpreted(module, made.jaxpr)
+            self._made[tree, shapes] = Made(module, function(module, custom), outputs, custom, kernels)
         return self._made[tree, shapes]
 
 
@@ -83,7 +92,7 @@ def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequen
             f"{place or 'a product'}: {' and '.join(sorted(a))} without taps, {' and '.join(sorted(b))} with them"
             for place, (a, b) in moved(without, with_taps).items()
         ),
-        inside=number(inside(plain, jax.tree.leaves(bare_given))),
+        kernels=plain.kernels, inside=number(inside(plain, jax.tree.leaves(bare_given))),
     )  # fmt: skip
 
 
