@@ -2,10 +2,14 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
 from precaudit.cli import run as cli
 from precaudit.comparison.compare import Options, compare
@@ -20,6 +24,8 @@ from precaudit.prompts import Prompt
 from precaudit.records import device_kind, value
 from precaudit.selection import Selection
 from precaudit.store import open_run
+from precaudit.tpu import target
+from precaudit.tpu.emulated import emulated
 from precaudit.tracing import predicting
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
@@ -157,8 +163,69 @@ def test_without_libtpu_another_way_is_offered(monkeypatch, capsys, tmp_path):
     assert cli(["trace", "tiny", "--device", "tpu-predicted:v5e", "-o", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert "pip install 'precaudit[tpu]'" in said
-    assert "--policy fp32" in said
+    assert "--device tpu-emulated:v5e emulates products from the jaxpr: coarser, it misses which unit" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_the_other_way_needs_no_libtpu(monkeypatch, tmp_path):
+    """Products take the passes of their precision, and every report says that this is coarser."""
+    for module in (predicting, target):
+        monkeypatch.setattr(module, "libtpu_version", lambda: None)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    select = Selection.parse(points="q,logits", phases="prefill")
+    found = {}
+    for device in ("cpu", "tpu-emulated:v6e"):
+        subject = load("tiny", "fp32", device=device)
+        run = trace(subject, tmp_path / device[:3], PROMPTS[:1], select, TraceOptions())
+        found[device] = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+    coarse = found["tpu-emulated:v6e"]
+    assert error(coarse) > 1000 * error(found["cpu"])
+    assert gate(coarse).counts.keys() == {"pass"}
+    record = open_run(coarse.folder).record
+    assert record.device == "TPU v6e:2x2 (emulated from the jaxpr)"
+    assert "coarser than a prediction" in record.warnings[-1]
+
+
+@pytest.mark.parametrize("precision", [None, "high", "highest", lax.DotAlgorithmPreset.BF16_BF16_F32_X3])
+def test_products_are_emulated_wherever_they_lie(precision):
+    """In calls, scans, branches and under a derivative rule, against NumPy's FP64 on operands in parts."""
+
+    @jax.custom_jvp
+    def product(x, w):
+        return jax.jit(lambda x, w: lax.dot(x, w, precision=precision))(x, w)
+
+    product.defjvp(lambda given, tangents: (product(*given), tangents[0]))
+
+    def call(x, ws, flag):
+        def step(x, w):
+            return lax.cond(flag, lambda: product(x, w), lambda: x), None
+
+        return lax.scan(step, x, ws)[0]
+
+    draw = np.random.default_rng(0)
+    x, w = draw.standard_normal((8, 64)).astype(np.float32), draw.standard_normal((2, 64, 64)).astype(np.float32) / 8
+    parts = {None: 1, "highest": 0}.get(precision, 2)
+    expected = np.float64(x)
+    for each in w:
+        expected = parted(expected, each, parts)
+    made = np.asarray(jax.jit(emulated(call))(x, w, np.bool_(True)))
+    off = np.max(np.abs(made - expected)) / np.max(np.abs(expected))
+    exact = np.max(np.abs(made - np.float64(x) @ np.float64(w[0]) @ np.float64(w[1]))) / np.max(np.abs(expected))
+    assert off < 1e-6
+    assert {1: exact > 1e-3, 2: 1e-6 < exact < 1e-4, 0: exact < 1e-6}[parts]
+
+
+def parted(x, y, parts):
+    """Return x @ y in FP64 of operands in one bfloat16 part, or of two without the product of the rests; 0: whole."""
+
+    def rounded(v):
+        return np.float64(v.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+    if parts == 0:
+        return np.float64(np.float32(x)) @ np.float64(y)
+    a, b = rounded(x), rounded(y)
+    rest = rounded(np.float32(x) - a) @ b + a @ rounded(y - b) if parts == 2 else 0.0
+    return np.float64(np.float32(a @ b + rest))
 
 
 @needs_libtpu

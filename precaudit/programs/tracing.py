@@ -30,7 +30,7 @@ from precaudit.runs.programs import (
 )
 from precaudit.store import check_space, prepare_folder, tensor_hash
 from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import Predicted, assumptions, device_name, predicted
+from precaudit.tracing.predicting import assumptions, device_name, predicted, program_for
 from precaudit.transforms import reap
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
@@ -195,7 +195,7 @@ def trace(
 
 
 def _jitted(function: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
-    return jax.jit(function) if target is None else Predicted(target, function)
+    return jax.jit(function) if target is None else program_for(target, function)
 
 
 def _outputs(program: Program) -> tuple[ProgramPoint, ...]:

@@ -13,6 +13,7 @@ from precaudit.errors import UserError
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Prediction, Products, number
 from precaudit.tpu.calls import Rule
+from precaudit.tpu.emulated import emulated
 from precaudit.tpu.execute import function, rounds_inside
 from precaudit.tpu.hlo import Module, parse
 from precaudit.tpu.kernels import interpreted, rules
@@ -20,6 +21,8 @@ from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_vers
 from precaudit.tpu.units import counted, moved, products
 
 PREFIX = "tpu-predicted"
+COARSER = "tpu-emulated"
+MISSED = "which unit multiplies, what the compiler stores as bfloat16 and which roundings it leaves out"
 DEFAULT = "v5e"
 RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were compared with
 
@@ -105,29 +108,51 @@ def inside(made: Made, leaves: Sequence[Any]) -> float:
     return max((ratio(norm(a - b), norm(a)) for a, b in floats), default=0.0)
 
 
-def target_of(device: str) -> Target | None:
-    """Return the target of ``tpu-predicted:v5e``, None for devices that are there.
+@dataclass(frozen=True)
+class Emulated(Target):
+    """A target of which products alone are emulated, from the jaxpr: coarser, and without its compiler."""
 
-    Raises UserError for a target that is none, and without libtpu.
+
+def program_for(
+    target: Target, program: Callable[..., Any], donated: tuple[int, ...] = (), options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Return a program as a target that is not here would run it: predicted, or emulated from its jaxpr."""
+    if isinstance(target, Emulated):
+        return jax.jit(emulated(program), compiler_options={"xla_allow_excess_precision": False})
+    return Predicted(target, program, donated, options or {})
+
+
+def target_of(device: str) -> Target | None:
+    """Return the target of ``tpu-predicted:v5e`` or ``tpu-emulated:v5e``, None for devices that are there.
+
+    Raises UserError for a target that is none, and for a prediction without libtpu.
     """
-    if device.partition(":")[0] != PREFIX:
+    kind, _, name = device.partition(":")
+    if kind not in (PREFIX, COARSER):
         return None
-    target = parse_target(device.partition(":")[2] or DEFAULT)
+    target = parse_target(name or DEFAULT)
+    if kind == COARSER:
+        return Emulated(target.generation, target.topology)
     if libtpu_version() is None:
         raise UserError(
-            f"--device {device} needs libtpu, which compiles for a TPU: {EXTRA}. Without it, compare a run on this "
-            "device with --policy fp32: it misses which unit multiplies and what the compiler stores as bfloat16"
+            f"--device {device} needs libtpu, which compiles for a TPU: {EXTRA}. Without it, --device "
+            f"{COARSER}:{target.generation} emulates products from the jaxpr: coarser, it misses {MISSED}"
         )
     return target
 
 
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
-    return f"TPU {target.name} (predicted)"
+    return f"TPU {target.name} ({'emulated from the jaxpr' if isinstance(target, Emulated) else 'predicted'})"
 
 
 def assumptions(target: Target) -> tuple[str, ...]:
     """Return what a prediction rests on, for every report of it."""
+    if isinstance(target, Emulated):
+        return (
+            f"emulated from the jaxpr, coarser than a prediction: products in the bfloat16 passes their precision asks "
+            f"for on {target.name}, run on a CPU; it misses {MISSED}",
+        )
     version = libtpu_version() or "?"
     tested = "" if version in TESTED else f", which was not tried (tried: {', '.join(TESTED)})"
     return (
