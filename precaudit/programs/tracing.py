@@ -16,7 +16,7 @@ import numpy as np
 from precaudit.errors import UserError, enough_memory
 from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
-from precaudit.records import number
+from precaudit.records import Prediction, number
 from precaudit.runs.programs import (
     SCHEMA,
     Disturbance,
@@ -30,7 +30,7 @@ from precaudit.runs.programs import (
 )
 from precaudit.store import check_space, prepare_folder, tensor_hash
 from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import Predicted, assumptions, device_name
+from precaudit.tracing.predicting import assumptions, device_name, predicted, program_for
 from precaudit.transforms import reap
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
@@ -172,7 +172,8 @@ def trace(
         for call in range(calls):
             out, taps = captured(program.params, *inputs)
             if call == 0:
-                told.append(_disturbance(case, out, bare(program.params, *inputs)))
+                given = (program.params, *inputs)
+                told.append(_disturbance(case, out, bare(*given), predicted(captured, given, bare, given)))
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
@@ -194,7 +195,7 @@ def trace(
 
 
 def _jitted(function: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
-    return jax.jit(function) if target is None else Predicted(target, function)
+    return jax.jit(function) if target is None else program_for(target, function)
 
 
 def _outputs(program: Program) -> tuple[ProgramPoint, ...]:
@@ -232,10 +233,10 @@ def _next(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...
     return following
 
 
-def _disturbance(case: str, captured: Any, bare: Any) -> Disturbance:
+def _disturbance(case: str, captured: Any, bare: Any, expected: Prediction | None) -> Disturbance:
     """Compare a case's outputs with those of the program without taps."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (captured, bare)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
-        return Disturbance(case=case, bitwise=True, max_diff=0.0)
+        return Disturbance(case=case, bitwise=True, max_diff=0.0, predicted=expected)
     sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]
-    return Disturbance(case=case, bitwise=False, max_diff=number(max(sizes)))
+    return Disturbance(case=case, bitwise=False, max_diff=number(max(sizes)), predicted=expected)

@@ -12,7 +12,7 @@ import msgspec
 from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.frames import errors_frame
-from precaudit.records import Count, ErrorRecord, Index, Number, Record, read_record
+from precaudit.records import Count, ErrorRecord, Index, Number, Prediction, Record, read_record
 from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
@@ -39,11 +39,15 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
 
 
 class Disturbance(Record, frozen=True, omit_defaults=False):
-    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not."""
+    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not.
+
+    ``predicted``: of a TPU that was not there, None of a device that was.
+    """
 
     case: str
     bitwise: bool
     max_diff: Number
+    predicted: Prediction | None = None
 
 
 class ProgramRun(Record, frozen=True, omit_defaults=False):
