@@ -62,7 +62,7 @@ def planting(
         names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
         run = interpreter(frozenset(s.name for s in names.values()))
         run.steps = None if steps is None else tuple(steps)
-        mine = [_fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
+        mine = [fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
         out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
         told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
         return (jax.tree.unflatten(structure, [up(x) for x in out]), told) if outputs else told
@@ -80,7 +80,7 @@ def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     return {names[n].name for n in given}
 
 
-def _fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None) -> Any:
+def fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None = None) -> Any:
     """Return a tap's value, lifted where it is planted: a step of a scan at a time; raises for one of another shape."""
     if value is None:
         return None
