@@ -1,6 +1,5 @@
 """Taps inside while loops: every iteration has its own values, planted, emulated, and judged where it ran."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
 from precaudit.errors import UserError
+from precaudit.judging.rules import judge
+from precaudit.limits import default_limits
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import points, prepared, trace
 from precaudit.runs.programs import file_name, open_program_run, write_manifest
@@ -29,27 +30,42 @@ LOOP = f"{EXAMPLES / 'generation_loop.py'}:program"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The generation loop's run, compared: eleven iterations of one case, three of the other."""
+    """The generation loop's run, compared: eleven iterations of case a, three of b; c is a with one fault."""
     program = load(LOOP)
+    program = replace(program, cases={**program.cases, "c": program.cases["a"]})
     opened = trace(program, tmp_path_factory.mktemp("loop") / "run")
-    return program, opened, compare(opened, program)
+    bad = altered(opened, "attended", (3, 1))
+    return program, bad, compare(bad, program)
+
+
+def altered(opened, point, at):
+    """Return a run in which a point of case c is 2 % larger in one step."""
+    name = file_name(opened.record, "c", 0, "taps")
+    tensors = load_file(opened.folder / name)
+    whole = tensors[point].copy()
+    whole[at] = (whole[at].astype(np.float32) * 1.02).astype(whole.dtype)
+    save_file({**tensors, point: whole}, opened.folder / name)
+    hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
+    write_manifest(opened.folder, msgspec.structs.replace(opened.record, hashes=hashes))
+    return open_program_run(opened.folder)
 
 
 def test_a_generation_loop_passes_and_its_iterations_are_as_many_as_it_took(run):
     program, opened, errors = run
     assert [(x.iterations, x.source) for x in opened.record.loops] == [(11, "generation_loop.py:52")]
-    assert gate(opened.folder).exit_code == 0
+    verdicts = [(e, judge(e, default_limits())) for e in errors if e.prompt != "c"]
+    assert {v.status for e, v in verdicts if e.prompt == "a"} == {"pass"}
+    assert {v.status for e, v in verdicts if e.prompt == "b"} == {"pass", "not run"}
     ran = {case: {e.layer for e in errors if e.prompt == case and e.point == "logits" and e.skipped is None}
            for case in program.cases}  # fmt: skip
-    assert ran == {"a": set(range(11)), "b": set(range(3))}
-    assert {v.status for v in gate(opened.folder).verdicts} == {"not run"}
+    assert ran == {"a": set(range(11)), "b": set(range(3)), "c": set(range(11))}
 
 
 def test_what_is_recorded_is_what_each_iteration_made(run):
     """The tokens that the loop returns are those that its recorded logits choose; bit for bit the bare loop's."""
     program, opened, _ = run
-    for case, (first,) in program.cases.items():
-        tokens, steps, cache, last = jax.jit(program.call)(program.params, first)
+    for case in ("a", "b"):
+        tokens, steps, cache, last = jax.jit(program.call)(program.params, *program.cases[case])
         taps, n = opened.tensors(case, 0, "taps"), int(steps)
         assert taps["logits~1"][:n].argmax(-1).tolist() == tokens[1 : n + 1].tolist()
         assert np.array_equal(taps["logits~1"][n - 1], last)
@@ -59,40 +75,13 @@ def test_what_is_recorded_is_what_each_iteration_made(run):
     assert all(n.bitwise for n in opened.record.neutrality)
 
 
-def altered(opened, folder, point, at):
-    """Return a copy of a run in which a point of case a was 2 % larger at one place."""
-    shutil.copytree(opened.folder, folder)
-    name = file_name(opened.record, "a", 0, "taps")
-    tensors = load_file(folder / name)
-    whole = tensors[point].copy()
-    whole[at] = (whole[at].astype(np.float32) * 1.02).astype(whole.dtype)
-    tensors[point] = whole
-    save_file(tensors, folder / name)
-    hashes = {**opened.record.hashes, name: file_hash(folder / name)}
-    write_manifest(folder, msgspec.structs.replace(opened.record, hashes=hashes))
-    return open_program_run(folder)
-
-
-def test_a_fault_at_one_iteration_is_flagged_there(run, tmp_path):
-    program, opened, _ = run
-    bad = altered(opened, tmp_path / "bad", "attended", (3, 1))
-    compare(bad, program)
-    failed = {
-        (v.prompt, v.layer, v.point) for v in gate(bad.folder).verdicts if v.status == "fail" and v.kind == "local"
-    }
-    assert ("a", 3 * 2 + 1, "attended") in failed
-    assert {(case, layer) for case, layer, _ in failed} == {("a", 7)}
-
-
-def test_some_iterations_alone(run, tmp_path):
-    program, whole, _ = run
-    opened = trace(program, tmp_path / "some", layers=(1, 3))
-    errors = compare(opened, program)
-    a, b = whole.tensors("a", 0, "taps"), opened.tensors("a", 0, "taps")
-    assert np.array_equal(a["logits~1"][[1, 3]], b["logits~1"])
-    assert {e.layer for e in errors if e.point == "query"} == {2, 3, 6, 7}
-    assert gate(opened.folder).exit_code == 0
-    assert b["generate.in"].shape[0] == 2
+def test_a_fault_at_one_iteration_is_flagged_there(run):
+    _, opened, _ = run
+    judged = gate(opened.folder)
+    assert judged.exit_code == 1
+    failed = {(v.prompt, v.layer, v.point) for v in judged.verdicts if v.status == "fail" and v.kind == "local"}
+    assert ("c", 3 * 2 + 1, "attended") in failed
+    assert {(case, layer) for case, layer, _ in failed} == {("c", 7)}
 
 
 def sampled(params, count):
@@ -122,6 +111,10 @@ def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
     errors = compare(trace(program, tmp_path / "run"), program)
     assert all(0 < float(e.rel_l2) < 2.0**-6 for e in errors if e.kind == "forward" and e.point != "x.in")
     assert gate(tmp_path / "run").exit_code == 0
+    some = trace(program, tmp_path / "some", layers=(1, 3))
+    assert {e.layer for e in compare(some, program)} == {1, 3, None}
+    assert gate(tmp_path / "some").exit_code == 0
+    assert some.tensors("a", 0, "taps")["sampled.in"].shape == (2, 8)
 
 
 # reap and plant
@@ -160,7 +153,7 @@ def test_planted_iterations_have_their_own_errors():
     changed = taps["doubled"].at[1].add(0.5)
     with jax.enable_x64(True):
         out, errors = plant(f, "force")({"doubled": changed}, np.float32(1.5))
-        assert (float(out), np.asarray(errors["doubled"]).tolist()) == (13.0, [0.0, 0.5, -1.0, 0.0])
+        assert (float(out), np.asarray(errors["doubled"]).tolist()) == (12.0, [0.0, 0.5, -1.0, 0.0])
         by_tap = jax.grad(lambda v: plant(f, "add")({"doubled": v}, np.float32(1.5))[0])(jnp.zeros(4))
     assert by_tap.tolist() == [4.0, 2.0, 1.0, 0.0]
 
@@ -192,7 +185,7 @@ def test_a_loop_that_never_runs_is_not_run_and_no_pass(tmp_path):
     compare(trace(program, tmp_path / "run"), program)
     judged = gate(tmp_path / "run")
     assert judged.exit_code == 3
-    assert {v.status for v in judged.verdicts} == {"unknown", "not run"}
+    assert {v.status for v in judged.verdicts} == {"unknown"}
 
 
 def test_the_condition_of_a_loop_that_holds_taps_is_refused_by_name_and_line():
