@@ -40,7 +40,8 @@ from precaudit.runs.programs import (
 from precaudit.store import check_space, prepare_folder
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import assumptions, device_name
-from precaudit.transforms.bounded import MORE, STATE
+from precaudit.transforms.bounded import MORE
+from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import capturing
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]

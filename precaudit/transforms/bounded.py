@@ -23,9 +23,8 @@ from precaudit.transforms.loops import while_loop
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.reap import reap
 from precaudit.transforms.rules import select_batched
-from precaudit.transforms.sites import sites
+from precaudit.transforms.sites import STATE, sites
 
-STATE = "@"  # begins the names of taps that say what a loop decided: no points, but recorded beside them
 MORE = ".more"  # ends the name of the one that says whether a loop would have gone on
 
 

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from precaudit.transforms.jax_versions import bind, bodies, called, closed
+from precaudit.transforms.jax_versions import bind, bodies, called, closed, located
 from precaudit.transforms.loops import LOOPS
 from precaudit.transforms.primitives import CALLS
 
@@ -54,7 +54,8 @@ class Evaluated:
         if name == "name" and self.bare:
             return inputs
         if not self.within(e):
-            return bind(e, inputs)
+            with located(e):
+                return bind(e, inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, jnp.asarray, params, inputs)
         if name == "remat2":

@@ -11,7 +11,7 @@ from jax import lax
 from precaudit.transforms.jax_versions import called, closed, scanned, walk
 from precaudit.transforms.primitives import lifting
 from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
-from precaudit.transforms.sites import Site, merged, numbered, sites, sites_of, unknown_tap
+from precaudit.transforms.sites import STATE, Site, merged, numbered, sites, sites_of, unknown_tap
 from precaudit.transforms.wide import up, wide
 
 Values = dict[str, Any]
@@ -27,10 +27,12 @@ def plant(
     branch is taken; ``name@taken`` is not read. ``force`` overwrites a tap and gives ``errors[name]`` = planted −
     computed, FP64 in the shape of ``values``: what this operation alone added, 0 where a branch was not taken. ``add``
     adds to it, so that a gradient by ``values`` is one by every tap, and gives no errors; scan bodies are computed
-    again in the backward pass. Under ``jax.enable_x64(True)``.
+    again in the backward pass. What a loop decided (taps named ``@…``, of ``tagged``) is overwritten in both and has no
+    errors. Under ``jax.enable_x64(True)``.
 
     Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
-    NotImplementedError for a tap inside a while loop or another primitive that gives it no value of its own.
+    NotImplementedError for a tap inside a primitive that gives it no value of its own, such as a while loop that is not
+    ``bounded``.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -127,6 +129,8 @@ class Planted(Shadow):
         name, params = equation.primitive.name, equation.params
         if name in self.lift:
             raise NotImplementedError(f"a planted tap lies inside {name}, which has a given meaning")
+        if name == "name" and params["name"].startswith(STATE):
+            return [self.chosen(values[0], inputs[0])], [None]
         if name == "name":
             return self.tap(up(jnp.asarray(inputs[0])), up(values[0]), equation.outvars[0].aval.dtype)
         if name == "scan":
@@ -196,8 +200,8 @@ class Planted(Shadow):
     def planted_cond(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a cond; the taps of a branch that is not taken have no error."""
         branches = [closed(b) for b in params["branches"]]
-        _, places = merged([sites(b, self.names) for b, _ in branches])
-        zeros = [self.none(v) for v in values]
+        found, places = merged([sites(b, self.names) for b, _ in branches])
+        zeros = [None if s.name.startswith(STATE) else self.none(v) for s, v in zip(found, values, strict=True)]
 
         def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:

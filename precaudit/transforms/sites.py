@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from precaudit.transforms.jax_versions import bodies, closed, manual_axes
 from precaudit.transforms.primitives import CALLS
 
+STATE = "@"  # begins the names of taps that say what a loop decided: no points, but recorded beside them
+
 
 class Site(NamedTuple):
     """One tap: its name, what it is stacked over, its own shape and format, and the loop it is in that stacks nothing.

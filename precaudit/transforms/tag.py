@@ -12,11 +12,11 @@ from typing import Any
 import jax
 
 from precaudit.errors import UserError, nearest
-from precaudit.transforms.bounded import STATE, Loop, bounded_while, loops_of, unreachable
+from precaudit.transforms.bounded import Loop, bounded_while, loops_of, unreachable
 from precaudit.transforms.evaluated import Evaluated
 from precaudit.transforms.plan import Plan, Tag
 from precaudit.transforms.reap import Taps, reap
-from precaudit.transforms.sites import Site, sites
+from precaudit.transforms.sites import STATE, Site, sites
 
 
 @dataclass(frozen=True)

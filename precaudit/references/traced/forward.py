@@ -17,8 +17,8 @@ from precaudit.programs.program import Program
 from precaudit.records import Distribution, number
 from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
-from precaudit.transforms.bounded import STATE
 from precaudit.transforms.emulate import Realisation, whole
+from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import Tagged
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
@@ -38,6 +38,11 @@ class CallValues(NamedTuple):
 
     exact: dict[str, Array]
     drawn: tuple[dict[str, Array], ...]
+
+
+def states_of(taps: dict[str, Array]) -> dict[str, Array]:
+    """Return what a call's loops decided, out of its taps."""
+    return {n: x for n, x in taps.items() if n.startswith(STATE) and not n.endswith("@taken")}
 
 
 def recorded_calls(opened: Opened, case: str) -> Iterator[RecordedCall]:
@@ -80,7 +85,7 @@ class Chains:
         weights = jax.tree.leaves(self.program.params)
         for leaves, taps in recorded:
             given = [leaves[str(i)] for i in range(len(leaves))]
-            decided = {n: x for n, x in taps.items() if n.startswith(STATE) and not n.endswith("@taken")}
+            decided = states_of(taps)
             made: list[dict[str, Array]] = []
             for i, run in enumerate(chains):
                 mine = given if held[i] is None else self._following(held[i], given)
