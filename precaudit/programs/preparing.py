@@ -90,6 +90,10 @@ def loops_of(made: Tagged) -> tuple[ProgramLoop, ...]:
 
 def _within(made: Tagged, layers: Sequence[int]) -> None:
     """Raise UserError unless a program scans over steps that have points, the layers asked for among them."""
+    if any(s.sharded for s in made.sites):
+        raise UserError(
+            "--layers: points of this program lie inside shard_map, whose shards are no steps; leave it out"
+        )
     most = _steps(made)
     if outside := [i for i in layers if not 0 <= i < most]:
         raise UserError(f"--layers: layer {outside[0]} is out of range: the program's scans have {most} steps at most")

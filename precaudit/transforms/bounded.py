@@ -84,7 +84,7 @@ def unreachable(jaxpr: Any) -> str | None:
     for e in jaxpr.eqns:
         name, at = e.primitive.name, source(e).partition(" ")[0]
         refused = _within(e)
-        if name in ("scan", "cond", *CALLS):
+        if name in ("scan", "cond", "shard_map", *CALLS):
             refused = []
         elif name == "while":
             name, refused = "the condition of while", list(bodies(e.params["cond_jaxpr"]))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.transforms.jax_versions import bind, bodies, called, closed, located
-from precaudit.transforms.loops import LOOPS
+from precaudit.transforms.loops import LOOPS, shard_map
 from precaudit.transforms.primitives import CALLS
 
 Meaning = Callable[["Evaluated", Any, list[Any]], list[Any]]  # of a loop: (interpreter, parameters, inputs) → outputs
@@ -58,6 +58,8 @@ class Evaluated:
                 return bind(e, inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, jnp.asarray, params, inputs)
+        if name == "shard_map":
+            return shard_map(self.run, jnp.asarray, params, inputs, params["check_vma"])
         if name == "remat2":
             jaxpr, consts = closed(params["jaxpr"])
             how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}

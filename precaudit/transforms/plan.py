@@ -76,6 +76,8 @@ class Plan:
             elif name == "cond":
                 for branch in params["branches"]:
                     self._within(closed(branch)[0], e.invars[1:], e.outvars, still[1:], here)
+            elif name == "shard_map":
+                self._within(closed(params["jaxpr"])[0], e.invars, e.outvars, still, here)
             elif name in CALLS and CALLS[name] in params:
                 self._within(called(params, CALLS[name])[0], e.invars, e.outvars, still, here)
             if all(still):
@@ -173,7 +175,7 @@ class Plan:
 
     def _tapped_inside(self, e: Any, v: Any) -> bool:
         """Whether a result of a call or a loop was tapped inside as what it is."""
-        name, loops = e.primitive.name, {"scan": "jaxpr", "while": "body_jaxpr"}
+        name, loops = e.primitive.name, {"scan": "jaxpr", "while": "body_jaxpr", "shard_map": "jaxpr"}
         if name not in loops and (name not in CALLS or CALLS[name] not in e.params):
             return False
         body = closed(e.params[loops[name]])[0] if name in loops else called(e.params, CALLS[name])[0]

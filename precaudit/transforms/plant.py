@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import called, closed, scanned, walk
+from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import lifting
 from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
 from precaudit.transforms.sites import STATE, Site, merged, numbered, sites, sites_of, unknown_tap
@@ -137,6 +138,8 @@ class Planted(Shadow):
             return self.planted_scan(params, inputs, values)
         if name == "cond":
             return self.planted_cond(params, inputs, values)
+        if name == "shard_map":
+            return self.planted_shards(params, inputs, values)
         return self.planted(*called(params, lifting(name).body), inputs, values)
 
     def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
@@ -214,3 +217,13 @@ class Planted(Shadow):
         calls = [filled(b, at) for b, at in zip(branches, places, strict=True)]
         out, errors = lax.switch(inputs[0].astype("int32"), calls, *inputs[1:])
         return list(out), errors
+
+    def planted_shards(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a body on the shards of a mesh; every shard takes its slice of the values."""
+        jaxpr, consts = closed(params["jaxpr"])
+
+        def body(args: Sequence[Any], mine: list[Any]) -> tuple[list[Any], list[Any]]:
+            out, errors = self.planted(jaxpr, consts, args, mine)
+            return [up(x) for x in out], errors
+
+        return mapped(body, params, inputs, values)
