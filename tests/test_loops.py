@@ -15,10 +15,12 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
 from precaudit.errors import UserError
+from precaudit.evidence.effects import Last, _shares
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import points, prepared, trace
+from precaudit.progress import silent
 from precaudit.runs.programs import file_name, open_program_run, write_manifest
 from precaudit.store import file_hash
 from precaudit.transforms import plant, reap
@@ -115,6 +117,33 @@ def test_the_loop_of_the_reference_goes_the_way_that_was_recorded(tmp_path):
     assert {e.layer for e in compare(some, program)} == {1, 3, None}
     assert gate(tmp_path / "some").exit_code == 0
     assert some.tensors("a", 0, "taps")["sampled.in"].shape == (2, 8)
+
+
+def greedy(params, token):
+    """Generate by the largest of nine logits, up to five times or to token 4."""
+    w, embed = params
+
+    def step(state):
+        i, token, x, _ = state
+        x = jnp.tanh(x @ w + embed[token])
+        logits = (embed @ x).astype(jnp.float32)
+        return i + 1, jnp.argmax(logits).astype(jnp.int32), x, logits
+
+    first = (0, token, embed[token], jnp.zeros(len(embed)))
+    return lax.while_loop(lambda s: (s[0] < 5) & (s[1] != 4), step, first)[3]
+
+
+def test_shares_of_every_iteration_leave_nothing_over(tmp_path):
+    """All own errors together turn FP64 into what was recorded, so their shares are the change."""
+    draw = np.random.default_rng(0)
+    params = tuple(jnp.asarray(draw.standard_normal(shape) / 3, jnp.bfloat16) for shape in ((12, 12), (9, 12)))
+    program = Program(greedy, params, {"a": (jnp.int32(1),)}, outputs="logits")
+    opened = trace(program, tmp_path / "run")
+    last = Last(opened, program, prepared(program, loops=opened.record.loops), "outputs.logits")
+    (found,) = _shares(last, ["a"], "margin", silent)
+    assert found.unknown is None
+    assert float(found.explained) == pytest.approx(float(found.change), rel=1e-6)
+    assert {s.layer for s in found.shares if s.point == "logits"} == set(range(opened.record.loops[0].iterations))
 
 
 # reap and plant
