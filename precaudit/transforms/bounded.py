@@ -35,11 +35,12 @@ class Loop(NamedTuple):
     source: str
 
 
-def bounded(function: Callable[..., Any], iterations: int) -> Callable[..., Any]:
+def bounded(function: Callable[..., Any], iterations: int, rest: bool = True) -> Callable[..., Any]:
     """Return ``function`` with its while loops that hold taps run as scans of ``iterations`` steps, then on without.
 
-    Its results are those of ``function``. What ``reap`` gives of a tap in such a loop, and ``plant`` takes, has a value
-    for every step: [iterations, …], zeros where the loop had ended (``name@taken``).
+    Its results are those of ``function``; without ``rest``, what is left of a loop after that, those of loops that end
+    by then, and they have derivatives backwards. What ``reap`` gives of a tap in such a loop, and ``plant`` takes, has
+    a value for every step: [iterations, …], zeros where the loop had ended (``name@taken``).
 
     >>> import precaudit
     >>> from jax import lax
@@ -54,7 +55,7 @@ def bounded(function: Callable[..., Any], iterations: int) -> Callable[..., Any]
     def evaluated(*args: Any, **kwargs: Any) -> Any:
         jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
         found = loops_of(jaxpr.jaxpr, sites)
-        run = Evaluated(loops=dict.fromkeys(found, partial(bounded_while, length=iterations)))
+        run = Evaluated(loops=dict.fromkeys(found, partial(bounded_while, length=iterations, rest=rest)))
         out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
@@ -101,11 +102,13 @@ def _within(e: Any) -> list[Any]:
     return [body for value in e.params.values() for body in bodies(value)]
 
 
-def bounded_while(run: Evaluated, params: Any, inputs: Sequence[Any], length: int, name: str = "") -> list[Any]:
+def bounded_while(
+    run: Evaluated, params: Any, inputs: Sequence[Any], length: int, name: str = "", rest: bool = False
+) -> list[Any]:  # fmt: skip
     """Run a while loop as a scan of ``length`` steps.
 
     ``name``: of a loop whose decisions are taps, too: whether each step ran, what its state holds that is no float, and
-    whether it would have gone on, in which case the result is not the loop's. Without a name it does go on.
+    whether it would have gone on, in which case the result is not the loop's. ``rest``: it does go on, without taps.
     """
     first, going, once = _apart(run, params, inputs)
 
@@ -124,6 +127,7 @@ def bounded_while(run: Evaluated, params: Any, inputs: Sequence[Any], length: in
     values = held(values)
     if name:
         decided(jnp.any(going(values)), MORE)
+    if not rest:
         return values
     given = inputs[: params["cond_nconsts"] + params["body_nconsts"]]
     return while_loop(replace(run, bare=True).run, jnp.asarray, params, [*given, *values])
