@@ -14,6 +14,7 @@ from precaudit.records import (
     ErrorRecord,
     PointRecord,
     PrefillDecodeRecord,
+    ProbeRecord,
     PromptRecord,
     RunRecord,
     StepRecord,
@@ -39,6 +40,7 @@ FILES = {
     "compared.json": Compared,
     "dump.json": DumpRun,
     "rollouts.jsonl": RolloutRecord,
+    "probe.jsonl": ProbeRecord,
 }
 
 
