@@ -3,8 +3,8 @@
 ``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors,
 ``gate(run)`` judges them, ``diagnose(run)`` names their cause. ``gradcheck(kernel, reference, inputs)``
 holds a kernel and its gradients against FP64, ``probe()`` says what a device makes of products of attention scores.
-``Program`` audits a function of your own, ``Parts`` the shipped decoder with an operation of yours; ``reap``, ``shadow`` and ``plant`` collect, widen and replace a program's intermediate
-values.
+``Program`` audits a function of your own, ``Parts`` the shipped decoder with an operation of yours; ``reap``,
+``shadow`` and ``plant`` collect, widen and replace a program's intermediate values.
 """
 
 from importlib import import_module

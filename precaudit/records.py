@@ -303,12 +303,14 @@ class ProbeRecord(ErrorRecord, frozen=True, kw_only=True):
     ``prompt``: the shape, as ``--shape`` takes it; ``phase``: the format of the operands; ``point``: the way and, of
     what a TPU's compiler would make, `` on`` its name; ``unknown``: what the device said when it refused. ``asked``:
     the arithmetic that the way names; ``made``: what the scores were made of, more than one name where they cannot be
-    told apart. ``seconds`` of a call and ``time``, its ratio to a call of ``first`` in the same round: lower quartile,
-    median, upper quartile. ``memory``: bytes of arguments, outputs and temporaries. ``unit``, ``passes``: of a TPU.
+    told apart. ``version``: of JAX, or of libtpu. ``seconds`` of a call and ``time``, its ratio to a call of ``first``
+    in the same round: lower quartile, median, upper quartile. ``memory``: bytes of arguments, outputs and temporaries.
+    ``unit``, ``passes``: of a TPU.
     """
 
     kind: Literal["product"]
     way: str
+    version: str
     asked: str | None = None
     made: tuple[str, ...] = ()
     honoured: Literal["yes", "replaced", "undecided"] | None = None

@@ -47,7 +47,7 @@ class Emulation:
         """Whether scores of a format, FP64 or held in it, are these."""
         near, last = rounder(self.kept) if self.kept else identity, rounder(form)
         wide = widen(found)
-        if not np.isfinite(wide).all():
+        if not np.isfinite(wide).all() or not np.array_equal(near(wide), wide):
             return False
         low, high = (last(near(self.value + s * REACH * self.noise)) for s in (-1.0, 1.0))
         outside = np.maximum(np.maximum(low - wide, wide - high), 0.0)

@@ -12,6 +12,7 @@ from precaudit.judging.budgets import Budget, Entry
 from precaudit.judging.gate import Judgement, judge_records
 from precaudit.judging.verdicts import Verdict
 from precaudit.probing.shapes import FORMATS
+from precaudit.probing.ways import ways
 from precaudit.records import ProbeRecord
 from precaudit.tpu.target import parse_target
 
@@ -63,12 +64,19 @@ def _parsed(text: str, points: Mapping[str, Iterable[str]]) -> FailOn:
     named = frozenset(p for p in every if fnmatchcase(p, pattern))
     if not named:
         raise UserError(f"--fail-on {text!r}: no way {pattern!r}{nearest(pattern, every)}")
+    if found["replaced"] and not any(w.asked and w.name in _ways(named) for f in formats for w in ways(f)):
+        raise UserError(f"--fail-on {text!r}: {pattern} names no arithmetic: there is nothing to replace")
     metric = found["metric"] or "rel_l2"
     if metric not in METRICS:
         raise UserError(f"--fail-on {text!r}: no metric {metric!r}{nearest(metric, METRICS)}")
     exactly = named == {pattern}
     limit = None if found["replaced"] else _limit(text, found["limit"])
     return FailOn(text, named, formats, metric, limit, exactly)
+
+
+def _ways(points: Iterable[str]) -> set[str]:
+    """Return the ways of points, those of a target without its name."""
+    return {p.partition(" on ")[0] for p in points}
 
 
 def _limit(text: str, written: str) -> float:

@@ -18,8 +18,7 @@ from precaudit.probing.timing import paired, quartiles
 from precaudit.probing.ways import REFUSALS, Way, first_line, ways
 from precaudit.progress import Advance
 from precaudit.records import ProbeRecord, Worst, number
-from precaudit.tpu.target import Target
-from precaudit.tracing.devices import platform_of
+from precaudit.tpu.target import Target, libtpu_version
 
 ENOUGH = 1 << 16  # scores that say what they were made of; the errors are those of all
 OF_FLOATS = ("max_ulp", "bits_lost")
@@ -95,10 +94,11 @@ class _Given:
 
     def record(self, way: Way, candidate: str, target: Target | None, **more: Any) -> ProbeRecord:
         """Return a record of these operands."""
+        version = f"jax {jax.__version__}" if target is None else f"libtpu {libtpu_version()}"
         return ProbeRecord(
             prompt=self.shape.text, phase=self.q.dtype.name, step=0, layer=None, point=point(way.name, target),
-            kind="product", candidate=candidate, reference="fp64", way=way.name, asked=way.asked,
-            target=target.name if target else None, **more,
+            kind="product", candidate=candidate, reference="fp64", way=way.name, version=version,
+            asked=way.asked, target=target.name if target else None, **more,
         )  # fmt: skip
 
     def numbers(self, scores: Array, asked: str | None) -> dict[str, Any]:
@@ -121,13 +121,13 @@ class _Given:
 
 def _run(given: _Given, way: Way, device: Any, held: Sequence[Any]) -> tuple[ProbeRecord, Callable[[], Any] | None]:
     """Return the record of a way on a device and what makes the scores again; None where it is refused."""
-    platform = platform_of(device)
+    kind = str(device.device_kind)
     try:
         compiled = jax.jit(way.call).lower(*held).compile()
         scores = np.asarray(compiled(*held))
     except REFUSALS as error:
-        return given.record(way, platform, None, unknown=f"refused: {first_line(error)}"), None
-    found = given.record(way, platform, None, memory=_memory(compiled), **given.numbers(scores, way.asked))
+        return given.record(way, kind, None, unknown=f"refused: {first_line(error)}"), None
+    found = given.record(way, kind, None, memory=_memory(compiled), **given.numbers(scores, way.asked))
     return found, lambda: compiled(*held)
 
 

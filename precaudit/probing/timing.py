@@ -18,7 +18,7 @@ LONGEST = 20.0  # seconds all rounds may take, where FEWEST fit
 def paired(calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> Array:
     """Return seconds a call [rounds, calls]; each round begins with the next of them. All have to be compiled."""
     once = [_seconds(call, 1) for call in calls]
-    repeats = [int(np.clip(SAMPLE / max(s, 1e-9), 1, MOST)) for s in once]
+    repeats = [int(np.clip(np.ceil(SAMPLE / max(s, 1e-9)), 1, MOST)) for s in once]
     whole = sum(s * n for s, n in zip(once, repeats, strict=True))
     rounds = int(np.clip(LONGEST / max(whole, 1e-9), FEWEST, rounds))
     found = np.empty((rounds, len(calls)))

@@ -11,13 +11,14 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline, how_bad
 
 FIRST = "@"
-LEFT = ("operands", "way", "scores", "made of", "as asked")
+LEFT = ("operands", "way", "result", "made of", "as asked")
 
 
 def headline(p: Probed) -> Headline:
     """Return what the sentences of --fail-on say, or what was measured, in one sentence."""
     if p.judgement is None:
-        return Headline("?", f"measured, not judged: {_price(p)}{_replaced(p)}. Give limits with --fail-on.")
+        said = "".join((_price(p), _replaced(p), _elsewhere(p)))
+        return Headline("?", f"measured, not judged: {said}. Give limits with --fail-on.")
     bad = [v for v in p.judgement.verdicts if v.status in ("fail", "nonfinite")]
     if bad:
         others = f" {len(bad) - 1} more fail." if len(bad) > 1 else ""
@@ -68,7 +69,18 @@ def _replaced(p: Probed) -> str:
     others = sorted({r.way for r in p.records if r.target is None and r.honoured == "replaced"})
     if not others:
         return ""
-    return f"; of {len(taken)} ways that name their arithmetic {p.platform} takes and silently replaces {len(others)}"
+    return f"; {p.platform} silently replaces {len(others)} of the {len(taken)} settings that it takes by name"
+
+
+def _elsewhere(p: Probed) -> str:
+    """Return where the target would be farthest from FP64 of where the device is, in a way that both choose."""
+    here = {(r.prompt, r.phase, r.way): value(r.rel_l2) for r in p.records if r.target is None and r.rel_l2}
+    both = [r for r in p.records if r.target and r.asked is None and r.rel_l2 and (r.prompt, r.phase, r.way) in here]
+    if not both:
+        return ""
+    r = max(both, key=lambda r: value(r.rel_l2) / here[r.prompt, r.phase, r.way])
+    found = here[r.prompt, r.phase, r.way]
+    return f"; {r.phase} {r.point} ({r.prompt}) would be {value(r.rel_l2):.2g} off, here {found:.2g}"
 
 
 def tables(p: Probed, every: bool = False) -> Iterator[Table]:
@@ -77,7 +89,7 @@ def tables(p: Probed, every: bool = False) -> Iterator[Table]:
     timed = any(r.time is not None for r in p.records)
     for shape in dict.fromkeys(r.prompt for r in p.records):
         rows = [_cells(its, target, timed) for its in _rows(p, shape, every)]
-        columns = ["operands", "way", "scores", "rel_l2", "max_diff", "made of", "as asked", "temp bytes"]
+        columns = ["operands", "way", "result", "rel_l2", "max_diff", "made of", "as asked", "temp bytes"]
         columns += ["× time"] * timed + ([f"on {target}", "rel_l2 there"] if target else [])
         left = (*LEFT, f"on {target}")
         yield Table(f"{shape} (B,H,Q,DxS) on {p.device}", tuple(columns), tuple(rows), left, keys=2)
