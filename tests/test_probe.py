@@ -180,6 +180,12 @@ def exactly_terms(q, k):
     return q.astype(np.float64)[:, :, :, None, :] * k.astype(np.float64)[:, :, None, :, :]
 
 
+def test_a_sum_of_one_product_is_a_narrow_sum_and_one_rounding():
+    q, k = drawn("float16", depth=1)
+    asked = "sums in float16"
+    assert made(q, k, exactly(q, k).astype(np.float16), asked) == (("float32", asked), "yes")
+
+
 def test_what_nothing_makes_is_not_known():
     q, k = drawn()
     scores = (exactly(q, k) * 1.001).astype(np.float32)

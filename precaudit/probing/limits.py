@@ -45,7 +45,7 @@ def parse(texts: Sequence[str], points: Mapping[str, Iterable[str]]) -> tuple[Fa
 
     ``points``: of each format of operands that is probed.
     """
-    return tuple(_parsed(" ".join(text.split()), points) for text in texts)
+    return tuple(dict.fromkeys(_parsed(" ".join(text.split()), points) for text in texts))
 
 
 def _parsed(text: str, points: Mapping[str, Iterable[str]]) -> FailOn:
@@ -94,11 +94,10 @@ def judged(name: str, records: Sequence[ProbeRecord], asked: Sequence[FailOn]) -
 
     What a device refuses is unknown where its way is named, and where a pattern names nothing that it takes.
     """
-    kept = {f: list(_under(records, f)) for f in asked}
     stated = [f for f in asked if f.limit is not None]
-    mine = [r for r in records if any(r in kept[f] for f in stated)]
-    verdicts = [_replaced(r, f) for f in asked if f.limit is None for r in kept[f]]
-    return judge_records(name, mine, [_budget(f) for f in stated], verdicts)
+    mine = {id(r): r for f in stated for r in _under(records, f)}
+    verdicts = [_replaced(r, f) for f in asked if f.limit is None for r in _under(records, f)]
+    return judge_records(name, mine.values(), [_budget(f) for f in stated], verdicts)
 
 
 def _under(records: Sequence[ProbeRecord], f: FailOn) -> Iterator[ProbeRecord]:

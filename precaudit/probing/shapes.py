@@ -14,6 +14,7 @@ from precaudit.formats import ALIASES
 FORMATS = ("bfloat16", "float16", "float32", "int8")
 FORM = re.compile(r"(\d+),(\d+),(\d+),(\d+)x(\d+)")
 MOST = 1 << 25  # elements of an operand or of the scores: FP64 of each is 256 MiB
+DIGITS = 9  # of a size
 TERMS = 1 << 34  # multiplications: emulations make them a dozen times
 
 
@@ -57,7 +58,9 @@ def parse_shape(text: str) -> Shape:
     found = FORM.fullmatch(text.replace(" ", ""))
     if found is None:
         raise UserError(f"--shape {text}: write B,H,Q,DxS, such as 1,1,1,128x512")
-    shape = Shape(*(int(x[:19]) if len(x) < 20 else MOST * TERMS for x in found.groups()))
+    if long := next((x for x in found.groups() if len(x) > DIGITS), None):
+        raise UserError(f"--shape {text[:80]}: too large: a size of {len(long)} digits")
+    shape = Shape(*map(int, found.groups()))
     if not all((*shape.left, shape.keys)):
         raise UserError(f"--shape {text}: there is nothing to multiply where a size is 0")
     most = max(prod(shape.left), prod(shape.right), prod(shape.scores))
