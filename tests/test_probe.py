@@ -1,6 +1,9 @@
 """Products of scores in every way: their errors against FP64 made here, what they were made of, limits, bad input."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +189,15 @@ def test_a_sum_of_one_product_is_a_narrow_sum_and_one_rounding():
     assert made(q, k, exactly(q, k).astype(np.float16), asked) == (("float32", asked), "yes")
 
 
+def test_few_scores_do_not_tell_narrow_sums_from_others():
+    """Of ten scores in bfloat16 float16 sums move none or one: nothing is said to be replaced."""
+    q, k = operands(Shape(1, 1, 1, 16, 10), "bfloat16", seed=3)
+    scores, asked = exactly(q, k).astype(q.dtype), "sums in float16"
+    assert made(q, k, scores, asked) == (("float32", asked), "yes")
+    q, k = drawn("bfloat16", depth=16)
+    assert made(q, k, exactly(q, k).astype(q.dtype), asked) == (("float32",), "replaced")
+
+
 def test_what_nothing_makes_is_not_known():
     q, k = drawn()
     scores = (exactly(q, k) * 1.001).astype(np.float32)
@@ -359,6 +371,18 @@ def test_a_budget_that_matches_no_product_is_refused(written, tmp_path, entry, s
 # What is shown
 
 
+def test_the_command_probes_every_format_and_fits_a_narrow_ascii_terminal():
+    from precaudit.cli.probe import command
+
+    assert next(p.default for p in command.params if p.name == "formats") == ",".join(FORMATS)
+    call = [sys.executable, "-m", "precaudit", "probe", "--shape", "1,1,1,16x8", "--formats", "bf16", "--no-time"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "60", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(call, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.isascii()
+    assert "preferred_element_type" in done.stdout
+    assert not done.stderr
+
+
 def test_records_are_of_the_schema_and_say_the_same_again(written, capsys):
     records = read_lines(written, ProbeRecord)
     assert len(records) == 2 * len(ways("float32"))
@@ -367,6 +391,14 @@ def test_records_are_of_the_schema_and_say_the_same_again(written, capsys):
     out = capsys.readouterr().out
     assert out == written.read_text()
     assert {json.loads(line)["kind"] for line in out.splitlines()} == {"product"}
+
+
+def test_a_frame_has_a_row_a_product(probed):
+    found = probed.frame()
+    assert len(found) == len(probed.records)
+    assert {"prompt", "phase", "way", "dtype", "rel_l2", "asked", "made", "honoured", "seconds", "time"} <= set(found)
+    assert found.loc[(found.phase == "float32") & (found.way == "BF16_BF16_F32"), "made"].item() == "float32"
+    assert found.seconds.isna().all()
 
 
 def test_every_way_is_in_the_tables_or_refused_in_words(probed):

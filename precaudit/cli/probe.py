@@ -33,10 +33,10 @@ def command(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Say what this device makes of q · kᵀ.
+    """Say what this device makes of attention scores.
 
-    Of every format of operands and every precision and preset that JAX has: the format of the scores, their error
-    against FP64, what they were made of, whether that was asked for, seconds and bytes.
+    Of queries times keys, in every format of operands and every precision and preset that JAX has: the format of the
+    scores, their error against FP64, what they were made of, whether that was asked for, seconds and bytes.
 
     Exit code 0: every --fail-on holds, or none was given. 1: one does not. 3: one cannot be judged.
     """

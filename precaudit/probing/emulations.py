@@ -12,10 +12,12 @@ import numpy as np
 
 from precaudit.arrays import Array, identity, rounder, widen
 from precaudit.formats import FORMATS
+from precaudit.metrics.sizes import half_ulp
 from precaudit.numpy_decoder.accumulation import rounding_products
 from precaudit.numpy_decoder.passes import BF16, PRESETS, in_passes
 
 REACH = 6  # standard deviations that the error of a sum may take: beyond them is one element of 5e8
+MOVED = 16  # scores that narrow sums have to be expected to move, to be told from others by the scores
 LEAST = 0.25  # of the expected error of narrow sums, that scores have to be off to be theirs
 NARROW = ("float16", "bfloat16")
 FINEST = "float64"
@@ -53,8 +55,15 @@ class Emulation:
         outside = np.maximum(np.maximum(low - wide, wide - high), 0.0)
         if np.linalg.norm(outside) > np.linalg.norm(self.noise):
             return False
-        moved = np.linalg.norm(wide - last(near(self.value)))
-        return not self.sized or bool(moved >= LEAST * np.linalg.norm(self.noise))
+        if not self.sized or self.moved(form) < MOVED:
+            return True
+        off = min(np.linalg.norm(wide - last(x)) for x in (self.value, near(self.value)))
+        return bool(off >= LEAST * np.linalg.norm(self.noise))
+
+    def moved(self, form: str) -> float:
+        """Return how many scores of a format its noise is expected to move to another value of the format."""
+        coarse = min((f for f in (self.kept, form) if f), key=lambda f: FORMATS[f].precision)
+        return float(np.minimum(1.0, self.noise / (2 * half_ulp(self.value, coarse))).sum())
 
     def same(self, other: "Emulation") -> bool:
         """Whether both are the same arithmetic on these operands."""

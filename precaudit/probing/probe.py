@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from precaudit.brief import Brief
 from precaudit.errors import UserError, enough_memory
+from precaudit.frames import REAL, Column, flat, frame, joined
 from precaudit.judging.gate import Judgement
 from precaudit.probing.limits import judged, parse
 from precaudit.probing.measuring import measure, point
 from precaudit.probing.shapes import DEFAULT, FORMATS, Shape, parse_formats, parse_shape
 from precaudit.probing.ways import ways
 from precaudit.progress import Advance, silent
-from precaudit.records import ProbeRecord
+from precaudit.records import ProbeRecord, value
 from precaudit.tpu.target import EXTRA, Target, libtpu_version, parse_target, untested
 from precaudit.tracing.devices import choose_device, platform_of
 
@@ -31,6 +33,14 @@ class Probed(Brief):
     def exit_code(self) -> int:
         """0 every sentence of ``fail_on`` holds, or there is none; 1 one does not; 3 one cannot be judged."""
         return 0 if self.judgement is None else self.judgement.exit_code
+
+    def frame(self) -> Any:
+        """Return the records as a pandas DataFrame, always with the same columns; of seconds and time the medians."""
+        return frame(self.records, (*flat(ProbeRecord), joined("made"), *map(_median, ("seconds", "time"))))
+
+
+def _median(name: str) -> Column:
+    return Column(name, REAL, lambda r: None if getattr(r, name) is None else value(getattr(r, name)[1]))
 
 
 def probe(
