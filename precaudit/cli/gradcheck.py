@@ -18,6 +18,10 @@ from precaudit.cli._options import announce, console, progress_bar, say
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the error records here, as JSONL.")  # fmt: skip
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write Markdown for a pull request here.")  # fmt: skip
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one HTML page here; it needs no network.")  # fmt: skip
 @click.option("--failing", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Shrink the first input that fails on each side, and write it here.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -30,6 +34,8 @@ def command(
     seeds: int,
     plain: bool,
     output: Path | None,
+    markdown: Path | None,
+    page: Path | None,
     failing: Path | None,
     as_json: bool,
 ) -> int:
@@ -60,10 +66,7 @@ def command(
         )  # fmt: skip
         saved = [] if failing is None else _saved(found, it, formula, failing)
     text = b"".join(map(encode, found.records)).decode()
-    if output is not None:
-        from precaudit.cli._judged import write
-
-        write(output, text)
+    _write(found, text, output, markdown, page)
     if as_json:
         click.echo(text, nl=False)
         return found.exit_code
@@ -72,6 +75,19 @@ def command(
     for line in [*report.lines(found), *saved]:
         say(line)
     return found.exit_code
+
+
+def _write(found: Any, text: str, output: Path | None, markdown: Path | None, page: Path | None) -> None:
+    """Write the files that are asked for, each whole or not at all."""
+    from precaudit.cli._judged import write
+    from precaudit.reports import gradient_pages
+
+    if output is not None:
+        write(output, text)
+    if markdown is not None:
+        write(markdown, gradient_pages.as_markdown(found))
+    if page is not None:
+        write(page, gradient_pages.as_html(found))
 
 
 def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:

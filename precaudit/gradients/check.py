@@ -1,7 +1,7 @@
 """The verb ``gradcheck``: a kernel and its reference, outputs and gradients, each against FP64."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from precaudit.limits import default_limits
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, value
 from precaudit.references.alone import measured
+from precaudit.tracing.manifest import versions
 from precaudit.transforms.shadow import CannotLift
 
 KERNEL, REFERENCE = "kernel", "reference"
@@ -60,6 +61,8 @@ class Checked(Brief):
     conclusions: tuple[str, ...]
     notes: tuple[str, ...] = ()
     failing: Mapping[str, tuple[Any, ...]] | None = None
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -124,7 +127,10 @@ def gradcheck(
     left = dict.fromkeys(f.case for f in found if f.verdict.status == "not run")
     if left:
         notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
-    return Checked(name, tuple(done), tuple(found), tuple(conclusions.values()), tuple(notes), failing)
+    return Checked(
+        name, tuple(done), tuple(found), tuple(conclusions.values()), tuple(notes), failing,
+        str(jax.devices()[0].device_kind), versions(),
+    )  # fmt: skip
 
 
 class NotApplicable(Exception):
