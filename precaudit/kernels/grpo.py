@@ -35,9 +35,7 @@ def kernel(
     """
     rows = logits.reshape(-1, logits.shape[-1])
     logp, rest = chosen(rows, tokens.reshape(-1), temperature, block)
-    return losses.grpo(
-        logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss
-    )
+    return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
 
 
 def reference(

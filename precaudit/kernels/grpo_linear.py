@@ -24,7 +24,7 @@ from precaudit.kernels.double_word import Pair, added
 from precaudit.kernels.streaming import Sums, probabilities
 
 ARGNUMS = (0, 1)
-BLOCK = (1024, 2048)  # tokens and columns of a tile
+BLOCK = (256, 2048)  # tokens and columns of a tile
 WIDTH = 128  # terms of a product that are added up at once
 
 
@@ -39,9 +39,7 @@ def kernel(
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     logp, rest = chosen(rows, head, tokens.reshape(-1), temperature, block)
-    return losses.grpo(
-        logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss
-    )
+    return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
 
 
 def reference(
@@ -181,9 +179,7 @@ class Tiles(NamedTuple):
         whole = jax.tree.map(lambda x: jnp.zeros((self.n, *x.shape[1:]), x.dtype), like)
 
         def step(found: Any, i: Any) -> Any:
-            return jax.tree.map(
-                lambda y, x: lax.dynamic_update_slice_in_dim(y, x, self.start(i), 0), found, make(i)
-            )
+            return jax.tree.map(lambda y, x: lax.dynamic_update_slice_in_dim(y, x, self.start(i), 0), found, make(i))
 
         return self.folded(step, whole)
 
@@ -201,13 +197,16 @@ def product(a: Any, b: Any, axes: tuple[int, int], total: Pair | None = None) ->
 
     def in_parts(a: Any, b: Any, *total: Any) -> Any:
         n = a.shape[axes[0]]
-        parts = (
-            _dot(*(lax.slice_in_dim(x, k, min(k + WIDTH, n), axis=axis) for x, axis in zip((a, b), axes, strict=True)), axes)
-            for k in range(0, n, WIDTH)
-        )
+
+        def part(k: int) -> Any:
+            end = min(k + WIDTH, n)
+            cut = (lax.slice_in_dim(x, k, end, axis=axis) for x, axis in zip((a, b), axes, strict=True))
+            return _dot(*cut, axes)
+
+        parts = map(part, range(0, n, WIDTH))
         found = total or (next(parts), jnp.float32(0.0))
-        for part in parts:
-            found = added(found, part)
+        for more in parts:
+            found = added(found, more)
         return found if pair else found[0]
 
     return lax.platform_dependent(a, b, *(total or ()), tpu=at_once, default=in_parts)
