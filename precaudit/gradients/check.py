@@ -16,9 +16,10 @@ from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.gradients.awkward import awkward
 from precaudit.gradients.differences import disagreements
-from precaudit.gradients.formula import Formula, differentiated, names, single
+from precaudit.gradients.formula import DRAWS, Formula, differentiated, names, single
 from precaudit.gradients.lines import shares
 from precaudit.gradients.measure import Distance, distance
+from precaudit.gradients.noise import spread
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Status, Verdict, exit_code
 from precaudit.limits import default_limits
@@ -271,10 +272,13 @@ class _Case:
         # ∞ or NaN: which depends on the order of honest sums. A device may take what is subnormal for zero.
         same = ~np.isfinite(wide) & ~np.isfinite(true) | (np.abs(wide) <= tiny) & (np.abs(true) <= tiny)
         kept = np.where(same, np.zeros((), stored.dtype), stored).astype(stored.dtype)
-        finite = [d[i] for d in draws if np.array_equal(np.isfinite(d[i]), np.isfinite(exact))]
+        apart, together = (
+            [d[i] for d in some if np.array_equal(np.isfinite(d[i]), np.isfinite(exact))]
+            for some in (draws[:DRAWS], draws[DRAWS:])
+        )
         with np.errstate(all="ignore"):
-            spread = [np.where(same, 0.0, x) for x in _rowwise(finite, exact)]
-            record = measured(kept, np.where(same, 0.0, true), spread, self.names[i]).record
+            honest = [np.where(same, 0.0, x) for x in spread(apart, together, exact)]
+            record = measured(kept, np.where(same, 0.0, true), honest, self.names[i]).record
         phase = "forward" if i < self.outputs else "backward"
         record = msgspec.structs.replace(
             record, prompt=self.name, phase=phase, point=f"{side}.{self.names[i]}", candidate=side
@@ -335,21 +339,6 @@ class _Case:
             return f"formats narrower than float32 inside: {', '.join(map(_short, inside))}"
         told = [f"{_short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME]
         return f"rounding explains it: {', '.join(told)}"
-
-
-def _rowwise(draws: Sequence[Array], exact: Array) -> list[Array]:
-    """Return realisations of algorithms that are accurate in the norm of a row alone, the last axis of two or more.
-
-    Terms of a row's size may cancel in an honest kernel's small elements: each draw is off by as much there as in the
-    row's noisiest element.
-    """
-    if exact.ndim < 2 or not draws:
-        return list(draws)
-    with np.errstate(invalid="ignore"):
-        off = np.nan_to_num(np.stack(draws) - exact, nan=0.0, posinf=0.0, neginf=0.0)
-    most = np.sqrt(np.mean(off**2, axis=0)).max(-1, keepdims=True)
-    random = np.random.default_rng(20020801)
-    return [d + most * random.uniform(-1.0, 1.0, exact.shape) for d in draws]
 
 
 def _short(line: str) -> str:

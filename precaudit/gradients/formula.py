@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
+Sums = Literal["single", "reversed", "shuffled"]
 DRAWS = 8
 SINGLE = 2.0**-24
 EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
@@ -82,19 +83,21 @@ class Formula:
     def draws(
         self, cotangents: Any, inputs: Sequence[Any], device: str = "cpu", declared: bool = False
     ) -> list[list[Array]]:
-        """Return DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
+        """Return 2 · DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
 
         ``declared``: what the equations declare narrower is rounded so; else to float32.
 
-        Float inputs are moved by up to a unit roundoff of float32 in each: an algorithm that is backward stable may.
+        Float inputs are moved by up to a unit roundoff of float32: an algorithm that is backward stable may. In the
+        first DRAWS every element by itself, in the others all of an array by one factor.
         """
         random = np.random.default_rng(20020801)
         held = self.leaves(cotangents, inputs)
         found = []
         with jax.enable_x64(True):
-            for seed in range(1, DRAWS + 1):
-                moved = [_moved(x, random) for x in held]
-                run = self._drawn(device, seed % 2 == 0, declared)
+            for seed in range(1, 2 * DRAWS + 1):
+                moved = [_moved(x, random, together=seed > DRAWS) for x in held]
+                order: Sums = "shuffled" if seed > DRAWS else "reversed" if seed % 2 == 0 else "single"
+                run = self._drawn(device, order, declared)
                 found.append([np.asarray(x) for x in run(np.uint64(seed), *moved)])
         return found
 
@@ -103,18 +106,18 @@ class Formula:
         return in_order(self.jaxpr, (cotangents, *inputs), {})
 
     @cached_property
-    def _compiled(self) -> dict[tuple[str, bool, bool], Callable[..., list[Any]]]:
+    def _compiled(self) -> dict[tuple[str, str, bool], Callable[..., list[Any]]]:
         return {}
 
-    def _drawn(self, device: str, other: bool, declared: bool) -> Callable[..., list[Any]]:
-        """Return a compiled realisation; ``other``: sums in the other order, or in their own narrow format."""
-        if (device, other, declared) not in self._compiled:
-            how = Realisation("converted" if declared else "single", sums="reversed" if other else "single")
-            if other and declared and sums_narrow(self.jaxpr.jaxpr):
+    def _drawn(self, device: str, sums: Sums, declared: bool) -> Callable[..., list[Any]]:
+        """Return a compiled realisation; for ``reversed`` declared sums in their own narrow format, if there are."""
+        if (device, sums, declared) not in self._compiled:
+            how = Realisation("converted" if declared else "single", sums=sums)
+            if sums == "reversed" and declared and sums_narrow(self.jaxpr.jaxpr):
                 how = replace(how, sums="own")
             how = replace(how, unit="matrix" if device == "tpu" else "any")
-            self._compiled[device, other, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
-        return self._compiled[device, other, declared]
+            self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
+        return self._compiled[device, sums, declared]
 
     def constants(self) -> list[str]:
         """Return constants of narrow formats that look rounded to them, ``0.69921875 in bfloat16 at FILE:LINE``.
@@ -128,11 +131,11 @@ class Formula:
         return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr)))
 
 
-def _moved(x: Any, random: np.random.Generator) -> Any:
+def _moved(x: Any, random: np.random.Generator, together: bool) -> Any:
     if not jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
         return x
     wide = np.asarray(x).astype(np.float64)
-    return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, wide.shape))
+    return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, () if together else wide.shape))
 
 
 def _narrow(dtype: Any) -> bool:
