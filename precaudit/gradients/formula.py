@@ -1,7 +1,7 @@
 """A function and its vector-Jacobian product as one program: as it runs, in FP64, and as its equations round."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from jax import tree_util
 from precaudit.arrays import Array
 from precaudit.transforms.emulate import Realisation, float_bits, sums_narrow, whole
 from precaudit.transforms.jax_versions import bodies, source
+from precaudit.transforms.kernel_lines import places, raised
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
@@ -24,7 +25,10 @@ BITS = 4  # significant bits of a constant that a narrow format did not round, s
 
 
 def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., Any]:
-    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats."""
+    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats.
+
+    Without ``argnums`` the function is run and not differentiated.
+    """
     places = tuple(argnums)
 
     def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -34,6 +38,8 @@ def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Call
                 every[i] = x
             return function(*every)
 
+        if not places:
+            return asked(), ()
         out, pull = jax.vjp(asked, *(inputs[i] for i in places))
         return out, pull(jax.tree.map(lambda c, o: jnp.asarray(c).astype(o.dtype), cotangents, out))
 
@@ -115,6 +121,23 @@ class Formula:
             how = replace(how, unit="matrix" if device == "tpu" else "any")
             self._compiled[device, other, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
         return self._compiled[device, other, declared]
+
+    @cached_property
+    def places(self) -> dict[str, list[Any]]:
+        """Where Pallas kernels in it round to less than float32."""
+        return places(self.jaxpr.jaxpr)
+
+    def raised(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
+        """Return the leaves as it gives them if the places in its Pallas kernels are in float32, but for ``narrow``."""
+        key = frozenset(narrow)
+        if key not in self._raised:
+            lifted = [e for place, equations in self.places.items() if place not in key for e in equations]
+            self._raised[key] = jax.jit(raised(self.jaxpr, lifted))
+        return [np.asarray(x) for x in self._raised[key](*self.leaves(cotangents, inputs))]
+
+    @cached_property
+    def _raised(self) -> dict[frozenset[str], Callable[..., list[Any]]]:
+        return {}
 
     def constants(self) -> list[str]:
         """Return constants of narrow formats that look rounded to them, ``0.69921875 in bfloat16 at FILE:LINE``.

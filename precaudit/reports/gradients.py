@@ -1,8 +1,9 @@
 """A gradcheck in a terminal: the first sentence, a row an array and side, what is wrong with which."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from precaudit.gradients.check import KERNEL, REFERENCE, Checked, Found
+from precaudit.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
@@ -32,6 +33,13 @@ def table(c: Checked) -> Table:
         ("array", "side", "format", "roundings", "of the norm", "verdicts"), tuple(rows),
         left=("array", "side", "format", "verdicts"), keys=2,
     )  # fmt: skip
+
+
+def listed(found: Sequence[Shipped]) -> Table:
+    """Return a row a check that ships."""
+    rows = [(s.name, s.about, ", ".join(s.formats), ", ".join(s.gradients) or "outputs alone", s.here) for s in found]
+    columns = ("check", "of", "formats", "gradients", "here")
+    return Table("checks that ship: precaudit gradcheck CHECK", columns, tuple(rows), left=columns)
 
 
 def _cells(found: list[Found]) -> tuple[str, ...]:
