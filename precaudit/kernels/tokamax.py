@@ -17,9 +17,9 @@ PYTHON = (3, 12)
 def why_not_here() -> str | None:
     """Return why it does not run here; None where it does."""
     if sys.version_info < PYTHON:
-        return f"tokamax needs Python 3.12 or newer, this is {sys.version_info.major}.{sys.version_info.minor}"
+        return f"Tokamax needs Python 3.12 or newer, this is {sys.version_info.major}.{sys.version_info.minor}"
     if importlib.util.find_spec("tokamax") is None:
-        return "tokamax is not installed: pip install tokamax"
+        return "Tokamax is not installed: pip install tokamax"
     return None
 
 
