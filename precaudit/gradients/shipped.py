@@ -53,7 +53,9 @@ def _runs(module: Any) -> str:
     given = module.inputs(0)
     first = next(iter(given.values())) if isinstance(given, Mapping) else given
     backend = jax.default_backend()
-    if not _pallas(jax.make_jaxpr(module.kernel)(*first).jaxpr) or backend != "cpu":
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own kernels mix formats
+        traced = jax.make_jaxpr(module.kernel)(*first)
+    if not _pallas(traced.jaxpr) or backend != "cpu":
         return f"compiled for {backend.upper()}"
     return "Pallas, in interpret mode: products are a CPU's"
 

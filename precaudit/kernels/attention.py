@@ -16,18 +16,17 @@ def attention(q: Any, k: Any, v: Any, seen: Any, scale: float = 1.0) -> Any:
     """Return attention [..., T, D] in the format of ``q``, computed in float32.
 
     ``q`` [..., T, D]; ``k``, ``v`` [..., S, D]; ``seen`` [..., T, S] truth values. What a query does not see adds
-    nothing, a NaN neither: products are selected, not multiplied by 0. A query that sees no key gives 0, as in the
+    nothing, a NaN neither, to outputs or gradients: keys and values are selected before they are multiplied. A query that sees no key gives 0, as in the
     limit of a sum over no keys and in FlashAttention-2 (Dao 2023).
     """
-    wide = [x.astype(jnp.float32) for x in (q, k, v)]
-    each = jnp.where(seen[..., None], wide[0][..., :, None, :] * wide[1][..., None, :, :], 0.0)
-    s = jnp.where(seen, scale * each.sum(-1), -jnp.inf)
+    q32, k32, v32 = (x.astype(jnp.float32) for x in (q, k, v))
+    keys, values = (jnp.where(seen[..., None], x[..., None, :, :], 0.0) for x in (k32, v32))
+    s = jnp.where(seen, scale * (q32[..., :, None, :] * keys).sum(-1), -jnp.inf)
     most = jax.lax.stop_gradient(jnp.maximum(s.max(-1, keepdims=True), LOWEST))
     p = jnp.exp(s - most)
     total = p.sum(-1, keepdims=True)
-    p = p / (total + (total == 0.0))
-    out = jnp.where(seen[..., None], p[..., None] * wide[2][..., None, :, :], 0.0).sum(-2)
-    return out.astype(q.dtype)
+    p = p / (total + (total == 0.0).astype(jnp.float32))
+    return (p[..., None] * values).sum(-2).astype(q.dtype)
 
 
 def causal(queries: int, keys: int) -> Any:

@@ -16,7 +16,8 @@ ARGNUMS = (0, 1, 2)
 
 def kernel(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Return attention [B, T, H, D] of ``q`` [B, T, H, D] and ``k``, ``v`` [B, S, H, D]; ``mask`` [B, S], of keys."""
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :], is_causal=True, implementation="xla")
+    seen = mask[:, None, None, :]
+    return jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=True, implementation="xla")
 
 
 def reference(q: Any, k: Any, v: Any, mask: Any) -> Any:
