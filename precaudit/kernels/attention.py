@@ -16,8 +16,8 @@ def attention(q: Any, k: Any, v: Any, seen: Any, scale: float = 1.0) -> Any:
     """Return attention [..., T, D] in the format of ``q``, computed in float32.
 
     ``q`` [..., T, D]; ``k``, ``v`` [..., S, D]; ``seen`` [..., T, S] truth values. What a query does not see adds
-    nothing, a NaN neither, to outputs or gradients: keys and values are selected before they are multiplied. A query that sees no key gives 0, as in the
-    limit of a sum over no keys and in FlashAttention-2 (Dao 2023).
+    nothing to outputs or gradients, a NaN neither: keys and values are selected before they are multiplied. A query
+    that sees no key gives 0, the sum over none.
     """
     q32, k32, v32 = (x.astype(jnp.float32) for x in (q, k, v))
     keys, values = (jnp.where(seen[..., None], x[..., None, :, :], 0.0) for x in (k32, v32))
