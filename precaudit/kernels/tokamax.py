@@ -5,22 +5,18 @@ optional target: ``pip install tokamax``, of 0.0.17, needs Python 3.12 and JAX 0
 """
 
 import importlib.util
-import sys
 from typing import Any
 
 from precaudit.kernels import sdpa
 
 ARGNUMS = (0, 1, 2)
-PYTHON = (3, 12)
 
 
 def why_not_here() -> str | None:
     """Return why it does not run here; None where it does."""
-    if sys.version_info < PYTHON:
-        return f"Tokamax needs Python 3.12 or newer, this is {sys.version_info.major}.{sys.version_info.minor}"
-    if importlib.util.find_spec("tokamax") is None:
-        return "Tokamax is not installed: pip install tokamax"
-    return None
+    if importlib.util.find_spec("tokamax") is not None:
+        return None
+    return "Tokamax needs Python 3.12 or newer: pip install tokamax"
 
 
 def kernel(q: Any, k: Any, v: Any, mask: Any) -> Any:
