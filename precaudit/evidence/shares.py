@@ -123,7 +123,9 @@ def _prefill(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
         return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0][0, 0]
 
     rows = np.asarray([[n - 1]], np.int32)
-    return program, (subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32), rows)
+    return program, (
+        subject.parameters, exact_tables(subject, n, np.full((1, n), n)), tokens[None], np.zeros(1, np.int32), rows,
+    )  # fmt: skip
 
 
 def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
@@ -133,8 +135,8 @@ def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
     padded = np.zeros((1, bucket(n)), np.int32)
     padded[0, :n] = tokens
     taps = prefill_program(subject, capture)(
-        subject.parameters, subject.tables(bucket(n)), padded, np.zeros(1, np.int32), np.asarray([[n - 1]], np.int32),
-        None, None,
+        subject.parameters, subject.tables(bucket(n), np.full((1, bucket(n)), n)), padded, np.zeros(1, np.int32),
+        np.asarray([[n - 1]], np.int32), None, None,
     )[2]  # fmt: skip
     values = {p: np.asarray(x)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
               for p, x in taps.items()}  # fmt: skip
