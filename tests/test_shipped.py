@@ -181,6 +181,23 @@ def test_outputs_alone_are_judged_where_no_gradient_is_asked_for():
     assert "outputs alone: no gradient was asked for" in found.notes
 
 
+def test_the_command_judges_outputs_alone_and_says_so(tmp_path):
+    from precaudit.cli import cli
+
+    file = tmp_path / "thrice.py"
+    file.write_text(
+        "import numpy as np\n\n\ndef kernel(x):\n    return x * 3.0\n\n\nreference = kernel\n\n\n"
+        "def inputs(seed):\n    return (np.ones(3, np.float32),)\n"
+    )
+    asked = ["gradcheck", str(file), "--argnums", "none", "--plain", "--seeds", "1"]
+    found = CliRunner().invoke(cli, asked, standalone_mode=False)
+    assert found.return_value == 0
+    assert "note: outputs alone: no gradient was asked for" in found.output
+    assert "dx" not in found.output
+    with pytest.raises(UserError, match="--list"):
+        CliRunner().invoke(cli, ["gradcheck"], standalone_mode=False, catch_exceptions=False)
+
+
 def test_float32_pages_are_read_as_bfloat16():
     found = gradcheck(
         paged.kernel, paged.reference, lambda seed: paged.inputs(seed), argnums=(), hostile=False, seeds=1

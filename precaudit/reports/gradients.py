@@ -14,7 +14,8 @@ def headline(c: Checked) -> Headline:
     if c.exit_code == 0:
         declared = sum(f.declared for f in c.found)
         how = " rounds as its reference declares" if declared else " and its reference are as near FP64 as float32 is"
-        return Headline("✓", f"{c.name}{how}, outputs and gradients, in {len(c.cases)} cases.")
+        what = "outputs and gradients" if any(f.record.phase == "backward" for f in c.found) else "in their outputs"
+        return Headline("✓", f"{c.name}{how}, {what}, in {len(c.cases)} cases.")
     if c.exit_code == 1:
         return Headline("✗", f"{c.name}: {c.conclusions[0]}.")
     return Headline("?", f"{c.name}: {c.conclusions[0] if c.conclusions else 'nothing was judged'}.")
