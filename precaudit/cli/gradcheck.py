@@ -87,7 +87,8 @@ def _listed(as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from precaudit.gradients.shipped import shipped
+    from precaudit.gradients import check
+    from precaudit.gradients.shipped import INTERPRETED, shipped
     from precaudit.reports import fitting
     from precaudit.reports import gradients as report
 
@@ -98,6 +99,8 @@ def _listed(as_json: bool) -> int:
             click.echo(json.dumps(asdict(each), ensure_ascii=False))
     else:
         fitting.show(report.listed(found), console())
+        if any(each.here == INTERPRETED for each in found):
+            say(f"note: {check.INTERPRETED}")
     return 0
 
 

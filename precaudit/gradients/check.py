@@ -1,6 +1,6 @@
 """The verb ``gradcheck``: a kernel and its reference, outputs and gradients, each against FP64."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from precaudit.limits import default_limits
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, value
 from precaudit.references.alone import measured
+from precaudit.transforms.kernel_lines import interpreted
 from precaudit.transforms.shadow import CannotLift
 
 KERNEL, REFERENCE = "kernel", "reference"
@@ -32,6 +33,7 @@ SEEDS = 3
 NEARLY = 0.9  # of an error that is a factor of the whole array
 SOME, NAMED = 0.1, 3  # of an error's energy, that a line is named for; and at most how many
 AGAIN = "again"
+INTERPRETED = "Pallas kernels run in interpret mode here: their float32 products are a CPU's, not a TPU's passes"
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,7 @@ def gradcheck(
                 kind = (f.side, f.record.dtype, f.verdict.status, f.array)
                 if kind not in conclusions:
                     conclusions[kind] = c.told(f, made, kind[:3] not in {known[:3] for known in conclusions})
-    if argnums is not None and not argnums:
-        notes["outputs alone: no gradient was asked for"] = None
-    notes |= dict.fromkeys(check.notes)
+    notes |= dict.fromkeys(check.told())
     left = dict.fromkeys(f.case for f in found if f.verdict.status == "not run")
     if left:
         notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
@@ -146,6 +146,14 @@ class _Check:
         self.notes: dict[str, None] = {}
         self.asked = False  # finite differences, on the first inputs
         self.compiled: dict[Any, Any] = {}
+
+    def told(self) -> Iterator[str]:
+        """Yield what is to be known of every case."""
+        if self.argnums is not None and not self.argnums:
+            yield "outputs alone: no gradient was asked for"
+        if any(interpreted(x.jaxpr.jaxpr) for (_, *which), x in self.compiled.items() if which == [KERNEL]):
+            yield INTERPRETED
+        yield from self.notes
 
     def case(self, case: str, inputs: tuple[Any, ...]) -> tuple["_Case", list[Found]]:
         """Return every array of both sides."""

@@ -12,9 +12,9 @@ import jax
 from precaudit import kernels
 from precaudit.gradients.check import formats
 from precaudit.gradients.subjects import missing
-from precaudit.transforms.jax_versions import bodies
+from precaudit.transforms.kernel_lines import interpreted
 
-CALL = "pallas_call"
+INTERPRETED = "interpret mode"
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,6 @@ def _described(module: Any) -> Shipped:
 def _runs(module: Any) -> str:
     given = module.inputs(0)
     first = next(iter(given.values())) if isinstance(given, Mapping) else given
-    backend = jax.default_backend()
     with jax.numpy_dtype_promotion("standard"):  # JAX's own kernels mix formats
         traced = jax.make_jaxpr(module.kernel)(*first)
-    if not _pallas(traced.jaxpr) or backend != "cpu":
-        return f"compiled for {backend.upper()}"
-    return "Pallas, in interpret mode: products are a CPU's"
-
-
-def _pallas(jaxpr: Any) -> bool:
-    return any(
-        e.primitive.name == CALL or any(map(_pallas, bodies(value)))
-        for e in jaxpr.eqns for value in e.params.values()
-    )  # fmt: skip
+    return INTERPRETED if interpreted(traced.jaxpr) else f"compiled for {jax.default_backend().upper()}"

@@ -1,4 +1,4 @@
-"""JAX's attention as XLA compiles it, causal, with a mask of keys: ``jax.nn.dot_product_attention``.
+"""JAX's attention by XLA, causal, keys masked: ``jax.nn.dot_product_attention``.
 
 Formula: softmax(q kᵀ / √D) v over the keys that a query sees. The function is JAX's own (Apache-2.0), wrapped. Its
 cuDNN kernel (``implementation="cudnn"``) runs on an NVIDIA GPU alone, in bfloat16 and float16.

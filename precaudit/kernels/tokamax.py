@@ -1,4 +1,4 @@
-"""Tokamax' attention, causal, with a mask of keys, as it chooses for the device: ``tokamax.dot_product_attention``.
+"""Tokamax' attention, causal, keys masked: ``tokamax.dot_product_attention``, as it chooses for the device.
 
 Formula: softmax(q kᵀ / √D) v over the keys that a query sees. The kernels are Tokamax' own (Apache-2.0), wrapped. An
 optional target: ``pip install tokamax``, of 0.0.17, needs Python 3.12 and JAX 0.11.1.

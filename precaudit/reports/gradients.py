@@ -14,7 +14,7 @@ def headline(c: Checked) -> Headline:
     if c.exit_code == 0:
         declared = sum(f.declared for f in c.found)
         how = " rounds as its reference declares" if declared else " and its reference are as near FP64 as float32 is"
-        what = "outputs and gradients" if any(f.record.phase == "backward" for f in c.found) else "in their outputs"
+        what = "outputs and gradients" if any(f.record.phase == "backward" for f in c.found) else "outputs alone"
         return Headline("✓", f"{c.name}{how}, {what}, in {len(c.cases)} cases.")
     if c.exit_code == 1:
         return Headline("✗", f"{c.name}: {c.conclusions[0]}.")

@@ -39,6 +39,17 @@ def places(jaxpr: Any) -> dict[str, list[Any]]:
     return found
 
 
+def interpreted(jaxpr: Any) -> bool:
+    """Whether an open jaxpr holds Pallas kernels, and they run in interpret mode: there is nothing but CPUs."""
+    return jax.default_backend() == "cpu" and _pallas(jaxpr)
+
+
+def _pallas(jaxpr: Any) -> bool:
+    return any(
+        e.primitive.name == CALL or any(map(_pallas, bodies(value))) for e in jaxpr.eqns for value in e.params.values()
+    )
+
+
 def _name(call: Any, body: Any) -> str:
     """Return what a Pallas kernel is called: its name, or that of its function."""
     return str(call.params.get("name") or body.debug_info.func_src_info or "a kernel").partition(" ")[0]
