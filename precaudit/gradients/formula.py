@@ -14,13 +14,15 @@ from jax import tree_util
 from precaudit.arrays import Array
 from precaudit.transforms.emulate import Realisation, float_bits, sums_narrow, whole
 from precaudit.transforms.jax_versions import bodies, source
-from precaudit.transforms.kernel_lines import places, raised
+from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
+from precaudit.transforms.raised import EXACT
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
 DRAWS = 8
 SINGLE = 2.0**-24
 EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
+CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
 
@@ -147,8 +149,11 @@ class Formula:
         return list(dict.fromkeys(_narrow_constants(self.jaxpr.jaxpr, self.jaxpr.consts)))
 
     def narrow(self) -> list[str]:
-        """Return the lines at which results narrower than float32 are made, kernels' inside included."""
-        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr)))
+        """Return the lines at which results narrower than float32 are made, kernels' inside included.
+
+        What only moves them is left out, and what is rounded once to be given out.
+        """
+        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr, outermost=True)))
 
 
 def _moved(x: Any, random: np.random.Generator) -> Any:
@@ -181,9 +186,11 @@ def _full(x: float) -> bool:
     return bool(np.isfinite(x)) and np.frexp(x)[0] * 2.0**BITS % 1 != 0
 
 
-def _narrow_lines(jaxpr: Any) -> Iterator[str]:
+def _narrow_lines(jaxpr: Any, outermost: bool = False) -> Iterator[str]:
     for e in jaxpr.eqns:
-        if any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and source(e):
+        given = outermost and e.primitive.name == CAST and readers(e.outvars[0], jaxpr) <= {GIVEN}
+        made = any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and e.primitive.name not in EXACT
+        if made and not given and source(e):
             yield source(e)
         for value in e.params.values():
             for body in bodies(value):

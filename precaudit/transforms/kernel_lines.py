@@ -16,7 +16,7 @@ from precaudit.transforms.emulate import float_bits
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.raised import EXACT, WIDE
 
-CALL = "pallas_call"
+CALL, GIVEN = "pallas_call", "what follows"
 READS, WRITES = {"get", "masked_load"}, {"swap", "addupdate", "masked_swap"}
 FORMAT = {"convert_element_type": "new_dtype", "dot_general": "preferred_element_type"}  # parameters that name it
 
@@ -63,21 +63,21 @@ def _rounding(jaxpr: Any, kernel: str) -> Iterator[tuple[str, Any]]:
         if inside or e.primitive.name in EXACT | READS | WRITES:
             continue
         for v in filter(_narrow, e.outvars):
-            readers = _readers(v, jaxpr)
-            if readers and not readers <= WRITES:
+            read = readers(v, jaxpr)
+            if read and not read <= WRITES:
                 shape = f"{v.aval.dtype.name}[{','.join(map(str, v.aval.shape))}]"
-                yield f"{source(e)}: {shape} for {', '.join(sorted(readers))} in {kernel}", e
+                yield f"{source(e)}: {shape} for {', '.join(sorted(read))} in {kernel}", e
                 break
 
 
-def _readers(v: Any, jaxpr: Any) -> set[str]:
-    """Return the primitives that read a variable, or what is moved of it."""
+def readers(v: Any, jaxpr: Any) -> set[str]:
+    """Return the primitives that read a variable, or what is moved of it; GIVEN: a jaxpr gives it out."""
     found: set[str] = set()
     for e in jaxpr.eqns:
         if any(x is v for x in e.invars):
             moved = e.primitive.name in EXACT
-            found |= set().union(*(_readers(x, jaxpr) for x in e.outvars)) if moved else {e.primitive.name}
-    return found | ({"what follows"} if any(x is v for x in jaxpr.outvars) else set())
+            found |= set().union(*(readers(x, jaxpr) for x in e.outvars)) if moved else {e.primitive.name}
+    return found | ({GIVEN} if any(x is v for x in jaxpr.outvars) else set())
 
 
 def raised(jaxpr: Any, equations: Collection[Any]) -> Callable[..., list[Any]]:
