@@ -12,9 +12,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.emulate import float_bits
+from precaudit.transforms.emulate import EXACT, WIDE, float_bits
 from precaudit.transforms.jax_versions import bodies, source
-from precaudit.transforms.raised import EXACT, WIDE
+from precaudit.transforms.raised import WIDE
 
 CALL, GIVEN = "pallas_call", "what follows"
 READS, WRITES = {"get", "masked_load"}, {"swap", "addupdate", "masked_swap"}
