@@ -15,6 +15,7 @@ from precaudit.arrays import Array
 from precaudit.transforms.emulate import EXACT, Realisation, float_bits, sums_narrow, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
+from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
 Sums = Literal["single", "reversed", "shuffled"]

@@ -12,7 +12,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.emulate import EXACT, WIDE, float_bits
+from precaudit.transforms.emulate import EXACT, float_bits
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.raised import WIDE
 
