@@ -19,6 +19,7 @@ EXAMPLES = {
     "gradcheck": (
         "precaudit gradcheck examples/bf16_reference.py:kernel",
         "precaudit gradcheck kernels.py:mine --reference kernels.py:plain --inputs kernels.py:inputs -o errors.jsonl",
+        "precaudit gradcheck --list",
     ),
     "import": (
         "precaudit import dump -o runs/theirs",
