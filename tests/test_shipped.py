@@ -208,3 +208,16 @@ def test_float32_pages_are_read_as_bfloat16():
     assert "rounding explains it" in found.conclusions[0]
     bad = {f.case for f in found.found if f.verdict.status != "pass"}
     assert any(NO_KEY in case for case in bad)
+
+
+@pytest.mark.slow  # 40 s
+def test_what_flash_attention_rounds_inside_is_named_pass_by_pass():
+    def given(seed):
+        return flash.inputs(seed, "bfloat16")[""]
+
+    found = gradcheck(flash.kernel, flash.reference, given, argnums=flash.ARGNUMS, hostile=False, seeds=1)
+    told = {text.split()[1]: text for text in found.conclusions}
+    assert "in _flash_attention_kernel (100 %)" in told["out"]
+    assert "in _flash_attention_dkv_kernel (100 %)" in told["dv"]
+    assert all("rounding explains it" in told[x] for x in ("out", "dv"))
+    assert all("the rest stands outside" in told[x] for x in ("dq", "dk"))

@@ -365,9 +365,7 @@ class _Case:
             return "with all that its kernels round inside in float32 it does not pass either: the formula differs"
         told = _named(inside(formula, self.cotangents, self.inputs, i, straight[i]))
         if again.verdict.status != "pass":
-            return (
-                f"{after:.2g} without rounding inside its kernels: {told}; the rest is rounded between them, or differs"
-            )
+            return f"{after:.2g} of its norm without what rounds inside its kernels, {told}; the rest stands outside"
         return f"rounding explains it, {after:.2g} of its norm without: {told}"
 
 
