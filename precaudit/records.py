@@ -127,11 +127,35 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
     allowed: tuple[str, ...] = ()
 
 
+class Products(Record, frozen=True, omit_defaults=False):
+    """How many products a compiled program makes: on a TPU's matrix unit in 1, 3 and 6 passes, and its vector unit."""
+
+    passes1: Count
+    passes3: Count
+    passes6: Count
+    vector: Count
+
+
+class Prediction(Record, frozen=True, omit_defaults=False):
+    """Of a predicted program: its products without and with taps, and what rounding inside of fusions may change.
+
+    ``moved``: points (of programs: lines) whose products the two make in other precisions, with these; ``inside``:
+    the largest ‖rounded − not‖ / ‖rounded‖ of its outputs, bfloat16 results inside of fusions rounded and not.
+    ``kernels``: Pallas kernels that ran in interpret mode, their products as a CPU makes them.
+    """
+
+    bare: Products
+    captured: Products
+    moved: tuple[str, ...] = ()
+    inside: Number | None = None
+    kernels: tuple[str, ...] = ()
+
+
 class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
 
     ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
-    prompt's logits.
+    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was.
     """
 
     phase: str
@@ -141,6 +165,7 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     step: Index = 0
     shape: tuple[Index, ...] = ()
     apart: tuple[Number, ...] = ()
+    predicted: Prediction | None = None
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):
@@ -298,7 +323,11 @@ class ErrorRecord(Record, frozen=True):
 
 
 class PrefillDecodeRecord(Record, frozen=True):
-    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""
+    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode.
+
+    ``f64_against_top1``: FP64's top-1 of the first view where that has a formula of its own, since RoPE turned its rows
+    by another length (precaudit/lengths.py); ``f64_top1`` is decode's.
+    """
 
     prompt: str
     against: Literal["prefill", "rescore"]
@@ -317,6 +346,14 @@ class PrefillDecodeRecord(Record, frozen=True):
     max_diff: Number | None
     prefill_last_top1: Index | None = None
     decode0_top1: Index | None = None
+    f64_against_top1: Index | None = None
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether both views have the top-1 of FP64, each of its own where formulas differ; None where unknown."""
+        if self.f64_match is None or self.f64_against_top1 is None:
+            return self.f64_match and self.match
+        return self.f64_match and self.prefill_top1 == self.f64_against_top1
 
     @property
     def finite(self) -> bool:

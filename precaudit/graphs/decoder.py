@@ -1,5 +1,6 @@
 """The decoder's operations, in program order: what each reads, rounds and sums (docs/design.md §4)."""
 
+from collections.abc import Sequence
 from math import log2
 from typing import TYPE_CHECKING
 
@@ -153,6 +154,11 @@ DEFAULT_POINTS = ("q", "k", "v", "attn_out", "logits")
 LOGITS = "logits"  # the output whose KL and top-1 are told, of any program
 STREAM = next(p.handed for p in POINTS.values() if p.handed is not None)  # what a layer hands the next
 CACHES = {p.name: p.cache for p in POINTS.values() if p.cache is not None}
+
+
+def point_of(names: Sequence[str]) -> str:
+    """Return the innermost name of a path that is a point; "" where none is."""
+    return next((name for name in reversed(names) if name in POINTS), "")
 
 
 def present(sparse: bool) -> tuple[str, ...]:

@@ -35,16 +35,19 @@ class Arithmetic:
     matmul: Any
     decode_in_float32: bool
     attention: str
+    inputs_in_int8: bool = False
 
     @classmethod
     def of(cls, policy: Policy) -> "Arithmetic":
         """Resolve a policy's names."""
-        keys = [f.name for f in fields(cls) if f.name not in ("matmul", "decode_in_float32", "attention")]
-        dtypes = {key: FORMATS[getattr(policy, key)].dtype for key in keys}
+        other = ("matmul", "decode_in_float32", "inputs_in_int8", "attention")
+        dtypes = {f.name: _dtype(getattr(policy, f.name)) for f in fields(cls) if f.name not in other}
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]
-        cast_up = policy.decode_attention == "float32"
-        return cls(**dtypes, matmul=matmul, decode_in_float32=cast_up, attention=policy.attention)
+        raised, int8 = policy.decode_attention == "float32", policy.projection_inputs == "int8"
+        return cls(
+            **dtypes, matmul=matmul, decode_in_float32=raised, attention=policy.attention, inputs_in_int8=int8
+        )  # fmt: skip
 
     def for_decode(self) -> "Arithmetic":
         """The arithmetic of decode attention: float32 throughout where the policy casts it up."""
@@ -52,6 +55,10 @@ class Arithmetic:
             return self
         single = FORMATS["float32"].dtype
         return replace(self, activations=single, scores=single, softmax=single, probs=single)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return FORMATS[name].dtype if name in FORMATS else np.dtype(name)
 
 
 def check_device(policy: Policy, platform: str) -> None:

@@ -168,7 +168,7 @@ def _cached(policy: Policy) -> Iterator[Variant]:
     stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,)}
     for what, which in stores.items():
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
-            if FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
+            if policy.kv_cache != "int8" and FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
                 yield Variant(
                     f"{what} in {name}", "format", f"{what} are rounded to {name}", _changed(which, rounder(name))
                 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError, nearest
-from precaudit.formats import ALIASES, parse_format
+from precaudit.formats import ALIASES, INTEGERS, parse_format
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
@@ -33,6 +33,11 @@ class Policy:
     it is exact, and recorded so. attention: which kernel attends, ``naive`` (scores, softmax and P · v one after
     another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
     last two decide some formats themselves (``KERNELS``).
+
+    weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
+    ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
+    projection_inputs: ``int8`` quantises what a layer's projections read, row by row, and multiplies integers.
+    kv_cache ``int8``: a scale for every token and head; what attention reads is of the activations' format.
     """
 
     name: str = "bf16"
@@ -52,6 +57,8 @@ class Policy:
     excess_precision: str = "platform"
     decode_attention: str = "as-prefill"
     embed_factor: str = "published"
+    embeddings: str = "as-weights"
+    projection_inputs: str = "as-activations"
     attention: str = "naive"
 
     def settings(self) -> dict[str, str]:
@@ -61,12 +68,14 @@ class Policy:
 
 KEYS = tuple(f.name for f in fields(Policy) if f.name != "name")
 WORDS = {
-    "weights": ("as-stored", *STORAGE),
-    "kv_cache": STORAGE,
+    "weights": ("as-stored", *STORAGE, *INTEGERS),
+    "kv_cache": (*STORAGE, "int8"),
     "matmul": (*PRECISIONS, *PRESETS),
     "excess_precision": ("platform", "off"),
     "decode_attention": ("as-prefill", "float32"),
     "embed_factor": ("published", "exact"),
+    "embeddings": ("as-weights", "as-stored"),
+    "projection_inputs": ("as-activations", "int8"),
     "attention": ("naive", "sdpa", "flash"),
 }
 # What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
@@ -104,12 +113,28 @@ def recorded_policy(record: Any) -> Policy:
 
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
-    return {"embed_factor": "exact", "attention": "naive"} | dict(recorded)
+    then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
+    return then | {"attention": "naive"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
     """Return the policy of a run as it was declared."""
     return Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+
+
+def held_weights(policy: Policy) -> str:
+    """Return what a policy makes of a checkpoint's values, as a key: FP64 values of one are not those of another."""
+    apart = policy.embeddings == "as-stored" and policy.weights != "as-stored"
+    return f"{policy.weights}, embeddings as stored" if apart else policy.weights
+
+
+def check_settings(policy: Policy) -> None:
+    """Raise UserError for keys that do not go together."""
+    if policy.projection_inputs == "int8" and policy.weights not in INTEGERS:
+        raise UserError(
+            f"policy {policy.name}: projection_inputs = int8 multiplies integers, and weights = {policy.weights} are "
+            f"none; set weights to {', '.join(INTEGERS)}"
+        )
 
 
 def fused(policy: Policy) -> bool:
@@ -200,7 +225,7 @@ def _value(key: str, text: str) -> str:
     allowed = WORDS.get(key, ARITHMETIC)
     value = ALIASES.get(text, text)
     if value not in allowed:
-        if key not in ("matmul", "excess_precision", "decode_attention", "embed_factor", "weights", "attention"):
+        if key not in WORDS or key == "kv_cache":
             parse_format(text)
         raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
     return value
