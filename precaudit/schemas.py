@@ -15,6 +15,7 @@ from precaudit.records import (
     ErrorRecord,
     PointRecord,
     PrefillDecodeRecord,
+    ProbeRecord,
     PromptRecord,
     RunRecord,
     StepRecord,
@@ -45,6 +46,7 @@ FILES = {
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
     "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | Cause,
+    "probe.jsonl": ProbeRecord,
 }
 
 

@@ -30,6 +30,14 @@ WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 MOST_TERMS = 1 << 24
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
+# A result is an operand's value: in a format that holds the operand nothing is rounded.
+EXACT = {
+    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "device_put",
+    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "neg",
+    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n",
+    "sharding_constraint", "slice", "sort", "split", "squeeze", "stop_gradient", "tile", "top_k", "transpose",
+    "unstack",
+}  # fmt: skip
 SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
 
 
@@ -43,15 +51,16 @@ class Realisation:
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
     own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
-    float32; or so from the last term to the first. ``unit``: what makes products of floats no wider than float32. The
-    matrix unit of a TPU makes them of operands in one, two or three bfloat16 parts, by the precision that their
-    equation declares; its vector unit multiplies and adds, every term in the format of the result.
+    float32; or so from the last term to the first, or in an order and on a grid of each seed's. ``unit``: what makes
+    products of floats no wider than float32. The matrix unit of a TPU makes them of operands in one, two or three
+    bfloat16 parts, by the precision that their equation declares; its vector unit multiplies and adds, every term in
+    the format of the result.
     """
 
     unrounded: Literal["none", "converted", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
-    sums: Literal["exact", "own", "single", "reversed"] = "exact"
+    sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
     unit: Literal["any", "matrix", "vector"] = "any"
 
 
@@ -153,8 +162,8 @@ class Emulated(Planted):
             out = [jnp.sum(terms, -1)]
         elif self.how.unit == "matrix" and name in PRODUCTS and (products := _parts(equation, inputs)):
             out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
-        elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
-            out = self.summed(equation, inputs)
+        elif name in SUMS and self.how.sums in ("single", "reversed", "shuffled") and _single(equation):
+            out = self.summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0)
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         else:
@@ -162,6 +171,8 @@ class Emulated(Planted):
         if self.drawn and name in INACCURATE:
             off = [_unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)) for x in out]
             out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
+        if self.drawn and name in EXACT:  # on a grid of its own a maximum would equal neither of what it is of
+            return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
@@ -177,10 +188,13 @@ class Emulated(Planted):
             self.before[variable] = x
         return rounded(x, dtype, factor)
 
-    def summed(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """Return a sum in float32, its terms in the other order where that is asked for."""
+    def summed(self, equation: Any, inputs: list[Any], factor: Any) -> list[Any]:
+        """Return a sum in float32, its terms in the other order where that is asked for, times ``factor`` inside.
+
+        Of terms that are equal every addition rounds the same way; which way, the factor draws.
+        """
         params = dict(equation.params)
-        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs]
+        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in [inputs[0] * factor, *inputs[1:]]]
         if equation.primitive.name == "dot_general":
             params |= {"preferred_element_type": np.dtype(np.float32), "precision": lax.Precision.HIGHEST}
             axes: Sequence[Sequence[int]] = params["dimension_numbers"][0]
@@ -188,7 +202,16 @@ class Emulated(Planted):
             axes = [params["axes"]] if "axes" in params else [()]
         if self.how.sums == "reversed":
             narrow = [lax.rev(x, tuple(a)) if a else x for x, a in zip(narrow, axes, strict=False)]
-        return [x.astype(wide(x.dtype)) for x in bind(equation, narrow, params)]
+        elif self.how.sums == "shuffled":
+            narrow = [self.shuffled(x, a) for x, a in zip(narrow, axes, strict=False)]
+        return [x.astype(wide(x.dtype)) / factor for x in bind(equation, narrow, params)]
+
+    def shuffled(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return an array with its axes in an order of this seed's and this equation's, axis by axis."""
+        for i, axis in enumerate(axes):
+            marks = _mixed(jnp.arange(x.shape[axis], dtype=np.uint64), _mixed(self.seed, self.count + (i << 32)))
+            x = jnp.take(x, jnp.argsort(marks), axis=axis)
+        return x
 
     def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
