@@ -20,6 +20,7 @@ from precaudit.records import (
 )
 from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.program_loops import ProgramTiming
 from precaudit.rollouts.questions import Answers, Changed
 from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
@@ -41,7 +42,7 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming,
 }
 
 
