@@ -298,7 +298,11 @@ class ErrorRecord(Record, frozen=True):
 
 
 class PrefillDecodeRecord(Record, frozen=True):
-    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""
+    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode.
+
+    ``f64_against_top1``: FP64's top-1 of the first view where that has a formula of its own, since RoPE turned its rows
+    by another length (precaudit/lengths.py); ``f64_top1`` is decode's.
+    """
 
     prompt: str
     against: Literal["prefill", "rescore"]
@@ -317,6 +321,14 @@ class PrefillDecodeRecord(Record, frozen=True):
     max_diff: Number | None
     prefill_last_top1: Index | None = None
     decode0_top1: Index | None = None
+    f64_against_top1: Index | None = None
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether both views have the top-1 of FP64, each of its own where formulas differ; None where unknown."""
+        if self.f64_match is None or self.f64_against_top1 is None:
+            return self.f64_match and self.match
+        return self.f64_match and self.prefill_top1 == self.f64_against_top1
 
     @property
     def finite(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from precaudit.dumps.runs import DumpRun
+from precaudit.evidence.mismatch import Cause
 from precaudit.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
@@ -18,6 +19,7 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.reports.sweep import SweepRow
 from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
 from precaudit.rollouts.program_loops import ProgramTiming
@@ -42,7 +44,8 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming,
+    "sweep.jsonl": SweepRow,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
 }
 
 

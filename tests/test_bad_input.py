@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 import precaudit
 from precaudit import store
 from precaudit.cli import run
+from precaudit.references import cache
 from precaudit.tracing.session import Session
 
 TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
@@ -436,7 +437,15 @@ def check_partial(out, tensors, capfd):
 def test_no_space_for_references(altered, tmp_path, monkeypatch, capfd):
     """A cache that takes nothing is no reason to stop: it is said."""
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(np.lib.format, "write_array", Mock(side_effect=FULL))
+    real = cache.whole
+
+    @contextmanager
+    def half(path):
+        with real(path) as f:
+            f.write(b"half")
+            raise FULL
+
+    monkeypatch.setattr(cache, "whole", half)
     assert run(["compare", str(altered)]) == 0
     assert "references are not kept: " in capfd.readouterr().out
     assert (altered / "errors.jsonl").exists()

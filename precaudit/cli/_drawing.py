@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from precaudit.cli._options import announce, console, progress_bar, say
 
 if TYPE_CHECKING:
+    from precaudit.evidence.mismatch import Cause
     from precaudit.rollouts.drawn import Checks, Drawn
     from precaudit.rollouts.generation import Loop
     from precaudit.rollouts.limits import Limit
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     """Draw, time and check rollouts, and print what was found."""
+    from precaudit.cli._explaining import explained
     from precaudit.cli._judged import write
     from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.rollouts.sampling import Sampling
@@ -49,11 +51,13 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
         found = drawn(subjects, todo, how, loops, checks, refused, advance)
         if questions:
             found = graded(found, questions, partial(subjects[0].tokenizer.decode, skip_special_tokens=True))
+        scored = list(zip(subjects, found.parities, (m.rollouts for m in found.firsts), strict=True))
+        why = explained(scored, given, found.temperature, advance)
     if given["save"] is not None:
         from precaudit.rollouts.reading import written
 
         write(given["save"], written(found.rollouts, found.temperature))
-    return _show(found, given)
+    return _show(found, why, given)
 
 
 def _questions(given: dict[str, Any]) -> "list[Question]":
@@ -154,14 +158,16 @@ def _checks(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> "
     return Checks(trainer, not given["no_fp64"], limits)
 
 
-def _show(found: "Drawn", given: dict[str, Any]) -> int:
+def _show(found: "Drawn", why: "Sequence[Cause]", given: dict[str, Any]) -> int:
     """Print what was found, and write its records."""
+    from precaudit.cli._explaining import code_of, show
     from precaudit.cli.rollout import kept
     from precaudit.reports import drawn as report
     from precaudit.reports import fitting, rollouts
 
-    if kept(_records(found), given):
-        return found.exit_code
+    code = code_of(why, found.exit_code)
+    if kept((*_records(found), *why), given):
+        return code
     announce(report.headline(found))
     fitting.show(report.timing(found), console())
     fitting.show(report.parity(found), console())
@@ -171,7 +177,8 @@ def _show(found: "Drawn", given: dict[str, Any]) -> int:
         fitting.show(rollouts.worst(found.parities[0]), console())
     for line in report.lines(found):
         say(line)
-    return found.exit_code
+    show(why)
+    return code
 
 
 def _records(found: "Drawn") -> tuple[Any, ...]:

@@ -33,6 +33,10 @@ EXAMPLES = {
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
     "points": ("precaudit points examples/own_decoder.py:program",),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
+    "sweep": (
+        "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",
+        "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
+    ),
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl",
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",

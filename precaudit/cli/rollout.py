@@ -45,6 +45,13 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--trainer", metavar="MODEL", help="The trainer's checkpoint, where it is another.")
 @click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
+@click.option(
+    "--explain",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Of the N worst sequences say which operations make the worst token differ, and whether by rounding.",
+)
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
 @click.option("--fail-below", multiple=True, metavar="METRIC=X",
@@ -95,6 +102,7 @@ def command(model: str, source: Path | None, **given: Any) -> int:
 
 def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     """Hold the rollouts of a file to a policy and FP64."""
+    from precaudit.cli._explaining import code_of, explained, show
     from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.reports import fitting
     from precaudit.reports import rollouts as report
@@ -108,14 +116,17 @@ def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit,
 
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
         found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
-    if kept(found_records(found), given):
-        return found.exit_code
+        why = explained([(subject, found, rollouts)], given, given["temperature"], advance)
+    code = code_of(why, found.exit_code)
+    if kept((*found_records(found), *why), given):
+        return code
     announce(report.headline(found))
     fitting.show(report.table(found), console())
     fitting.show(report.worst(found), console())
     for line in report.lines(found):
         say(line)
-    return found.exit_code
+    show(why)
+    return code
 
 
 def found_records(found: "Parity") -> tuple[Any, ...]:

@@ -27,8 +27,8 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
     chosen_at, router = route.name, route.inputs[0]
     rows = flips = near = 0
     for prompt, phase, layer in product(selected.prompts, selected.phases, selected.layers):
-        exact, logits = (whole.values(prompt, layer, p) for p in (chosen_at, router))
-        energy = whole.noise.get((whole.alike[prompt], layer, router))
+        exact, logits = (whole.values(prompt, phase, layer, p) for p in (chosen_at, router))
+        energy = whole.noise.get((whole.alike[prompt, phase], layer, router))
         for step in recorded.steps(phase):
             key = Place(prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:

@@ -15,6 +15,7 @@ from precaudit.evidence.records import Remedy
 from precaudit.evidence.shares import own_errors
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.lengths import row_lengths
 from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
@@ -147,7 +148,8 @@ def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any,
     wanted = rows[None].astype(np.int32)
     starts = np.zeros(1, np.int32)
     return prefill_program(subject, None), (
-        subject.parameters, subject.tables(size), padded, starts, wanted, None, None,
+        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), padded, starts,
+        wanted, None, None,
     )  # fmt: skip
 
 
@@ -157,7 +159,8 @@ def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
     cache = jax.device_put(subject.decoder.init_cache(1, size), subject.device)
     at = np.asarray([len(tokens)], np.int32)
     return decode_program(subject, None), (
-        subject.parameters, subject.tables(size), tokens[-1:], np.zeros(1, np.int32), at, cache, None,
+        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), tokens[-1:],
+        np.zeros(1, np.int32), at, cache, None,
     )  # fmt: skip
 
 

@@ -244,7 +244,8 @@ def replay(
 
 def read_by(o: Operation, model: Model) -> Inputs:
     """Return what an operation read."""
-    return Inputs(model, o.place.layer, o.place.point, np.asarray(o.positions), o.inputs, o.last)
+    at = np.asarray(o.positions)
+    return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, lengths=o.lengths)
 
 
 def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Bench:

@@ -35,6 +35,11 @@ class Step:
     slots: jax.Array | None
 
 
+def turned_at(table: jax.Array, positions: jax.Array) -> jax.Array:
+    """Return the rows [B, T, R/2] of a table [P, R/2], or of each sequence's own [B, P, R/2], at positions [B, T]."""
+    return table[positions] if table.ndim == 2 else jnp.take_along_axis(table, positions[..., None], axis=1)
+
+
 @dataclass(frozen=True)
 class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
@@ -117,7 +122,7 @@ class Decoder:
         self, tables: tuple[jax.Array, jax.Array], rows: jax.Array, starts: jax.Array, keys: int, slots: Any
     ) -> Step:
         positions = jnp.maximum(rows - starts[:, None], 0)
-        cos, sin = ([kind[positions] for kind in table] for table in tables)
+        cos, sin = ([turned_at(kind, positions) for kind in table] for table in tables)
         mask = self.parts.mask(rows, keys, starts)
         masks = [mask] if self.config.window is None else [mask, mask & near(rows, keys, self.config.window)]
         return Step(cos, sin, masks, slots)

@@ -63,32 +63,50 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def rope_tables(config: DecoderConfig, positions: int, policy: Policy) -> tuple[list[Array], list[Array]]:
+def rope_tables(
+    config: DecoderConfig, positions: int, policy: Policy, lengths: Array | None = None
+) -> tuple[list[Array], list[Array]]:
     """Return cos and sin [positions, R/2] of full layers, and of windowed ones where they have a RoPE of their own.
 
-    Angles in FP64, rounded once to the policy's format.
+    Angles in FP64, rounded once to the policy's format. ``lengths`` [B, positions]: how long each sequence was when a
+    row of it was turned, where that matters; the tables of scaled RoPE are [B, positions, R/2] then.
     """
     bases = [(config.rope_theta, config.rope_scaling)]
     if config.local_rope_theta is not None:
         bases.append((config.local_rope_theta, None))
     cos, sin = [], []
     for theta, scaling in bases:
-        speed, factor = frequencies(theta, config.turned, scaling)
+        speed, factor = frequencies(theta, config.turned, scaling, lengths)
         angles = np.arange(positions, dtype=np.float64)[:, None] * speed
         cos.append(as_format(np.cos(angles) * factor, policy.rope))
         sin.append(as_format(np.sin(angles) * factor, policy.rope))
     return cos, sin
 
 
-def frequencies(theta: float, turned: int, scaling: RopeScaling | None) -> tuple[Array, float]:
-    """Return RoPE's angle per position [turned/2] and the factor on cos and sin, stretched as ``scaling`` says."""
-    speed = theta ** -(np.arange(0, turned, 2, dtype=np.float64) / turned)
+def frequencies(
+    theta: float, turned: int, scaling: RopeScaling | None, lengths: Array | None = None
+) -> tuple[Array, float]:
+    """Return RoPE's angle per position [turned/2] and the factor on cos and sin, stretched as ``scaling`` says.
+
+    With ``lengths`` [...] the angles are [..., turned/2] where the scaling depends on them.
+    """
+    exponents = np.arange(0, turned, 2, dtype=np.float64) / turned
+    speed = theta**-exponents
     if scaling is None:
         return speed, 1.0
     if scaling.kind == "linear":
         return speed / scaling.factor, 1.0
     if scaling.kind == "longrope":
-        return speed / np.asarray(scaling.divisors, np.float64), scaling.attention
+        short, long = (np.asarray(d, np.float64) for d in (scaling.divisors, scaling.long))
+        if lengths is None:
+            return speed / short, scaling.attention
+        return np.stack([speed / short, speed / long])[(lengths > scaling.original).astype(int)], scaling.attention
+    if scaling.kind == "dynamic":
+        if lengths is None:
+            return speed, 1.0
+        ratio = scaling.factor * np.maximum(lengths, scaling.original) / scaling.original
+        bases = theta * (ratio - (scaling.factor - 1)) ** (turned / (turned - 2))
+        return bases[..., None] ** -exponents, 1.0
     slow = speed / scaling.factor
     if scaling.kind == "llama3":
         length = 2 * np.pi / speed

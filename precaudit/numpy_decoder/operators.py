@@ -47,11 +47,13 @@ def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
     return y if bias is None else r.linear(y) + bias
 
 
-def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, float]:
+def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | None = None) -> tuple[Array, float]:
     """Return a layer's radians per position [R/2], R the dimensions turned, and the factor on cos and sin.
 
     θ^(−2i/R) (Su et al. 2021); linear: Chen et al. 2023; YaRN: Peng et al. 2023, §3.2; llama3: by wavelength, as in
-    Llama 3.1's published code.
+    Llama 3.1's published code. [T, R/2] for rows of sequences that were ``lengths`` [T] long: LongRoPE (Ding et al.
+    2024) divides by its long factors beyond the original context; dynamic NTK grows the base to
+    θ · (s·length/original − s + 1)^(R/(R−2)) there (Peng et al. 2023, appendix A.1).
     """
     half, scaling, theta = config.turned // 2, config.rope_scaling, config.rope_theta
     if config.local_rope_theta is not None and config.window_of(layer) is not None:
@@ -62,7 +64,15 @@ def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, f
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "longrope":
-        return plain / np.asarray(scaling.divisors), scaling.attention
+        divisors = np.asarray(scaling.divisors)
+        if lengths is not None:
+            divisors = np.where(lengths[..., None] > scaling.original, scaling.long, divisors)
+        return plain / divisors, scaling.attention
+    if scaling.kind == "dynamic":
+        if lengths is None:
+            return plain, 1.0
+        grown = 1 + scaling.factor * (np.maximum(lengths, scaling.original) / scaling.original - 1)
+        return plain * grown[..., None] ** (-np.arange(half) / (half - 1)), 1.0
     turns = scaling.original * plain / (2 * np.pi)  # within the original context
     if scaling.kind == "llama3":
         kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
@@ -80,7 +90,7 @@ def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, f
 def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding) -> Array:
     """Rotate pairs (i, i + R/2) of the first R dimensions of x [T, H, K] by position · frequency (Su et al. 2021)."""
     each, factor = frequencies
-    half = len(each)
+    half = each.shape[-1]
     angle = np.asarray(positions, np.float64)[:, None] * each
     cos, sin = (r.rope_table(f(angle) * factor)[:, None] for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half : 2 * half]

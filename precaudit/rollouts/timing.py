@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
+
 from precaudit.errors import CannotJudge, UserError
 from precaudit.progress import Advance, silent
 from precaudit.prompts import check_tokens
@@ -39,6 +41,7 @@ class Timing(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="ti
     which is a token of every sequence of a batch; ``host``: the share of decoding in which Python did not wait for
     the device; ``tokens_per_second``: of prefill and decoding together. None: no step was run. ``decode_ratio``: the
     first's milliseconds of a step over these, ``ratio``: tokens a second over the first's, of the same round each.
+    ``memory``: bytes of a program's arguments (weights, cache, state) and temporaries, of the largest.
     """
 
     policy: str
@@ -56,6 +59,7 @@ class Timing(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="ti
     host: Spread | None
     tokens_per_second: Spread
     ratio: Spread
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,10 +163,11 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     tell(total, total, "drawn")
     return [
         Measured(
-            _timing(v, given, how, groups, compiling[i], rounds[i], rounds[0]), _rollouts(given, groups, drawn[i])
+            replace(_timing(v, given, how, groups, compiling[i], rounds[i], rounds[0]), memory=made.memory(v, groups)),
+            _rollouts(given, groups, drawn[i]),
         )
         for i, v in enumerate(variants)
-    ]  # fmt: skip
+    ]
 
 
 def check(subject: Subject, given: Sequence[Task], how: How) -> None:
@@ -221,6 +226,11 @@ class _Made:
         for g in found.values():
             g.compile([v.loop])
         return sum(g.programs[name].seconds for g in found.values() for name in ("start", v.loop))
+
+    def memory(self, v: Variant, groups: Sequence[Sequence[Task]]) -> int:
+        """Return the bytes that the largest program of a variant holds."""
+        programs = [self._of(v, group).programs[name] for group in groups for name in ("start", v.loop)]
+        return max(p.memory for p in programs)
 
     def generate(self, v: Variant, group: Sequence[Task]) -> Generated:
         """Draw a batch."""

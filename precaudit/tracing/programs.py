@@ -71,6 +71,13 @@ class Compiled:
     on_bits: bool
     seconds: float
 
+    @property
+    def memory(self) -> int:
+        """Bytes of its arguments, results that are none of them, and temporaries."""
+        found = self.call.memory_analysis()  # type: ignore[attr-defined]
+        own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+        return int(own + found.temp_size_in_bytes)
+
     def __call__(self, *args: Any) -> Any:
         """Run it."""
         return self.call(*held(args)) if self.on_bits else self.call(*args)

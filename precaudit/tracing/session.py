@@ -13,6 +13,7 @@ import numpy as np
 from precaudit.arrays import Array, single
 from precaudit.coverage import Entry, entries
 from precaudit.graphs.decoder import LOGITS, POINTS, shape_of
+from precaudit.lengths import row_lengths
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
@@ -58,6 +59,11 @@ class Batch:
             starts[b] = longest - len(sequence) if self.pad == "left" else 0
             tokens[b, starts[b] : starts[b] + len(sequence)] = sequence
         return tokens, starts
+
+    def lengths(self, phase: str) -> Array:
+        """Return how long each sequence was when a row of it was turned [B, length] (precaudit/lengths.py)."""
+        sizes = [len(p.tokens) for p in self.prompts]
+        return np.stack([row_lengths(phase, n, n + self.steps, self.length) for n in sizes])
 
     def tokens(self, requested: Requested) -> int:
         """How many tokens its calls run, padding among them; a decode step runs one of each prompt."""
@@ -127,9 +133,19 @@ class Session:
         width = max(map(len, lists))
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
-    def _call(self, program: Any, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> Any:
-        capacity = tokens.shape[1] if cache is None else jax.tree.leaves(cache)[0].shape[2]
-        return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
+    def _call(
+        self,
+        batch: Batch,
+        phase: str,
+        program: Any,
+        tokens: Any,
+        starts: Array,
+        rows: Any,
+        cache: Any,
+        take: Any = None,
+    ) -> Any:
+        tables = self.subject.tables(batch.length, batch.lengths(phase))
+        return program(self.subject.parameters, tables, tokens, starts, rows, cache, take)
 
     def _cache(self, batch: Batch) -> Any:
         """Return an empty cache; None when nothing is decoded."""
@@ -163,9 +179,10 @@ class Session:
         given = (tokens, starts, rows, self._cache(batch), take)
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._unchecked(phase, capture, given)
-        logits, _, taps = self._call(program, *given)
+        logits, _, taps = self._call(batch, phase, program, *given)
         if check:
-            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, self._cache(batch))
+            plain = prefill_program(self.subject, None)
+            bare = self._call(batch, phase, plain, tokens, starts, rows, self._cache(batch))
             self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
@@ -191,11 +208,12 @@ class Session:
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
-            logits, cache, taps = self._call(decode_program(self.subject, capture), *given)
+            logits, cache, taps = self._call(batch, "decode", decode_program(self.subject, capture), *given)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
+                plain = decode_program(self.subject, None)
+                bare = self._call(batch, "decode", plain, token, starts, slots, before)
                 self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
             self._record(batch, call)
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
@@ -210,7 +228,8 @@ class Session:
         capture = self._capture(batch, "prefill", 0)
         take = self._take(batch, capture, "prefill", starts)
         rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), self._width(batch))).astype(np.int32)
-        return self._call(prefill_program(self.subject, capture), tokens, starts, rows, self._cache(batch), take)[1]
+        program = prefill_program(self.subject, capture)
+        return self._call(batch, "prefill", program, tokens, starts, rows, self._cache(batch), take)[1]
 
     def _next(self, batch: Batch, step: int, logits: Any) -> jax.Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""

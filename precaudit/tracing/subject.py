@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.configs import DecoderConfig
@@ -14,11 +15,14 @@ from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.jax_decoder.parameters import parameters, rope_tables
+from precaudit.lengths import telling
 from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tpu.target import Target, check_policy
 from precaudit.tracing.devices import choose_device, platform_of
 from precaudit.tracing.predicting import target_of
+
+TABLES = 8  # of RoPE, kept on the device
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +44,7 @@ class Subject(Brief):
     raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     predicted: Target | None = None
-    _tables: dict[int, Any] = field(default_factory=dict)
+    _tables: dict[tuple[int, bytes | None], Any] = field(default_factory=dict)
 
     @property
     def config(self) -> DecoderConfig:
@@ -76,14 +80,21 @@ class Subject(Brief):
         """The model's tokenizer (transformers)."""
         return self.checkpoint.make_tokenizer()
 
-    def tables(self, positions: int) -> Any:
-        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives."""
+    def tables(self, positions: int, lengths: Array | None = None) -> Any:
+        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives.
+
+        ``lengths`` [B, positions]: how long each sequence was when a row of it was turned (precaudit/lengths.py).
+        """
         import jax
 
-        if positions not in self._tables:
-            tables = rope_tables(self.config, positions, self.policy)
-            self._tables[positions] = jax.device_put(tables, self.device)
-        return self._tables[positions]
+        lengths = telling(self.config, lengths)
+        key = (positions, None if lengths is None else lengths.tobytes())
+        if key not in self._tables:
+            if len(self._tables) >= TABLES:
+                self._tables.clear()
+            tables = rope_tables(self.config, positions, self.policy, lengths)
+            self._tables[key] = jax.device_put(tables, self.device)
+        return self._tables[key]
 
 
 def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subject | None:

@@ -32,7 +32,8 @@ from precaudit.tracing.writer import Background
 class Options:
     """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones.
 
-    ``resume``: go on with a run that was cut off, which is the one that is asked for.
+    ``forced``: tokens that are fed after each prompt, by its id, at least as many as steps. ``resume``: go on
+    with a run that was cut off, which is the one that is asked for.
     """
 
     decode_steps: int = 8
@@ -42,6 +43,7 @@ class Options:
     force: bool = False
     command: str = "precaudit.trace(...)"
     resume: bool = False
+    forced: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,10 @@ def _request(
         found, forced, steps = _given(open_run(options.tokens_from), select, options)
     else:
         found = encoded(subject, prompts, select, say)
+        forced = dict(options.forced or {})
+        few = [p.id for p in found if options.forced is not None and len(forced.get(p.id, ())) < steps]
+        if few:
+            raise UserError(f"prompt {few[0]!r} has fewer tokens to feed than {steps}, the steps")
     more = 0 if select.phases == ("prefill",) else steps
     for p in found:
         given = forced.get(p.id, ())

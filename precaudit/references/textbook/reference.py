@@ -54,7 +54,7 @@ class Textbook:
 
     def values(self, place: Place) -> Array | None:
         """Return FP64 values of the whole sequence at a place (logits: of the recorded rows); None without weights."""
-        return None if self.whole is None else self.whole.values(place.prompt, place.layer, place.point)
+        return None if self.whole is None else self.whole.values(place.prompt, place.phase, place.layer, place.point)
 
     def local(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the local and accumulation records of one point of one phase."""
