@@ -55,6 +55,8 @@ def measure_program(
     if not program.steps:
         raise UserError(f"{name}: one call has no loop; give the Program steps and advance")
     ways, refused = _ways(program, loops)
+    for way in ways.values():  # what ``advance`` does outside of compiled programs is compiled on its first call, too
+        jax.block_until_ready(way.run(next(iter(program.cases.values()))))
     took: dict[Loop, list[float]] = {loop: [] for loop in ways}
     last: dict[Loop, Any] = {}
     for r in range(rounds):

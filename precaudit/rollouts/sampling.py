@@ -65,7 +65,7 @@ class Sampling:
 @partial(jax.tree_util.register_dataclass, data_fields=["key", "temperature", "top_k", "top_p", "rows"], meta_fields=[])
 @dataclass(frozen=True)
 class Knobs:
-    """A key's data [2] uint32, the temperature and top p in float32, top k and how many sequences there are in int32."""
+    """A key's data [2] uint32, temperature and top p in float32, top k and how many sequences there are in int32."""
 
     key: Any
     temperature: Any
