@@ -23,6 +23,7 @@ from precaudit.records import (
 from precaudit.reports.sweep import SweepRow
 from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.program_loops import ProgramTiming
 from precaudit.rollouts.questions import Answers, Changed
 from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
@@ -45,7 +46,7 @@ FILES = {
     "compared.json": Compared,
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
-    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | Cause,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
     "probe.jsonl": ProbeRecord,
 }
 

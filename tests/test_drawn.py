@@ -3,16 +3,19 @@
 import json
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from precaudit.cli import cli
 from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
+from precaudit.programs.loading import load as load_program
 from precaudit.records import value
 from precaudit.rollouts.divergence import judged, parted
 from precaudit.rollouts.drawn import Checks, drawn, opened
 from precaudit.rollouts.parity import parity
+from precaudit.rollouts.program_loops import _whole, measure_program
 from precaudit.rollouts.questions import Question, answers, number, read_questions, right
 from precaudit.rollouts.reading import Rollout, read_rollouts, written
 from precaudit.rollouts.sampling import Sampling
@@ -202,3 +205,54 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
     done = run("tiny", "--answers", path, "--no-fp64", "--new-tokens", 1)
     assert done.return_value == 3
     assert "1 answers hold no number and count as wrong" in done.output
+
+
+# A program of the user's
+
+PROGRAM = """
+import jax.numpy as jnp
+from precaudit import Program
+
+def call(params, x, i):
+    return jnp.tanh(x @ params), i
+
+def advance(inputs, outputs):
+    return outputs[0], inputs[1] + 1
+
+def told(inputs, outputs):
+    if float(outputs[0].sum()) > 0:
+        return outputs[0], inputs[1] + 1
+    return inputs
+
+w = jnp.linspace(-1, 1, 64, dtype=jnp.float32).reshape(8, 8)
+x = jnp.linspace(0, 1, 16, dtype=jnp.float32).reshape(2, 8)
+program = Program(call, w, {"a": (x, jnp.int32(0)), "b": (x + 1, jnp.int32(0))}, 9, advance, ("y", "i"))
+branching = Program(call, w, {"a": (x, jnp.int32(0))}, 9, told, ("y", "i"))
+single = Program(call, w, {"a": (x, jnp.int32(0))}, outputs=("y", "i"))
+"""
+
+
+def test_a_program_s_loops_make_the_same_calls(tmp_path):
+    """The last call is NumPy's tenth."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    program = load_program(f"{tmp_path}/mine.py:program")
+    found = measure_program(program, "mine", ["python", "while"], 2)
+    assert [(t.loop, t.calls, t.same, t.why) for t in found] == [("python", 20, True, ""), ("while", 20, True, "")]
+    assert found[0].ratio.low == found[0].ratio.high == 1 < found[0].rounds
+    x, w = (np.asarray(y, np.float64) for y in (program.cases["a"][0], program.params))
+    for _ in range(10):
+        x = np.tanh(x @ w)
+    y, count = _whole(program, program.params, *program.cases["a"])
+    np.testing.assert_allclose(y, x, atol=1e-5)
+    assert int(count) == 9
+
+
+def test_a_loop_that_a_program_does_not_take_is_told(tmp_path):
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    done = run(f"{tmp_path}/mine.py:branching", "--loops", "python,while", "--rounds", 1)
+    assert done.return_value == 3
+    assert done.output.startswith("? the while loop cannot run: ")
+    with pytest.raises(UserError, match="one call has no loop"):
+        run(f"{tmp_path}/mine.py:single")
+    with pytest.raises(UserError, match="leave out --seed"):
+        run(f"{tmp_path}/mine.py:program", "--seed", 3)

@@ -82,6 +82,32 @@ def _completed(given: dict[str, Any], answers: bool) -> dict[str, Any]:
     return given | {name: x for name, x in usual.items() if given[name] is None}
 
 
+def program(reference: str, given: dict[str, Any], other: Sequence[str]) -> int:
+    """Time the loops of a program of the user's, and say whether they compute the same."""
+    from precaudit.cli.rollout import kept
+    from precaudit.errors import UserError
+    from precaudit.programs.loading import load, trust
+    from precaudit.reports import drawn as report
+    from precaudit.reports import fitting
+
+    if other:
+        raise UserError(f"a program says itself what it runs; leave out --{other[0].replace('_', '-')}")
+    rounds = 3 if given["rounds"] is None else given["rounds"]
+    if rounds < 1:
+        raise UserError(f"--rounds {rounds}: at least 1 is wanted")
+    loops = loops_of(given["loops"])
+    with progress_bar("loading the program") as advance:
+        from precaudit.rollouts.program_loops import measure_program
+
+        found = measure_program(load(reference), reference, loops, rounds, advance)
+    trust(reference)
+    code = 3 if any(t.why for t in found) else int(not all(t.same for t in found))
+    if not kept(tuple(found), given):
+        announce(report.program_headline(found))
+        fitting.show(report.program(found), console())
+    return code
+
+
 def policy_names(text: str) -> list[str]:
     """Return the policies named in ``bf16,fp32``; a file's name may hold a comma."""
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -43,7 +43,6 @@ EXAMPLES = {
         "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
     ),
     "rollout": (
-        "precaudit rollout tiny --from rollouts.jsonl",
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
         "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --save drawn.jsonl",
         "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from precaudit.cli._options import announce, console, progress_bar, say
 
@@ -15,6 +16,7 @@ DRAWS = (
     "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
     "trainer_policy", "trainer", "end_tokens", "save",
 )  # fmt: skip
+OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 
 
 @click.command()
@@ -66,17 +68,25 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     Draws tokens from MODEL's prompts, under one policy or several, and says what that takes; or, with --from, reads
     rollouts made elsewhere. Scores their tokens and says how far the log-probabilities are off.
 
-    MODEL: a checkpoint, named as in trace. Metrics have verl's names (docs/rollouts.md).
+    MODEL: a checkpoint, named as in trace; or a precaudit.Program of your own with steps, FILE.py:NAME, whose loops are
+    compared (its code is run; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
+    (docs/rollouts.md).
 
     Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
     drew other tokens. 3: a limit's metric is not defined, one of several policies cannot run, or no answer parses.
     """
     from precaudit.errors import UserError
+    from precaudit.programs.loading import is_reference
     from precaudit.rollouts.limits import parse_limits
 
-    limits = parse_limits(given["fail_above"], given["fail_below"])
     context = click.get_current_context()
-    chosen = [name for name in DRAWS if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE]
+    told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if is_reference(model):
+        from precaudit.cli._drawing import program
+
+        return program(model, given, [name for name in told if name not in OF_A_PROGRAM])
+    limits = parse_limits(given["fail_above"], given["fail_below"])
+    chosen = [name for name in DRAWS if name in told]
     if source is None:
         from precaudit.cli._drawing import draw
 

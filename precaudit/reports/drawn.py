@@ -8,6 +8,7 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.rollouts.answers import sentence
 from precaudit.rollouts.drawn import Drawn
+from precaudit.rollouts.program_loops import ProgramTiming
 from precaudit.rollouts.timing import Spread, Timing
 from precaudit.rollouts.warmup import Warmed
 
@@ -58,6 +59,31 @@ def parity(d: Drawn) -> Table:
         for r in p.whole
     ]
     return Table(f"rollout / trainer ({d.model})", ("policy", "sides", *METRICS), tuple(rows), ("policy", "sides"), 2)
+
+
+def program(found: Sequence[ProgramTiming]) -> Table:
+    """Return a row for every loop of a program."""
+    rows = [
+        (
+            t.loop, "" if t.compile is None else f"{t.compile:.1f}", _spread(t.call_ms), _spread(t.ratio),
+            t.why or ("the first's" if t.same else "other bits"),
+        )
+        for t in found
+    ]  # fmt: skip
+    title = f"{found[0].program}: {found[0].calls} calls, median of {found[0].rounds} rounds (smallest, largest)"
+    return Table(title, ("loop", "compile s", "ms a call", "first / it", "outputs"), tuple(rows), ("loop", "outputs"))
+
+
+def program_headline(found: Sequence[ProgramTiming]) -> Headline:
+    """Return how the loops of a program compare, in a sentence."""
+    if any(t.why for t in found):
+        bad = next(t for t in found if t.why)
+        return Headline("?", f"the {bad.loop} loop cannot run: {bad.why}")
+    if len(found) == 1 or found[1].ratio is None:
+        return Headline("?", "one loop was timed; compare two with --loops python,while.")
+    s, same = found[1].ratio, "the same bits" if found[1].same else "other bits"
+    words = f"{s.median:.3g} times the {found[0].loop} loop's speed ({s.low:.3g} to {s.high:.3g}), and {same}."
+    return Headline("✓" if found[1].same else "✗", f"the {found[1].loop} loop: {words}")
 
 
 def warmed(found: Sequence[Warmed]) -> Table:
@@ -129,6 +155,7 @@ def _host(t: Timing) -> str:
 
 def _spread(s: Spread | None) -> str:
     """Return a median with its smallest and largest where they differ, three digits each."""
-    if s is None or s.low == s.high:
-        return "" if s is None else f"{s.median:.3g}"
-    return f"{s.median:.3g} ({s.low:.3g}, {s.high:.3g})"
+    if s is None:
+        return ""
+    median, low, high = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (s.median, s.low, s.high))
+    return median if s.low == s.high else f"{median} ({low}, {high})"

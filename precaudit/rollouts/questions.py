@@ -81,7 +81,7 @@ def read_questions(path: Path) -> list[Question]:
             q = msgspec.json.decode(line, type=Question)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UserError(f"{where}: {error}; a line is like {FORM}") from None
-        q = msgspec.structs.replace(q, id=q.id or f"q{i}")
+        q = msgspec.structs.replace(q, id=q.id or f"line {i}")
         _check(q, where)
         if q.id in found:
             raise UserError(f"{where}: question id {q.id!r} is used twice")

@@ -62,15 +62,15 @@ class Sampling:
         return Knobs(np.asarray(key), np.float32(self.scored), np.int32(k), np.float32(self.top_p or 1), np.int32(rows))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["key", "temperature", "k", "p", "rows"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["key", "temperature", "top_k", "top_p", "rows"], meta_fields=[])
 @dataclass(frozen=True)
 class Knobs:
-    """A key's data [2] uint32, the temperature and p in float32, k and how many sequences there are in int32."""
+    """A key's data [2] uint32, temperature and top p in float32, top k and how many sequences there are in int32."""
 
     key: Any
     temperature: Any
-    k: Any
-    p: Any
+    top_k: Any
+    top_p: Any
     rows: Any
 
 
@@ -105,7 +105,7 @@ def draw_one(
     scaled = logits.astype(jnp.float32) / knobs.temperature
     scores = logits
     if kind != "greedy":
-        allowed = jnp.where(kept(scaled, knobs.k, knobs.p), scaled, -jnp.inf) if kind == "cut" else scaled
+        allowed = jnp.where(kept(scaled, knobs.top_k, knobs.top_p), scaled, -jnp.inf) if kind == "cut" else scaled
         scores = allowed + noise(knobs, number, position, len(logits))
     token = jnp.argmax(scores).astype(jnp.int32)
     return token, jax.nn.log_softmax(scaled)[token]
