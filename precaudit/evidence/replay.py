@@ -211,7 +211,7 @@ def replay(
     product read, tried where nothing made of q, k and v closes.
     """
     point, layer = o.place.point, o.place.layer
-    base = of_policy(policy, o.place.phase == "decode")
+    base = of_policy(policy, o.place.phase == "decode").starting(o.start)
     roundings = tuple(base.eliding(places) for places in elisions(point, model.config, policy))
     members = tuple(honest(o, model, policy, base))
     others = tuple(replace(read_by(o, model), values=tuple(values)) for values in unrounded)
@@ -246,7 +246,7 @@ def replay(
 def read_by(o: Operation, model: Model) -> Inputs:
     """Return what an operation read."""
     at = np.asarray(o.positions)
-    return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, lengths=o.lengths)
+    return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, start=o.start, lengths=o.lengths)
 
 
 def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Bench:

@@ -254,6 +254,11 @@ class Decoder:
                 k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
             with scope("v_cache"):
                 v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
+        if a.attention != "naive":
+            with scope("attn_out"):
+                kernel = {"sdpa": parts.sdpa, "flash": parts.flash}[a.attention]
+                out = kernel(q, k, v, self._of(layer, step.masks), c.score_scale, c.score_cap, a)
+                return tap(out, "attn_out"), cache
         with scope("scores"):
             scores = parts.scores(q, k, c.score_scale, a)
             scores = tap(scores if c.score_cap is None else capped(scores, c.score_cap), "scores")

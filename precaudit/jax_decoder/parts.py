@@ -12,8 +12,11 @@ import jax.numpy as jnp
 from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
+from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
 from precaudit.jax_decoder.integers import IntegerMatrix, IntegerRows, dequantised, product, quantised
+from precaudit.jax_decoder.kernels import flash, sdpa
+from precaudit.policies import Policy
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
@@ -142,6 +145,8 @@ def cache_read(cache: Any, layer: jax.Array) -> jax.Array:
 class Parts:
     """The operations; ``dataclasses.replace(parts, rope=…)`` is another decoder.
 
+    A policy whose ``attention`` is ``sdpa`` or ``flash`` uses that part in place of scores, softmax and attend.
+
     >>> from dataclasses import replace
     >>> from precaudit import Parts
     >>> def sharper(q, k, scale, a):
@@ -156,8 +161,21 @@ class Parts:
     scores: Callable[..., jax.Array] = attention_scores
     softmax: Callable[..., jax.Array] = masked_softmax
     attend: Callable[..., jax.Array] = attend
+    sdpa: Callable[..., jax.Array] = sdpa
+    flash: Callable[..., jax.Array] = flash
     activate: Callable[..., jax.Array] = swiglu
     route: Callable[..., jax.Array] = route
     mask: Callable[..., jax.Array] = causal_mask
     cache_write: Callable[..., jax.Array] = cache_write
     cache_read: Callable[..., jax.Array] = cache_read
+
+
+def check_parts(policy: Policy, parts: Parts) -> None:
+    """Raise UserError for operations of one's own that the policy's attention kernel would pass over."""
+    usual = Parts()
+    for name in ("scores", "softmax", "attend") if policy.attention != "naive" else ():
+        if getattr(parts, name) is not getattr(usual, name):
+            raise UserError(
+                f"parts: {name} is not used under attention = {policy.attention}; replace the part {policy.attention} "
+                "itself, or use attention = naive"
+            )

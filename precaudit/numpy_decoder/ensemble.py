@@ -76,7 +76,8 @@ def common(point: str, config: DecoderConfig) -> float:
 def in_single(rounding: Rounding, seed: int) -> Rounding:
     """Return ``rounding`` with float32 inside norm, softmax and activation; but for seed 0, ULPS off at random."""
     place = rounder("float32") if seed == 0 else _inaccurate(seed)
-    return replace(rounding, norm_scale=place, shifted=rounder("float32"), exponential=place, curve=place)
+    single = rounder("float32")
+    return replace(rounding, norm_scale=place, shifted=single, running=single, exponential=place, curve=place)
 
 
 def _inaccurate(seed: int) -> Callable[[Array], Array]:

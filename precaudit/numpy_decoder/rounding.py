@@ -14,23 +14,37 @@ from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
 from precaudit.integers import InRows
 from precaudit.numpy_decoder.passes import products
-from precaudit.policies import Policy
+from precaudit.policies import FLASH_BLOCK, Policy
 
 Cast = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of ``size`` keys; the first key stands at slot ``start``, and blocks begin at multiples of their size."""
+
+    size: int
+    start: int = 0
+
+    def edges(self, keys: int) -> list[int]:
+        """Return where blocks of ``keys`` keys begin, and the end."""
+        return [0, *range(self.size - self.start % self.size, keys, self.size), keys]
 
 
 @dataclass(frozen=True)
 class Rounding:
     """One callable per named place, with the policy key of its format, and ``dot``, the product all sums go through.
 
-    ``score_product``: that of q · kᵀ where it is another than ``dot``.
+    ``score_product``: that of q · kᵀ where it is another than ``dot``. ``blocks``: where attention runs over blocks of
+    keys under a running maximum, which ones.
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
     scale), score_scaled (before a cap), scores, probs, gate, up, silu, added (what is added to a residual narrower than
     it). norm_scale (1/rms), shifted (scores minus their
-    maximum), exponential and curve (tanh, the logistic function) are those of float32 arithmetic inside norm, softmax
-    and activation. operand: what a layer's projections multiply, which no compiler leaves out.
+    maximum), exponential, running (a kernel's sums of blocks) and curve (tanh, the logistic function) are those of
+    float32 arithmetic inside norm, softmax, attention and activation. operand: what a layer's projections multiply,
+    which no compiler leaves out.
     """
 
     rope_table: Annotated[Cast, "rope"] = identity
@@ -47,6 +61,7 @@ class Rounding:
     scores: Annotated[Cast, "scores"] = identity
     shifted: Cast = identity
     exponential: Cast = identity
+    running: Cast = identity
     probs: Annotated[Cast, "probs"] = identity
     attn_out: Annotated[Cast, "attn_out"] = identity
     proj: Annotated[Cast, "activations"] = identity
@@ -60,6 +75,7 @@ class Rounding:
     added: Annotated[Cast, "residual"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
+    blocks: Blocks | None = None
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
         """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
@@ -72,13 +88,17 @@ class Rounding:
         made.__dict__.update(self.__dict__, dot=dot)
         return made
 
+    def starting(self, slot: int) -> "Rounding":
+        """Return the same where a sequence's first key stands at a slot; only blocks of keys depend on it."""
+        return self if self.blocks is None or not slot else replace(self, blocks=replace(self.blocks, start=slot))
+
     def exact(self, place: str) -> bool:
         """Whether nothing is rounded at ``place``."""
         return getattr(self, place) is identity
 
 
 FP64 = Rounding()
-PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product"))
+PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "blocks"))
 _HINTS = get_type_hints(Rounding, include_extras=True)
 FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 
@@ -110,7 +130,8 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
         for name, key in FORMAT_OF.items()
         if name != "added" or _narrows(policy)
     }
-    return Rounding(**places, dot=products(policy.matmul))
+    blocks = Blocks(FLASH_BLOCK) if policy.attention == "flash" else None
+    return Rounding(**places, dot=products(policy.matmul), blocks=blocks)
 
 
 @cache

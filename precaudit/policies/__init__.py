@@ -30,7 +30,9 @@ class Policy:
     more bits inside fusions than the formats say, ``off`` forbids it. decode_attention: ``as-prefill`` or
     ``float32`` (q and the cache are cast up, attention runs in float32). embed_factor: Gemma's √width that multiplies
     embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``; in other families
-    it is exact, and recorded so.
+    it is exact, and recorded so. attention: which kernel attends, ``naive`` (scores, softmax and P · v one after
+    another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
+    last two decide some formats themselves (``KERNELS``).
 
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
     ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
@@ -57,6 +59,7 @@ class Policy:
     embed_factor: str = "published"
     embeddings: str = "as-weights"
     projection_inputs: str = "as-activations"
+    attention: str = "naive"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -73,7 +76,16 @@ WORDS = {
     "embed_factor": ("published", "exact"),
     "embeddings": ("as-weights", "as-stored"),
     "projection_inputs": ("as-activations", "int8"),
+    "attention": ("naive", "sdpa", "flash"),
 }
+# What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
+# format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
+KERNELS = {
+    "naive": {},
+    "sdpa": {"scores": "float32", "softmax": "float32", "probs": "activations", "attn_out": "activations"},
+    "flash": {"scores": "float32", "softmax": "float32"},
+}
+FLASH_BLOCK = 128  # keys of a block, as in JAX's Pallas kernel for TPUs (flash_attention.BlockSizes)
 
 
 def on_device(policy: Policy, device: str) -> Policy:
@@ -102,7 +114,7 @@ def recorded_policy(record: Any) -> Policy:
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
     then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
-    return then | dict(recorded)
+    return then | {"attention": "naive"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
@@ -155,11 +167,45 @@ def load_policy(name: str) -> Policy:
 
 
 def apply_settings(policy: Policy, settings: dict[str, str], rename: bool = True) -> Policy:
-    """Return ``policy`` with keys replaced, named like ``bf16+scores=float32``; raises UserError."""
+    """Return ``policy`` with keys replaced, named like ``bf16+scores=float32``; raises UserError.
+
+    Formats that its attention kernel decides follow, unless they are named here with another value, which is refused.
+    """
     clean = {key: _value(key, text) for key, text in settings.items()}
-    changed = {k: v for k, v in clean.items() if getattr(policy, k) != v}
+    made = replace(policy, **clean)
+    made = replace(made, **{k: v for k, v in kernel_formats(made).items() if k not in clean})
+    check_kernel(made)
+    changed = {k: v for k, v in made.settings().items() if getattr(policy, k) != v}
     label = "".join(f"+{k}={v}" for k, v in sorted(changed.items())) if rename else ""
-    return replace(policy, name=policy.name + label, **changed)
+    return replace(made, name=policy.name + label)
+
+
+def kernel_formats(policy: Policy) -> dict[str, str]:
+    """Return the formats that a policy's attention kernel decides, whatever is asked."""
+    return {k: getattr(policy, v, v) for k, v in KERNELS[policy.attention].items()}
+
+
+def check_kernel(policy: Policy, platform: str | None = None) -> None:
+    """Raise UserError for keys that the policy's attention kernel would not honour, or a platform not make.
+
+    For float16 operands ``jax.nn``'s asks for F16_F16_F32, which XLA:CPU and libtpu refuse when they compile.
+    """
+    for key, made in kernel_formats(policy).items():
+        if (asked := getattr(policy, key)) != made:
+            raise UserError(
+                f"policy {policy.name}: attention = {policy.attention} keeps {key} in {made}, so {key} = {asked} is "
+                "not honoured; leave it out, or use attention = naive"
+            )
+    if policy.attention == "sdpa" and policy.matmul not in PRECISIONS:
+        raise UserError(
+            f"policy {policy.name}: attention = sdpa chooses the preset of its products itself, so matmul = "
+            f"{policy.matmul} is not honoured there; use {', '.join(PRECISIONS)}, or attention = flash or naive"
+        )
+    if policy.attention == "sdpa" and policy.activations == "float16" and platform in ("cpu", "tpu"):
+        raise UserError(
+            f"policy {policy.name}: attention = sdpa multiplies float16 by the preset F16_F16_F32, which {platform} "
+            "does not have; use attention = flash or naive"
+        )
 
 
 def parse_settings(items: tuple[str, ...]) -> dict[str, str]:

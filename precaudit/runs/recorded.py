@@ -101,6 +101,13 @@ class Recorded:
         first = asked.index(prompt) // self.requested.batch * self.requested.batch
         return tuple(p for p in asked[first : first + self.requested.batch] if p in self.run.prompts)
 
+    def start_of(self, prompt: str) -> int:
+        """Return the slot of a prompt's first token: how far its batch padded it on the left."""
+        if self.requested.pad != "left" or prompt not in self.requested.prompts:
+            return 0
+        lengths = {p: len(self.run.prompts[p].tokens) for p in self.batch_of(prompt)}
+        return max(lengths.values()) - lengths[prompt]
+
     def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
         """Return a point's rows of a phase (axis T first); None where any step lacks them."""
         values: list[Array] = []

@@ -14,7 +14,9 @@ from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
+from precaudit.jax_decoder.kernels import check_config
 from precaudit.jax_decoder.parameters import parameters, rope_tables
+from precaudit.jax_decoder.parts import check_parts
 from precaudit.lengths import telling
 from precaudit.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
 from precaudit.store import Run
@@ -138,5 +140,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
+    check_config(chosen, checkpoint.config)
     made = parts or family_parts(checkpoint.config)
+    check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)
