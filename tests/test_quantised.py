@@ -15,16 +15,19 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
 from precaudit.evidence.caches import cache_state
+from precaudit.evidence.replay import replay
 from precaudit.formats import FORMATS, INTEGERS, Integers
 from precaudit.integers import InRows, dequantise, in_rows, quantise
 from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.jax_decoder.integers import IntegerMatrix, dequantised, product, quantised
 from precaudit.jax_decoder.parts import Parts, cache_read
 from precaudit.judging.gate import gate
+from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
-from precaudit.policies import Policy, load_policy, shipped
+from precaudit.policies import Policy, load_policy, recorded_policy, shipped
 from precaudit.prompts import Prompt
 from precaudit.records import value
+from precaudit.references.textbook.operations import parts, prepare
 from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
@@ -175,10 +178,10 @@ def test_the_policies_are_shipped_and_named():
 POINTS = "q,v,attn_out,mlp_out,logits"
 
 
-def compared(folder, subject, points=POINTS, formula=False, steps=2, phases="prefill,decode", parts=None):
+def compared(folder, subject, points=POINTS, formula=False, steps=2, phases="prefill,decode", own=None):
     """Trace a subject, or a policy of tiny, in two layers, and compare it."""
     select = Selection.parse(points=points, phases=phases, layers="0,2")
-    subject = load("tiny", subject, None, "cpu", parts) if isinstance(subject, str) else subject
+    subject = load("tiny", subject, None, "cpu", own) if isinstance(subject, str) else subject
     run = trace(subject, folder / "run", [Prompt(id="p0", prompt=TEXT)], select, TraceOptions(steps, force=True))
     return compare(run, options=Options(accum=(), cache=folder / "refs", formula=formula), subject=subject)
 
@@ -232,8 +235,8 @@ def altered(policy: str, name: str, change: Callable[[Any, Any], tuple[Any, Any]
     subject = load("tiny", policy, None, "cpu")
     layers = dict(subject.parameters["layers"])
     w = layers[name]
-    values, scales = change(w.values[2].astype(jnp.int8), w.scales[2])
-    values = w.values.astype(jnp.int8).at[2].set(values).astype(w.values.dtype)
+    values, scales = change(w.values[2].astype(jnp.int16), w.scales[2])
+    values = w.values.astype(jnp.int16).at[2].set(values)
     layers[name] = replace(w, values=values, scales=w.scales.at[2].set(scales))
     vars(subject)["parameters"] = {**subject.parameters, "layers": layers}
     return subject
@@ -248,33 +251,57 @@ def groups_shifted(values, scales):
 
 
 def zero_point(values, scales):
-    return jnp.minimum(values + 1, 7), scales
+    return values + 1, scales
 
 
 CHANGED = [
-    ("int8-weights", "wq", one_channel, "q"),
-    ("int4-groups", "wv", zero_point, "v"),
-    ("int8-groups", "down", groups_shifted, "mlp_out"),
-    ("w8a8", "down", one_channel, "mlp_out"),
+    ("int8-weights", "wq", one_channel, "q", None),
+    ("int4-groups", "wv", zero_point, "v", "zero-point of weights off by +1"),
+    ("int8-groups", "down", groups_shifted, "mlp_out", "group scales shifted by +1"),
+    ("w8a8", "down", one_channel, "mlp_out", "channel 5 × 1.02"),
 ]
 MORE = [
-    ("int8-weights", "down", one_channel, "mlp_out"),
-    ("int8-weights", "wv", zero_point, "v"),
-    ("int4-groups", "down", groups_shifted, "mlp_out"),
-    ("int4-groups", "wq", one_channel, "q"),
-    ("w8a8", "wq", one_channel, "q"),
+    ("int8-weights", "down", one_channel, "mlp_out", "channel 5 × 1.02"),
+    ("int8-weights", "wv", zero_point, "v", "zero-point of weights off by +1"),
+    ("int4-groups", "down", groups_shifted, "mlp_out", "group scales shifted by +1"),
+    ("int4-groups", "wq", one_channel, "q", None),
+    ("w8a8", "wq", one_channel, "q", None),
 ]
 
 
-@pytest.mark.parametrize(
-    ("policy", "name", "change", "point"), [*CHANGED, *(pytest.param(*m, marks=pytest.mark.slow) for m in MORE)]
-)
-def test_other_integers_or_scales_fail(tmp_path, policy, name, change, point):
-    subject = altered(policy, name, change)
-    found = gate(compared(tmp_path, subject, points=point, phases="prefill"))
-    failed = {(v.layer, v.point) for v in found.verdicts if v.status == "fail" and v.kind == "local"}
-    assert found.exit_code == 1
+def named(found, point):
+    """Return what diagnosis names for a point of layer 2, or None."""
+    recorded = Recorded.of(found.run)
+    policy = recorded_policy(found.run.record)
+    model = Model(recorded.config, open_checkpoint("tiny").under(policy).tensors.read)
+    place = Place("p0", "prefill", 0, 2, point)
+    operation = prepare(recorded, model, place, parts(recorded, place)[0])
+    told = replay(operation, model, policy).named
+    return None if told is None else told.variant.name
+
+
+SLOW = [pytest.param(*m, marks=pytest.mark.slow) for m in MORE]
+
+
+@pytest.mark.parametrize(("policy", "name", "change", "point", "cause"), [*CHANGED, *SLOW])
+def test_other_integers_or_scales_fail_and_are_named(tmp_path, policy, name, change, point, cause):
+    """One channel of q, turned by RoPE, is two channels of a factor that depends on the position: found, not named."""
+    found = compared(tmp_path, altered(policy, name, change), points=point, phases="prefill")
+    judged = gate(found)
+    failed = {(v.layer, v.point) for v in judged.verdicts if v.status == "fail" and v.kind == "local"}
+    assert judged.exit_code == 1
     assert failed == {(2, point)}
+    assert named(found, point) == cause
+
+
+def test_inputs_that_were_never_quantised_fail_and_are_named(tmp_path):
+    """Declared w8a8, run as w8a16."""
+    subject = load("tiny", "w8a8", None, "cpu")
+    wide = replace(subject.decoder, arithmetic=replace(subject.decoder.arithmetic, inputs_in_int8=False))
+    vars(subject)["decoder"] = wide
+    found = compared(tmp_path, subject, points="v,mlp_out", phases="prefill")
+    assert gate(found).exit_code == 1
+    assert {named(found, point) for point in ("v", "mlp_out")} == {"inputs not quantised"}
 
 
 def other_scale(cache, layer):
@@ -304,7 +331,7 @@ def bf16_scales(cache, layer):
     ],
 )  # fmt: skip
 def test_a_cache_that_reads_other_rows_fails_and_is_named(tmp_path, read, cause):
-    found = compared(tmp_path, "kv-int8", parts=replace(Parts(), cache_read=read), points="attn_out", phases="decode")
+    found = compared(tmp_path, "kv-int8", own=replace(Parts(), cache_read=read), points="attn_out", phases="decode")
     states = [e for e in found.errors if e.kind == "state"]
     assert gate(found).exit_code == 1
     assert len(states) == 12

@@ -23,7 +23,7 @@ def explain_integers(found: Array, rows: Array, expected: Array) -> State | None
     for cause, says, made in _ways(found, rows, integers, scales, bad):
         share = float(np.mean(widen(found)[bad] == made))
         if share >= ENOUGH:
-            return State(cause, "state" if "scale of" in cause else "format", says, share, at)
+            return State(cause, "state" if "scale of" in cause else "quantisation", says, share, at)
     return None
 
 
