@@ -281,7 +281,7 @@ class ErrorRecord(Record, frozen=True):
     step: Index
     layer: Index | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product"]
     candidate: str
     reference: str
     dtype: str | None = None
@@ -320,6 +320,32 @@ class ErrorRecord(Record, frozen=True):
         if self.skipped is not None:
             return f"not run: {self.skipped}"
         return self.unknown if self.missing is None else f"missing: {self.missing}"
+
+
+class ProbeRecord(ErrorRecord, frozen=True, kw_only=True):
+    """A line of probe.jsonl: scores that a device made in one way, against FP64 of the operands as they are.
+
+    ``prompt``: the shape, as ``--shape`` takes it; ``phase``: the format of the operands; ``point``: the way and, of
+    what a TPU's compiler would make, `` on`` its name; ``unknown``: what the device said when it refused. ``asked``:
+    the arithmetic that the way names; ``made``: what the scores were made of, more than one name where they cannot be
+    told apart. ``version``: of JAX, or of libtpu. ``seconds`` of a call and ``time``, its ratio to a call of ``first``
+    in the same round: lower quartile, median, upper quartile. ``memory``: bytes of arguments, outputs and temporaries.
+    ``unit``, ``passes``: of a TPU.
+    """
+
+    kind: Literal["product"]
+    way: str
+    version: str
+    asked: str | None = None
+    made: tuple[str, ...] = ()
+    honoured: Literal["yes", "replaced", "undecided"] | None = None
+    first: str | None = None
+    seconds: tuple[Number, Number, Number] | None = None
+    time: tuple[Number, Number, Number] | None = None
+    memory: tuple[Count, Count, Count] | None = None
+    target: str | None = None
+    unit: Literal["matrix", "vector"] | None = None
+    passes: Index | None = None
 
 
 class PrefillDecodeRecord(Record, frozen=True):

@@ -78,6 +78,21 @@ def test_every_point_of_an_honest_run_passes(tmp_path, policy):
 
 
 @needs_libtpu
+@pytest.mark.slow  # 10 s each
+@pytest.mark.parametrize("policy", ["bf16", "fp32"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flash"])
+def test_an_attention_kernel_passes(tmp_path, kernel, policy):
+    """Over two blocks of keys; fp32's products are one bfloat16 pass there, of P before it is divided too."""
+    subject = load("tiny", policy, {"attention": kernel}, "tpu-predicted:v5e")
+    given = [Prompt(id="c", tokens=tuple(int(t) for t in np.random.default_rng(6).integers(1, 250, 200)))]
+    select = Selection.parse(points="all", phases="prefill,decode", layers="0,4")
+    run = trace(subject, tmp_path / "run", given, select, TraceOptions(1))
+    found = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+    assert gate(found).counts.keys() == {"pass"}
+    assert [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
+
+
+@needs_libtpu
 def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
     assert tpu > 1000 * cpu

@@ -87,7 +87,8 @@ POINTS = {
         Point(
             "attn_out", "mix", "THK", ("q", "k", "v"), "probs · v, before the output projection",
             place="attn_out", format="attn_out", operands=("probs", "activations"), inner=("scores", "probs"),
-            arithmetic="softmax", tensors=False, milestone=True, shows=("scores", "probs", "softmax", "attn_out"),
+            arithmetic="softmax", tensors=False, milestone=True,
+            shows=("scores", "probs", "softmax", "attn_out", "attention"),
             inside=(
                 _CAPPED,
                 Inside(("score_dot",), _fine_scale),
@@ -163,6 +164,11 @@ def point_of(names: Sequence[str]) -> str:
 def present(sparse: bool) -> tuple[str, ...]:
     """Return the points a model has; ``sparse``: a mixture of experts."""
     return tuple(p.name for p in POINTS.values() if p.only in (None, "sparse" if sparse else "dense"))
+
+
+def hidden(attention: str) -> tuple[str, ...]:
+    """Return the points that a policy's attention kernel does not show: those within the operation it makes at once."""
+    return () if attention == "naive" else tuple(p.name for p in POINTS.values() if p.attends and p.within is not None)
 
 
 def shape_of(axes: str, c: "DecoderConfig", positions: int = 1, keys: int = 1) -> tuple[int, ...]:

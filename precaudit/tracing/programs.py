@@ -1,5 +1,6 @@
 """The compiled programs of a trace: prefill and decode, bare or with taps."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,6 +61,33 @@ class OnBits:
 def jitted(program: Callable[..., Any], platform: str, **how: Any) -> Callable[..., Any]:
     """Return a program jitted as ``how`` says; on a CPU it moves narrow floats as bits."""
     return OnBits(jax.jit(moved_as_bits(program), **how)) if platform == "cpu" else jax.jit(program, **how)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled for arguments of given shapes, and the seconds that took: to trace, to lower, to compile."""
+
+    call: Callable[..., Any]
+    on_bits: bool
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its arguments, results that are none of them, and temporaries."""
+        found = self.call.memory_analysis()  # type: ignore[attr-defined]
+        own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+        return int(own + found.temp_size_in_bytes)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+        return self.call(*held(args)) if self.on_bits else self.call(*args)
+
+
+def compiled(program: Any, *args: Any) -> Compiled:
+    """Compile what ``jitted`` returned for the shapes of ``args``, or read it from JAX's persistent cache."""
+    began = time.perf_counter()
+    call = program.lower(*args).compile()
+    return Compiled(call, isinstance(program, OnBits), time.perf_counter() - began)
 
 
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
