@@ -31,7 +31,7 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
                     made, (source, point) = i, place_of(view, i)
                 formats = makes.get(source, set())
                 unasked = not any(asked(view, e) for e in view.made_of(made))
-                if unasked and "float32" in formats and "bfloat16" not in formats:
+                if source and unasked and "float32" in formats and "bfloat16" not in formats:
                     yield Hit(view.phase, source, point)
 
 
