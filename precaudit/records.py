@@ -127,11 +127,35 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
     allowed: tuple[str, ...] = ()
 
 
+class Products(Record, frozen=True, omit_defaults=False):
+    """How many products a compiled program makes: on a TPU's matrix unit in 1, 3 and 6 passes, and its vector unit."""
+
+    passes1: Count
+    passes3: Count
+    passes6: Count
+    vector: Count
+
+
+class Prediction(Record, frozen=True, omit_defaults=False):
+    """Of a predicted program: its products without and with taps, and what rounding inside of fusions may change.
+
+    ``moved``: points (of programs: lines) whose products the two make in other precisions, with these; ``inside``:
+    the largest ‖rounded − not‖ / ‖rounded‖ of its outputs, bfloat16 results inside of fusions rounded and not.
+    ``kernels``: Pallas kernels that ran in interpret mode, their products as a CPU makes them.
+    """
+
+    bare: Products
+    captured: Products
+    moved: tuple[str, ...] = ()
+    inside: Number | None = None
+    kernels: tuple[str, ...] = ()
+
+
 class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
 
     ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
-    prompt's logits.
+    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was.
     """
 
     phase: str
@@ -141,6 +165,7 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     step: Index = 0
     shape: tuple[Index, ...] = ()
     apart: tuple[Number, ...] = ()
+    predicted: Prediction | None = None
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from precaudit.dumps.runs import DumpRun
+from precaudit.evidence.mismatch import Cause
 from precaudit.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
@@ -19,7 +20,11 @@ from precaudit.records import (
     RunRecord,
     StepRecord,
 )
+from precaudit.reports.sweep import SweepRow
+from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.questions import Answers, Changed
+from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
 
 FILES = {
@@ -39,7 +44,8 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord,
+    "sweep.jsonl": SweepRow,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | Cause,
     "probe.jsonl": ProbeRecord,
 }
 

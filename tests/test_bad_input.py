@@ -151,6 +151,9 @@ OPTIONS = [
     (["--set", "score=float32"], ["unknown policy key", "'score'", "did you mean 'scores'"]),
     (["--set", "scores=float33"], ["unknown number format", "'float33'", "did you mean 'float32'"]),
     (["--set", "scores"], ["--set", "'scores'", "KEY=VALUE"]),
+    (["--set", "attention=sdpb"], ["attention", "'sdpb'", "did you mean 'sdpa'"]),
+    (["--set", "attention=sdpa", "--set", "softmax=bf16"], ["sdpa keeps softmax in float32", "attention = naive"]),
+    (["--set", "attention=flash", "--points", "q,probs"], ["--points probs", "attention = flash", "attention=naive"]),
     (["--set", "matmul=BF16_BF16_F32"], ["matmul", "BF16_BF16_F32", "cpu", "not honoured"]),
     (["--text", "  "], ["--text", "empty"]),
     (["--text", "a " * 4096], ["longer", "context", "4096"]),
@@ -169,6 +172,32 @@ PROMPTS = [
     (b'{"id":"a","tokens":[1,260]}\n', ["'a'", "token id 260", "position 1", "vocabulary of 260"]),
     (b'{"id":"a","tokens":[-1]}\n', ["'a'", "token id -1", "position 0", "vocabulary"]),
     (b'{"id":"a","tokens":[' + b"1," * 4096 + b"1]}", ["'a'", "4097", "longer", "context of 4096"]),
+]
+
+
+DRAWS = [
+    (["--batch", "0"], ["--batch 0", "at least 1"]),
+    (["--new-tokens", "0"], ["--new-tokens 0", "at least 1"]),
+    (["--n", "0"], ["--n 0", "at least 1"]),
+    (["--rounds", "0"], ["--rounds 0", "at least 1"]),
+    (["--temperature", "-1"], ["--temperature -1", "greedy"]),
+    (["--temperature", "nan"], ["--temperature nan"]),
+    (["--top-k", "0"], ["--top-k 0", "at least 1"]),
+    (["--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
+    (["--seed", "-1"], ["--seed -1"]),
+    (["--policies", "bf16,bf61"], ["unknown policy", "'bf61'", "did you mean 'bf16'"]),
+    (["--policies", "bf16,bf16"], ["--policies", "bf16", "twice"]),
+    (["--trainer-policy", "bf61"], ["unknown policy", "'bf61'"]),
+    (["--trainer", "nowhere"], ["no model", "nowhere"]),
+    (["--loops", "for"], ["--loops", "'for'", "python, while"]),
+    (["--loops", "while,while"], ["--loops", "python, while or both"]),
+    (["--end-tokens", "2,260"], ["--end-tokens", "260", "vocabulary of 260"]),
+    (["--end-tokens", "two"], ["--end-tokens", "two", "token ids"]),
+    (["--new-tokens", "4096"], ["'a'", "4096 decode steps", "longer", "context of 4096"]),
+    (["--prompts", "nowhere.jsonl"], ["no prompts file", "nowhere.jsonl"]),
+    (["--answers", "nowhere.jsonl"], ["--answers or --prompts"]),
+    (["--fail-above", "k1=1"], ["--fail-above", "'k1'"]),
+    (["--from", "p.jsonl"], ["--from", "leave out --prompts"]),
 ]
 
 
@@ -254,6 +283,33 @@ def test_no_such_command_or_model(tmp_path, refuses):
     refuses("comprae", words=["no command", "'comprae'", "did you mean 'compare'"])
     refuses(*quick(tmp_path / "nowhere"), words=["no model", "nowhere", "tiny", ".gguf"])
     refuses(*quick(TINY / WEIGHTS), words=["model.safetensors", "not a .gguf"])
+
+
+@pytest.mark.parametrize(("options", "words"), DRAWS, ids=lambda x: " ".join(x)[:30])
+def test_wrong_option_of_rollout(options, words, tmp_path, refuses):
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "tokens": [5, 6]}')
+    refuses("rollout", "tiny", "--prompts", "p.jsonl", "--device", "cpu", *options, words=words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lengths", "x"], ["--lengths x", "such as 40,500"]),
+        (["--lengths", "0"], ["empty"]),
+        (["--lengths", "4096"], ["longer", "context of 4096"]),
+        (["--lengths", "5", "--batch", "0"], ["--batch 0"]),
+        (["--lengths", "5", "--policies", "bf61"], ["unknown policy", "'bf61'"]),
+        (["--lengths", "5", "--prompts", "p.jsonl"], ["--prompts or --lengths"]),
+    ],
+    ids=lambda x: " ".join(x)[:30],
+)
+def test_wrong_option_of_warmup(options, words, refuses):
+    refuses("warmup", "tiny", *options, "--device", "cpu", words=words)
+
+
+def test_a_model_s_end_token_outside_its_vocabulary(model, refuses):
+    (model / "generation_config.json").write_text('{"eos_token_id": 260}')
+    refuses("rollout", model, words=["generation_config.json", "end token 260", "vocabulary of 260", "--end-tokens"])
 
 
 @pytest.mark.parametrize(("content", "words"), PROMPTS, ids=lambda x: str(x)[:40])

@@ -214,7 +214,7 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     errors = programs.errors_of(opened)
     verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
     verdicts = programs.suspect(verdicts, errors)
-    verdicts += programs.uncovered(opened, rules.seen)
+    verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
     whole = _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)

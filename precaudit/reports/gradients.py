@@ -1,8 +1,9 @@
 """What is said of a gradcheck: the first sentence, a row an array and side, what is wrong with which; every case."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from precaudit.gradients.check import KERNEL, REFERENCE, Checked, Found
+from precaudit.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import value
 from precaudit.reports.fitting import Table
@@ -14,7 +15,8 @@ def headline(c: Checked) -> Headline:
     if c.exit_code == 0:
         declared = sum(f.declared for f in c.found)
         how = " rounds as its reference declares" if declared else " and its reference are as near FP64 as float32 is"
-        return Headline("✓", f"{c.name}{how}, outputs and gradients, in {len(c.cases)} cases.")
+        what = "outputs and gradients" if any(f.record.phase == "backward" for f in c.found) else "outputs alone"
+        return Headline("✓", f"{c.name}{how}, {what}, in {len(c.cases)} cases.")
     if c.exit_code == 1:
         return Headline("✗", f"{c.name}: {c.conclusions[0]}.")
     return Headline("?", f"{c.name}: {c.conclusions[0] if c.conclusions else 'nothing was judged'}.")
@@ -74,6 +76,13 @@ def _failure(f: Found) -> tuple[str, ...]:
         ("", "", "") if w is None else (str(list(w.index)), f"{value(w.candidate):.6g}", f"{value(w.reference):.6g}")
     )
     return f.case, f.array, f.side, v.status, f"{v.metric} {v.scope}".strip(), *sizes, off, *place, v.text
+
+
+def listed(found: Sequence[Shipped]) -> Table:
+    """Return a row a check that ships."""
+    rows = [(s.name, s.about, ", ".join(s.formats), ", ".join(s.gradients) or "outputs alone", s.here) for s in found]
+    columns = ("check", "of", "formats", "gradients", "here")
+    return Table("checks that ship: precaudit gradcheck CHECK", columns, tuple(rows), left=columns)
 
 
 def _cells(found: list[Found]) -> tuple[str, ...]:

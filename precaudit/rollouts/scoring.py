@@ -78,10 +78,14 @@ def _batches(rollouts: Sequence[Rollout]) -> Iterator[tuple[int, int, list[int]]
     groups: dict[tuple[int, int], list[int]] = {}
     for i, r in enumerate(rollouts):
         if r.tokens:
-            key = bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
-            groups.setdefault(key, []).append(i)
+            groups.setdefault(buckets_of(r), []).append(i)
     for (length, rows), members in sorted(groups.items()):
         yield from ((length, rows, members[k : k + BATCH]) for k in range(0, len(members), BATCH))
+
+
+def buckets_of(r: Rollout) -> tuple[int, int]:
+    """Return the lengths that a rollout, and what was drawn of it, are padded to."""
+    return bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
 
 
 @lru_cache(maxsize=4)
