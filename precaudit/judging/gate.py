@@ -86,6 +86,7 @@ class Rules:
     stale: tuple[str, ...] = ()
     seen: Seen = field(default_factory=Seen)
     passed: int = 0
+    free: int = 0  # products that no budget is of: they have no limit of their own
     ran: set[str] = field(default_factory=set)  # points with numbers
     places: dict[tuple[int | None, str], None] = field(default_factory=dict)
 
@@ -103,6 +104,7 @@ class Rules:
             self.ran.add(e.point)
         under = select(self.budgets, e) if self.budgets else []
         if e.kind == "product" and not under:
+            self.free += 1
             return None
         verdict = self._budgeted(e, under) if under else judge(e, self.limits)
         if verdict is not None and verdict.status == "pass":
@@ -303,7 +305,8 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
                 verdicts.append(verdict)
     if rules.baseline is not None:
         verdicts += absent(rules.baseline.lines, rules.seen, str(rules.baseline.path))
-    return _judgement(path.name, suspect(verdicts, layers), rules, [], ())
+    free = f'{rules.free:,} products are under no budget: one of kind = "product" limits them'
+    return _judgement(path.name, suspect(verdicts, layers), rules, [free] if rules.free else [], ())
 
 
 @contextmanager
