@@ -117,6 +117,16 @@ def test_hidden_states_and_a_head_give_fp64s_gradients_tile_by_tile(size):
         assert np.abs(np.asarray(a, np.float64) - b).max() <= 2e-6 * np.abs(b).max()
 
 
+def test_gradcheck_finds_nothing_over_hidden_states_even_where_all_logits_are_alike():
+    def given(seed):
+        hidden, head, *rest = grpo_linear.inputs(seed, size=(8, 60, 16))
+        return {"drawn": (hidden, head, *rest), "constant": (hidden, jnp.full_like(head, head[0, 0]), *rest)}
+
+    found = gradcheck(grpo_linear.kernel, grpo_linear.reference, given, argnums=(0, 1), hostile=False)
+    assert found.exit_code == 0, found.conclusions
+    assert found.counts["pass"] == 6 * 6
+
+
 def test_no_array_grows_with_tokens_or_vocabulary():
     def temporaries(t, v):
         each = [jax.ShapeDtypeStruct((t,), jnp.float32)] * 4
