@@ -15,6 +15,7 @@ from precaudit.records import (
     ErrorRecord,
     PointRecord,
     PrefillDecodeRecord,
+    ProbeRecord,
     PromptRecord,
     RunRecord,
     StepRecord,
@@ -46,6 +47,7 @@ FILES = {
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
     "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "probe.jsonl": ProbeRecord,
 }
 
 

@@ -147,10 +147,13 @@ OPTIONS = [
     (["--layers", "abc"], ["layer", "'abc'"]),
     (["--points", "atn_out"], ["unknown point", "'atn_out'", "did you mean 'attn_out'"]),
     (["--phases", "prefil"], ["unknown phase", "'prefil'", "did you mean 'prefill'"]),
-    (["--policy", "bf61"], ["unknown policy", "'bf61'", "did you mean 'bf16'"]),
+    (["--policy", "bf61"], ["unknown policy", "'bf61'", "did you mean 'bfloat16'"]),
     (["--set", "score=float32"], ["unknown policy key", "'score'", "did you mean 'scores'"]),
     (["--set", "scores=float33"], ["unknown number format", "'float33'", "did you mean 'float32'"]),
     (["--set", "scores"], ["--set", "'scores'", "KEY=VALUE"]),
+    (["--set", "attention=sdpb"], ["attention", "'sdpb'", "did you mean 'sdpa'"]),
+    (["--set", "attention=sdpa", "--set", "softmax=bf16"], ["sdpa keeps softmax in float32", "attention = naive"]),
+    (["--set", "attention=flash", "--points", "q,probs"], ["--points probs", "attention = flash", "attention=naive"]),
     (["--set", "matmul=BF16_BF16_F32"], ["matmul", "BF16_BF16_F32", "cpu", "not honoured"]),
     (["--text", "  "], ["--text", "empty"]),
     (["--text", "a " * 4096], ["longer", "context", "4096"]),
@@ -606,3 +609,30 @@ def test_a_run_of_before_the_embedding_s_factor_had_a_key_is_exact(altered):
     assert raw["policy"].pop("embed_factor") == "exact"
     path.write_text(json.dumps(raw))
     assert store.open_run(altered).record.policy["embed_factor"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shape", "1,1,128x512"), ["--shape 1,1,128x512", "B,H,Q,DxS"]),
+        (("--shape", "1,1,1,128"), ["B,H,Q,DxS"]),
+        (("--shape", "-1,1,1,128x512"), ["B,H,Q,DxS"]),
+        (("--shape", "1,1,1,128x0"), ["a size is 0"]),
+        (("--shape", "1,0,1,128x8"), ["a size is 0"]),
+        (("--shape", "1,1,1,128x99999999"), ["too large", "elements"]),
+        (("--shape", "1,1,4096,65536x4096"), ["too large"]),
+        (("--shape", "1,1,1,1x" + "9" * 400), ["too large"]),
+        (("--formats", "bf17"), ["bf17", "did you mean 'bfloat16'"]),
+        (("--formats", "float64"), ["float64"]),
+        (("--formats", ","), ["none is named"]),
+        (("--tpu", "v9"), ["unknown TPU", "v5e"]),
+        (("--tpu", "v5e:many"), ["topology"]),
+        (("--fail-on", "default"), ["--fail-on", "worse than"]),
+        (("--fail-on", "slowly worse than 1e-3"), ["no way 'slowly'"]),
+        (("--fail-on", "default worse than 1e-3 rel_l3"), ["rel_l2"]),
+        (("--fail-on", "default worse than x"), ["a number"]),
+        (("--fail-on", "@ replaced"), ["names no arithmetic"]),
+    ],
+)
+def test_wrong_option_of_probe(options, words, refuses):
+    refuses("probe", "--device", "cpu", "--no-time", "-o", "out.jsonl", *options, words=words)

@@ -127,6 +127,53 @@ def test_gradients_in_bfloat16_are_fp64_rounded_once():
     assert max(f.distance.componentwise for f in gradients if f.distance) < 1.02
 
 
+def over_head(hidden, head, tokens, adv, normal=1.0):
+    logits = hidden @ head.T
+    logp = jnp.take_along_axis(logits, tokens[:, None], -1)[:, 0] - jax.nn.logsumexp(logits, -1) * normal
+    return jnp.sum(logp * adv)
+
+
+@jax.custom_vjp
+def unnormalised(hidden, head, tokens, adv):
+    return over_head(hidden, head, tokens, adv)
+
+
+def _not_one(given, g):
+    d = jax.grad(lambda h, w: over_head(h, w, given[2], given[3], 1.0 + 1e-4), (0, 1))(*given[:2])
+    return *(g * x for x in d), None, None
+
+
+unnormalised.defvjp(lambda *x: (over_head(*x), x), _not_one)
+
+
+def of_one_constant(seed):
+    """Logits of a row are all alike: that row's exact gradient is 0 by cancellation, times a slope of 1e6."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.standard_normal((T, 48)).astype(np.float32)
+    head = np.full((V, 48), rng.standard_normal(), np.float32)
+    return hidden, head, rng.integers(0, V, T).astype(np.int32), (1e6 * rng.standard_normal(T)).astype(np.float32)
+
+
+def test_what_is_left_of_a_sum_that_cancels_is_noise_common_to_a_row_and_what_does_not_cancel_a_fault():
+    def otherwise(hidden, head, tokens, adv):
+        return over_head(hidden[:, ::-1], head[::-1, ::-1], V - 1 - tokens, adv)
+
+    found = gradcheck(otherwise, over_head, of_one_constant, argnums=(0, 1), seeds=8, hostile=False)
+    assert found.exit_code == 0, found.conclusions
+    wrong = gradcheck(unnormalised, over_head, of_one_constant, argnums=(0, 1), seeds=1, hostile=False)
+    assert {(f.side, f.array) for f in wrong.found if f.verdict.status != "pass"} >= {(KERNEL, "dhidden")}
+    assert {f.side for f in wrong.found if f.verdict.status != "pass"} == {KERNEL}
+
+
+def test_a_minimum_keeps_its_derivative_in_every_realisation():
+    x, y = np.linspace(0.1, 0.9, 7, dtype=np.float32), np.linspace(0.9, 0.1, 7, dtype=np.float32)
+    both = differentiated(lambda x, y: jnp.sum(jnp.minimum(3 * x, 0.7 * y)), (0, 1))
+    for _, dx, dy in Formula.of(both, np.float32(1), (x, y)).draws(np.float32(1), (x, y)):
+        less = 3 * x < 0.7 * y
+        np.testing.assert_allclose(dx, np.where(less, 3.0, 0.0), rtol=1e-6)
+        np.testing.assert_allclose(dy, np.where(less, 0.0, 0.7), rtol=1e-6)
+
+
 def test_lost_determinism_is_found():
     count = iter(range(1000))
 

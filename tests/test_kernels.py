@@ -1,12 +1,15 @@
 """The kernels that ship: against FP64 written in NumPy, against their references, and compiled for TPUs."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from precaudit.gradients.check import gradcheck
-from precaudit.kernels import grpo, losses
+from precaudit.kernels import grpo, grpo_linear, losses
+from precaudit.kernels.double_word import log, times, two_sum
 from precaudit.tpu.target import compile_for, parse_target
 from tests.tpus import needs_libtpu
 
@@ -37,7 +40,7 @@ def test_the_loss_and_its_gradient_are_fp64s_whatever_the_size(size, temperature
     exact, logp, d64 = exactly(*given, temperature)
     run = jax.jit(jax.value_and_grad(lambda *x: grpo.kernel(*x, temperature=temperature, block=(16, 256))))
     loss, d = run(*given)
-    ours = grpo.chosen(jnp.asarray(given[0]), jnp.asarray(given[1]), temperature, (16, 256))
+    ours = grpo.chosen(jnp.asarray(given[0]), jnp.asarray(given[1]), temperature, (16, 256))[0]
     assert np.abs(np.asarray(ours, np.float64) - logp).max() <= 4 * np.spacing(np.float32(np.abs(logp).max()))
     assert abs(float(loss) - exact) <= 1e-6 * max(abs(exact), 1)
     assert np.abs(np.asarray(d, np.float64) - d64).max() <= 1e-6 * np.abs(d64).max()
@@ -92,3 +95,71 @@ def test_a_tpu_needs_no_second_array_of_the_logits_size(target, dtype):
     made = compile_for(parse_target(target), jax.value_and_grad(grpo.kernel), given)
     assert made.text.count('custom_call_target="tpu_custom_call"') == 2
     assert made.temporaries <= 0.1 * t * v * np.dtype(dtype).itemsize
+
+
+def over_hidden(hidden, head, *rest):
+    """Loss, log-probabilities, dhidden and dhead in FP64."""
+    h, w = np.asarray(hidden, np.float64), np.asarray(head, np.float64)
+    loss, logp, d = exactly(h @ w.T, *rest)
+    return loss, logp, d @ w, d.T @ h
+
+
+@pytest.mark.parametrize("size", [(12, 300, 48), (70, 500, 130), (5, 7, 3)], ids=str)
+def test_hidden_states_and_a_head_give_fp64s_gradients_tile_by_tile(size):
+    given, block = grpo_linear.inputs(1, size=size, spread=1.0, temperature=0.7), (32, 128)
+    exact, logp, *gradients = over_hidden(*given, 0.7)
+    run = jax.value_and_grad(lambda *x: grpo_linear.kernel(*x, temperature=0.7, block=block), (0, 1))
+    loss, found = jax.jit(run)(*given)
+    ours = jax.jit(lambda *x: grpo_linear.chosen(*x, 0.7, block))(*given[:3])[0]
+    assert np.abs(np.asarray(ours, np.float64) - logp).max() <= 4 * np.spacing(np.float32(np.abs(logp).max()))
+    assert abs(float(loss) - exact) <= 1e-6 * max(abs(exact), 1)
+    for a, b in zip(found, gradients, strict=True):
+        assert np.abs(np.asarray(a, np.float64) - b).max() <= 2e-6 * np.abs(b).max()
+
+
+def test_no_array_grows_with_tokens_or_vocabulary():
+    def temporaries(t, v):
+        each = [jax.ShapeDtypeStruct((t,), jnp.float32)] * 4
+        given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((t, 16), (v, 16))]
+        run = jax.value_and_grad(lambda *x: grpo_linear.kernel(*x, block=(32, 128)), (0, 1))
+        made = jax.jit(run).lower(*given, jax.ShapeDtypeStruct((t,), jnp.int32), *each).compile()
+        return made.memory_analysis().temp_size_in_bytes
+
+    few = temporaries(64, 512)
+    assert temporaries(64, 8192) == few
+    assert temporaries(4096, 512) - few <= 16 * 4 * 4096  # float32 numbers a token: of the sums and of the loss
+    assert few < 64 * 8192 * 4
+
+
+@needs_libtpu
+@pytest.mark.parametrize("target", ["v5e", "v6e"])
+def test_a_tpu_makes_the_logits_by_tiles(target):
+    t, v, d = 512, 8192, 64
+    each = [jax.ShapeDtypeStruct((t,), jnp.float32)] * 4
+    given = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((t, d), (v, d))]
+    run = jax.value_and_grad(lambda *x: grpo_linear.kernel(*x, block=(64, 512)), (0, 1))
+    made = compile_for(parse_target(target), run, (*given, jax.ShapeDtypeStruct((t,), jnp.int32), *each))
+    assert made.temporaries < 0.1 * t * v * 4
+
+
+def test_pairs_keep_what_float32_loses_compiled_too():
+    random = np.random.default_rng(0)
+    a, b = (100 * random.standard_normal(1000).astype(np.float32) for _ in "ab")
+    total, lost = jax.jit(two_sum)(a, b)
+    for x, y, high, low in zip(*(np.asarray(v, np.float64) for v in (a, b, total, lost)), strict=True):
+        assert Fraction(x) + Fraction(y) == Fraction(high) + Fraction(low)
+    high, low = (np.asarray(x, np.float64) for x in jax.jit(lambda a: times((a, jnp.zeros_like(a)), 1 / 0.7))(a))
+    np.testing.assert_allclose(high + low, a.astype(np.float64) / 0.7, rtol=1e-10)
+    wide = np.exp(random.uniform(-20, 40, 1000))
+    pair = (wide.astype(np.float32), (wide - wide.astype(np.float32)).astype(np.float32))
+    high, low = (np.asarray(x, np.float64) for x in jax.jit(lambda *x: log(x))(*pair))
+    np.testing.assert_allclose(high + low, np.log(wide), rtol=0, atol=5e-8)
+
+
+@pytest.mark.parametrize("spread", [4.0, 16.0])
+def test_a_ratio_is_exact_where_its_log_probability_is_large(spread):
+    given = grpo.inputs(5, size=(16, 4096), spread=spread, temperature=0.7)
+    exact, _, d64 = exactly(*given, 0.7)
+    loss, d = jax.jit(jax.value_and_grad(lambda *x: grpo.kernel(*x, temperature=0.7, block=(16, 1024))))(*given)
+    assert abs(float(loss) - exact) <= 1.2e-7
+    assert np.abs(np.asarray(d, np.float64) - d64).max() <= 4e-7 * np.abs(d64).max()

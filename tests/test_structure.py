@@ -22,12 +22,13 @@ FLOORS = {
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
     "places": 0, "lengths": 0, "progress": 0, "threads": 0, "coverage": 0, "arrays": 0,
-    "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0, "frames": 0, "brief": 0, "keywords": 4.05,
-    "glossary": 0, "doctor": 3, "tpu": 1.6, "gradients": 2.8, "kernels": 0, "rollouts": 3.1,
+    "integers": 0, "rounding_kernels": 0, "row_hashes": 0,
+    "caching": 0, "writing": 0, "frames": 0, "brief": 0, "keywords": 4.05,
+    "glossary": 0, "doctor": 3, "tpu": 1.6, "gradients": 2.8, "kernels": 0, "rollouts": 3.1, "probing": 2.8,
 }  # fmt: skip
 JAX = {
     "jax_decoder", "transforms", "tracing", "references", "evidence", "diagnosis", "programs", "tpu", "lint",
-    "gradients", "kernels", "rollouts",
+    "gradients", "kernels", "rollouts", "probing",
 }  # fmt: skip
 
 
@@ -153,6 +154,7 @@ HOMONYMS = {
     "numpy_decoder/operators.py": "a place of Rounding",
     "numpy_decoder/rounding.py": "keys of a policy",
     "evidence/remedies.py": "keys of a policy",
+    "policies/__init__.py": "keys of a policy",
 }
 
 

@@ -19,6 +19,7 @@ EXAMPLES = {
     "gradcheck": (
         "precaudit gradcheck examples/bf16_reference.py:kernel",
         "precaudit gradcheck kernels.py:mine --reference kernels.py:plain --inputs kernels.py:inputs -o errors.jsonl",
+        "precaudit gradcheck --list",
     ),
     "import": (
         "precaudit import dump -o runs/theirs",
@@ -32,6 +33,10 @@ EXAMPLES = {
     ),
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
     "points": ("precaudit points examples/own_decoder.py:program",),
+    "probe": (
+        "precaudit probe",
+        "precaudit probe --shape 1,1,1,128x512 --tpu v5e --fail-on 'default on v5e worse than 1e-3'",
+    ),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
     "sweep": (
         "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",

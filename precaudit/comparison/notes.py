@@ -8,6 +8,7 @@ import numpy as np
 
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.graphs.decoder import POINTS
+from precaudit.judging import predictions
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, Selected, value
@@ -84,6 +85,7 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
+    yield from predictions.notes((n.phase, n.predicted) for n in recorded.run.record.neutrality)
     if whole is not None and any(
         POINTS[p].kind == "route" for p in (*recorded.requested.points, *recorded.requested.support)
     ):

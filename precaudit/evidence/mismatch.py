@@ -196,7 +196,8 @@ def _at(
 ) -> Array:
     """Return recorded rows at positions, in FP64; where they are over keys, of n keys, those not seen 0."""
     values, held = (f(prompt, phase, step, layer, point) for f in (recorded.tensor, recorded.rows_of))
-    assert values is not None and held is not None, (phase, step, layer, point)
+    assert values is not None, (phase, step, layer, point)
+    assert held is not None, (phase, step, layer, point)
     x = widen(np.take(values, np.searchsorted(held, positions), axis=POINTS[point].axes.index("T")))
     if "S" not in POINTS[point].axes:
         return x

@@ -81,19 +81,24 @@ class Split(NamedTuple):
 def split(
     program: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...], recorded: Array,
     goal: Callable[[Array], Goal], lift: Mapping[str, Any] | None = None, compiled: Callable[..., Any] = jax.jit,
-    steps: Mapping[str, int] | None = None,
+    steps: Mapping[str, int] | None = None, held: Mapping[str, Array] | None = None,
 ) -> Split:  # fmt: skip
     """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
 
     ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
-    scans have, those that are told one by one. All own errors together turn FP64 into what was recorded, so nothing
-    but the curvature of the goal is left over. Under ``jax.enable_x64(True)``.
+    scans have, those that are told one by one; ``held``: what was decided by loops, which FP64 goes on with. All own
+    errors together turn FP64 into what was recorded, so nothing but the curvature of the goal is left over. Under
+    ``jax.enable_x64(True)``.
     """
-    steps = steps or {}
-    planted, add = plant(program, "force", lift), plant(program, "add", lift)
-    errors = compiled(lambda planted_values, *a: planted(planted_values, *a)[1])(values, *args)
+    steps, held = steps or {}, dict(held or {})
+    planted, adding = plant(program, "force", lift), plant(program, "add", lift)
+
+    def add(d: Any, *a: Any) -> Any:
+        return adding({**d, **held}, *a)
+
+    errors = compiled(lambda planted_values, *a: planted({**planted_values, **held}, *a)[1])(values, *args)
     values.clear()
-    exact = np.asarray(compiled(shadow(program, lift))(*args))
+    exact = np.asarray(compiled(lambda *a: add({}, *a)[0] if held else shadow(program, lift)(*a))(*args))
     own = recorded - np.asarray(compiled(add)(errors, *args)[0])
     number_of = goal(exact)
 

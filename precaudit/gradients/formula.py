@@ -1,10 +1,10 @@
 """A function and its vector-Jacobian product as one program: as it runs, in FP64, and as its equations round."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,25 @@ import numpy as np
 from jax import tree_util
 
 from precaudit.arrays import Array
-from precaudit.transforms.emulate import Realisation, float_bits, sums_narrow, whole
+from precaudit.transforms.emulate import EXACT, Realisation, float_bits, sums_narrow, whole
 from precaudit.transforms.jax_versions import bodies, source
+from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
+Sums = Literal["single", "reversed", "shuffled"]
 DRAWS = 8
 SINGLE = 2.0**-24
 EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
+CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
 
 def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., Any]:
-    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats."""
+    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats.
+
+    Without ``argnums`` the function is run and not differentiated.
+    """
     places = tuple(argnums)
 
     def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -34,6 +40,8 @@ def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Call
                 every[i] = x
             return function(*every)
 
+        if not places:
+            return asked(), ()
         out, pull = jax.vjp(asked, *(inputs[i] for i in places))
         return out, pull(jax.tree.map(lambda c, o: jnp.asarray(c).astype(o.dtype), cotangents, out))
 
@@ -82,19 +90,21 @@ class Formula:
     def draws(
         self, cotangents: Any, inputs: Sequence[Any], device: str = "cpu", declared: bool = False
     ) -> list[list[Array]]:
-        """Return DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
+        """Return 2 · DRAWS realisations, FP64 before the results are rounded: float32 sums, other grids, functions off.
 
         ``declared``: what the equations declare narrower is rounded so; else to float32.
 
-        Float inputs are moved by up to a unit roundoff of float32 in each: an algorithm that is backward stable may.
+        Float inputs are moved by up to a unit roundoff of float32: an algorithm that is backward stable may. In the
+        first DRAWS every element by itself, in the others all of an array by one factor.
         """
         random = np.random.default_rng(20020801)
         held = self.leaves(cotangents, inputs)
         found = []
         with jax.enable_x64(True):
-            for seed in range(1, DRAWS + 1):
-                moved = [_moved(x, random) for x in held]
-                run = self._drawn(device, seed % 2 == 0, declared)
+            for seed in range(1, 2 * DRAWS + 1):
+                moved = [_moved(x, random, together=seed > DRAWS) for x in held]
+                order: Sums = "shuffled" if seed > DRAWS else "reversed" if seed % 2 == 0 else "single"
+                run = self._drawn(device, order, declared)
                 found.append([np.asarray(x) for x in run(np.uint64(seed), *moved)])
         return found
 
@@ -103,18 +113,35 @@ class Formula:
         return in_order(self.jaxpr, (cotangents, *inputs), {})
 
     @cached_property
-    def _compiled(self) -> dict[tuple[str, bool, bool], Callable[..., list[Any]]]:
+    def _compiled(self) -> dict[tuple[str, str, bool], Callable[..., list[Any]]]:
         return {}
 
-    def _drawn(self, device: str, other: bool, declared: bool) -> Callable[..., list[Any]]:
-        """Return a compiled realisation; ``other``: sums in the other order, or in their own narrow format."""
-        if (device, other, declared) not in self._compiled:
-            how = Realisation("converted" if declared else "single", sums="reversed" if other else "single")
-            if other and declared and sums_narrow(self.jaxpr.jaxpr):
+    def _drawn(self, device: str, sums: Sums, declared: bool) -> Callable[..., list[Any]]:
+        """Return a compiled realisation; for ``reversed`` declared sums in their own narrow format, if there are."""
+        if (device, sums, declared) not in self._compiled:
+            how = Realisation("converted" if declared else "single", sums=sums)
+            if sums == "reversed" and declared and sums_narrow(self.jaxpr.jaxpr):
                 how = replace(how, sums="own")
             how = replace(how, unit="matrix" if device == "tpu" else "any")
-            self._compiled[device, other, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
-        return self._compiled[device, other, declared]
+            self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
+        return self._compiled[device, sums, declared]
+
+    @cached_property
+    def places(self) -> dict[str, list[Any]]:
+        """Where Pallas kernels in it round to less than float32."""
+        return places(self.jaxpr.jaxpr)
+
+    def raised(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
+        """Return the leaves as it gives them if the places in its Pallas kernels are in float32, but for ``narrow``."""
+        key = frozenset(narrow)
+        if key not in self._raised:
+            lifted = [e for place, equations in self.places.items() if place not in key for e in equations]
+            self._raised[key] = jax.jit(raised(self.jaxpr, lifted))
+        return [np.asarray(x) for x in self._raised[key](*self.leaves(cotangents, inputs))]
+
+    @cached_property
+    def _raised(self) -> dict[frozenset[str], Callable[..., list[Any]]]:
+        return {}
 
     def constants(self) -> list[str]:
         """Return constants of narrow formats that look rounded to them, ``0.69921875 in bfloat16 at FILE:LINE``.
@@ -124,15 +151,18 @@ class Formula:
         return list(dict.fromkeys(_narrow_constants(self.jaxpr.jaxpr, self.jaxpr.consts)))
 
     def narrow(self) -> list[str]:
-        """Return the lines at which results narrower than float32 are made, kernels' inside included."""
-        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr)))
+        """Return the lines at which results narrower than float32 are made, kernels' inside included.
+
+        What only moves them is left out, and what is rounded once to be given out.
+        """
+        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr, outermost=True)))
 
 
-def _moved(x: Any, random: np.random.Generator) -> Any:
+def _moved(x: Any, random: np.random.Generator, together: bool) -> Any:
     if not jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating):
         return x
     wide = np.asarray(x).astype(np.float64)
-    return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, wide.shape))
+    return wide * (1.0 + SINGLE * random.uniform(-1.0, 1.0, () if together else wide.shape))
 
 
 def _narrow(dtype: Any) -> bool:
@@ -158,9 +188,11 @@ def _full(x: float) -> bool:
     return bool(np.isfinite(x)) and np.frexp(x)[0] * 2.0**BITS % 1 != 0
 
 
-def _narrow_lines(jaxpr: Any) -> Iterator[str]:
+def _narrow_lines(jaxpr: Any, outermost: bool = False) -> Iterator[str]:
     for e in jaxpr.eqns:
-        if any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and source(e):
+        given = outermost and e.primitive.name == CAST and readers(e.outvars[0], jaxpr) <= {GIVEN}
+        made = any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and e.primitive.name not in EXACT
+        if made and not given and source(e):
             yield source(e)
         for value in e.params.values():
             for body in bodies(value):

@@ -10,20 +10,27 @@ import numpy as np
 from precaudit.arrays import Array, as_format, release, wider
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
 from precaudit.jax_decoder.family import EXPERT_TENSORS, layer_tensors
+from precaudit.jax_decoder.integers import IntegerMatrix
 from precaudit.policies import Policy
 
 Parameters = dict[str, Any]
+Integers = Callable[[str], tuple[Array, Array] | None]
 ALIGNED = 64  # bytes, for which XLA asks on a CPU
 
 
-def parameters(config: DecoderConfig, read: Callable[[str], Array], activations: Any, device: Any) -> Parameters:
+def parameters(
+    config: DecoderConfig, read: Callable[[str], Array], integers: Integers, activations: Any, device: Any
+) -> Parameters:
     """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` on ``device``.
 
-    ``read`` returns a tensor by checkpoint name. Tensors narrower than the activations are widened, exactly.
+    ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
+    narrower than the activations are widened, exactly.
     """
 
-    def load(names: Any) -> jax.Array:
+    def load(names: Any) -> Any:
         flat = [names] if isinstance(names, str) else np.ravel(names).tolist()
+        if integers(flat[0]) is not None:
+            return _integers(flat, np.shape(names), integers, expected[flat[0]][1], device)
         first = read(flat[0])
         out = aligned((len(flat), *first.shape), wider(first.dtype, activations))
         for i, name in enumerate(flat):
@@ -53,6 +60,14 @@ def parameters(config: DecoderConfig, read: Callable[[str], Array], activations:
     if not config.tied:
         params["lm_head"] = load(HEAD)
     return params
+
+
+def _integers(names: list[str], shape: tuple[int, ...], integers: Integers, width: int, device: Any) -> IntegerMatrix:
+    """Return tensors as one IntegerMatrix with ``shape`` in front."""
+    pairs = [found for name in names if (found := integers(name)) is not None]
+    values, scales = (np.stack(parts) for parts in zip(*pairs, strict=True))
+    held, beside = (jax.device_put(x.reshape(shape + x.shape[1:]), device) for x in (values, scales))
+    return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -8,8 +8,11 @@ from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, va
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
-    """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair)."""
-    if e.kind not in ("local", "forward", "state", "formula"):
+    """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair).
+
+    A product has no limit but those that budgets state: it passes here where it is finite.
+    """
+    if e.kind not in ("local", "forward", "state", "formula", "product"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -21,6 +24,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
     if "nan" in (e.mae, e.max_diff, e.rel_l2):
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
+    if e.kind == "product":
+        return PASS
     if e.kind == "state":
         return _state(e)
     if e.kind == "formula":

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from precaudit.kernels import losses
+from precaudit.kernels.double_word import Pair
+from precaudit.kernels.streaming import Sums, probabilities
 
 ARGNUMS = (0,)
 BLOCK = (16, 2048)  # tokens and columns of a tile
 ROWS, LANES = 8, 128  # that a TPU pads arrays to
-LOWEST = -1e30  # a finite start: −∞ minus −∞ would be NaN
 
 
 def kernel(
@@ -34,8 +34,8 @@ def kernel(
     by all but ``tokens`` and ``mask``; that by logits is in their format. Any T and V.
     """
     rows = logits.reshape(-1, logits.shape[-1])
-    logp = chosen(rows, tokens.reshape(-1), temperature, block).reshape(tokens.shape)
-    return losses.grpo(logp, old, ref, advantages, mask, **loss)
+    logp, rest = chosen(rows, tokens.reshape(-1), temperature, block)
+    return losses.grpo(logp.reshape(tokens.shape), old, ref, advantages, mask, rest=rest.reshape(tokens.shape), **loss)
 
 
 def reference(
@@ -67,8 +67,11 @@ def inputs(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def chosen(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Any:
-    """Return log-probabilities [T], float32, of tokens [T] under logits [T, V] / temperature."""
+def chosen(logits: Any, tokens: Any, temperature: float, block: tuple[int, int]) -> Pair:
+    """Return log-probabilities [T] of tokens [T] under logits [T, V] / temperature, and what float32 lost of them.
+
+    Derivatives are the first's.
+    """
     return _forward(logits, tokens, temperature, block)[0]
 
 
@@ -76,25 +79,25 @@ def _forward(logits: Any, tokens: Any, temperature: float, block: tuple[int, int
     way = Way.of(logits.shape, block)
     each = jax.ShapeDtypeStruct(way.turned((logits.shape[0], 1)), jnp.float32)
     run = partial(
-        pl.pallas_call, partial(_stream, logits.shape[1], way.axis, 1.0 / temperature), grid=way.grid,
-        in_specs=[way.tile, way.row], out_specs=[way.row] * 3, out_shape=[each] * 3, name="grpo_forward",
-        scratch_shapes=[pltpu.VMEM(way.turned((way.block[0], 1)), jnp.float32)],
+        pl.pallas_call, partial(_stream, logits.shape[1], way.axis, temperature), grid=way.grid,
+        in_specs=[way.tile, way.row], out_specs=[way.row] * 4, out_shape=[each] * 4, name="grpo_forward",
     )  # fmt: skip
-    logp, most, total = _anywhere(run, way.laid(logits), way.laid(tokens[:, None]))
-    return logp.reshape(-1), (logits, tokens, most, total)
+    sums = Sums(*_anywhere(run, way.laid(logits), way.laid(tokens[:, None])))
+    high, low = sums.log_probability(temperature)
+    return (high.reshape(-1), low.reshape(-1)), (logits, tokens, sums)
 
 
 def _backward(temperature: float, block: tuple[int, int], saved: Any, g: Any) -> Any:
-    logits, tokens, most, total = saved
+    logits, tokens, sums = saved
     way = Way.of(logits.shape, block)
     run = partial(
-        pl.pallas_call, partial(_gradient, way.axis, 1.0 / temperature), grid=way.grid,
-        in_specs=[way.tile, *[way.row] * 4], out_specs=way.tile, name="grpo_backward",
+        pl.pallas_call, partial(_gradient, way.axis, temperature), grid=way.grid,
+        in_specs=[way.tile, *[way.row] * 5], out_specs=way.tile, name="grpo_backward",
         out_shape=jax.ShapeDtypeStruct(way.turned(logits.shape), logits.dtype),
     )  # fmt: skip
-    return way.laid(
-        _anywhere(run, way.laid(logits), way.laid(tokens[:, None]), most, total, way.laid(g[:, None]))
-    ), None
+    slope = way.laid((g[0] / temperature)[:, None])
+    rows = (way.laid(tokens[:, None]), sums.shift, sums.high, sums.low, slope)
+    return way.laid(_anywhere(run, way.laid(logits), *rows)), None
 
 
 chosen.defvjp(_forward, _backward)
@@ -153,35 +156,23 @@ def _columns(x_ref: Any, axis: int) -> Any:
     return pl.program_id(1) * x_ref.shape[axis] + lax.broadcasted_iota(jnp.int32, x_ref.shape, axis)
 
 
-def _stream(
-    v: int, axis: int, inverse: float, x_ref: Any, token_ref: Any, logp_ref: Any, most_ref: Any, total_ref: Any, c: Any
-) -> None:
-    j = pl.program_id(1)
-
-    @pl.when(j == 0)
+def _stream(v: int, axis: int, temperature: float, x_ref: Any, token_ref: Any, *out: Any) -> None:
+    @pl.when(pl.program_id(1) == 0)
     def _() -> None:
-        most_ref[...] = jnp.full_like(most_ref, LOWEST)
-        total_ref[...] = jnp.zeros_like(total_ref)
-        c[...] = jnp.zeros_like(c)
+        for ref, x in zip(out, Sums.none(out[0]), strict=True):
+            ref[...] = x
 
     column = _columns(x_ref, axis)
     x = jnp.where(column < v, x_ref[...].astype(jnp.float32), -jnp.inf)  # beyond the last column a tile holds anything
-    before = most_ref[...]
-    most = jnp.maximum(before, jnp.max(x, axis=axis, keepdims=True))
-    total = jnp.sum(jnp.exp((x - most) * inverse), axis=axis, keepdims=True)
-    total_ref[...] = total_ref[...] * jnp.exp((before - most) * inverse) + total
-    most_ref[...] = most
-    c[...] += jnp.sum(jnp.where(column == token_ref[...], x, 0.0), axis=axis, keepdims=True)
-
-    @pl.when(j == pl.num_programs(1) - 1)
-    def _() -> None:
-        logp_ref[...] = (c[...] - most_ref[...]) * inverse - jnp.log(total_ref[...])
+    sums = Sums(*(ref[...] for ref in out)).with_tile(x, column == token_ref[...], temperature, axis)
+    for ref, x in zip(out, sums, strict=True):
+        ref[...] = x
 
 
 def _gradient(
-    axis: int, inverse: float, x_ref: Any, token_ref: Any, most_ref: Any, total_ref: Any, g_ref: Any, d_ref: Any
+    axis: int, temperature: float, x_ref: Any, token_ref: Any, shift: Any, high: Any, low: Any, slope: Any, d_ref: Any
 ) -> None:
-    x = x_ref[...].astype(jnp.float32)
-    p = jnp.exp((x - most_ref[...]) * inverse) / total_ref[...]  # exp(x − lse) would cost an ulp of lse
+    sums = Sums(shift[...], high[...], low[...], None)
+    p = probabilities(x_ref[...].astype(jnp.float32), sums, temperature)
     hot = jnp.where(_columns(x_ref, axis) == token_ref[...], 1.0, 0.0)
-    d_ref[...] = ((hot - p) * (g_ref[...] * inverse)).astype(d_ref.dtype)
+    d_ref[...] = ((hot - p) * slope[...]).astype(d_ref.dtype)

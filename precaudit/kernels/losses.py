@@ -10,7 +10,7 @@ LOW, HIGH, BETA = 0.2, 0.2, 0.04
 
 def grpo(
     logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, *, low: float = LOW, high: float = HIGH,
-    beta: float = BETA, over: Normalisation = "tokens",
+    beta: float = BETA, over: Normalisation = "tokens", rest: Any = 0.0,
 ) -> Any:  # fmt: skip
     """Return the loss, a float32 scalar, of log-probabilities [..., T] of chosen tokens.
 
@@ -19,7 +19,7 @@ def grpo(
     et al. 2025), the mean over ``sequences`` of the mean over their tokens (Shao et al.), or the sum over the number of
     ``positions`` (Liu et al. 2025). Nothing but masked tokens gives 0.
     """
-    ratio, d = jnp.exp(logp - old), ref - logp
+    ratio, d = jnp.exp((logp - old) + rest), (ref - logp) - rest
     kl = jnp.expm1(d) - d
     each = beta * kl - jnp.minimum(ratio * advantages, jnp.clip(ratio, 1.0 - low, 1.0 + high) * advantages)
     kept = mask.astype(jnp.float32)

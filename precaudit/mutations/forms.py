@@ -36,7 +36,8 @@ class Inputs:
 
     ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
     ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k;
-    ``lengths`` [T]: how long the sequence was when each row was turned (precaudit/lengths.py).
+    ``lengths`` [T]: how long the sequence was when each row was turned (precaudit/lengths.py);
+    ``start``: the slot of the first key.
     """
 
     model: Model
@@ -48,6 +49,7 @@ class Inputs:
     tensors: Callable[[Weight], Weight] = same
     probs: Array | None = None
     lengths: Array | None = None
+    start: int = 0
 
     @property
     def row(self) -> Point:

@@ -142,6 +142,7 @@ def attention_variants(
 
     def block(a: int, b: int, heads: Sequence[int]) -> None:
         first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
+        first -= first % BLOCK  # a whole number of blocks of keys, where attention runs over them
         keys, products = int(positions[b - 1]) + 1, {}
         values = together([v[first:keys, h // group] for h in heads])
         for out, r in zip(outs, roundings, strict=True):

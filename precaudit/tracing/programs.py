@@ -14,7 +14,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
 from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import Predicted
+from precaudit.tracing.predicting import program_for
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap
 from precaudit.transforms.narrow import held, moved_as_bits
@@ -126,7 +126,7 @@ def _compiled(
 def _predicted(
     decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], target: Target
 ) -> Callable[..., Any]:
-    return Predicted(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
+    return program_for(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
 
 
 def _collecting(decoder: Any, capture: Capture | None, phase: str) -> Callable[..., Any]:

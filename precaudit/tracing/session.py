@@ -17,6 +17,7 @@ from precaudit.lengths import row_lengths
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
+from precaudit.tracing.predicting import predicted
 from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
@@ -133,19 +134,15 @@ class Session:
         width = max(map(len, lists))
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
-    def _call(
-        self,
-        batch: Batch,
-        phase: str,
-        program: Any,
-        tokens: Any,
-        starts: Array,
-        rows: Any,
-        cache: Any,
-        take: Any = None,
-    ) -> Any:
+    def _call(self, batch: Batch, phase: str, program: Any, *given: Any) -> Any:
+        return program(*self._whole(batch, phase, *given))
+
+    def _whole(
+        self, batch: Batch, phase: str, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None
+    ) -> tuple[Any, ...]:
+        """Return all arguments of a call: the parameters, RoPE's tables, and its own."""
         tables = self.subject.tables(batch.length, batch.lengths(phase))
-        return program(self.subject.parameters, tables, tokens, starts, rows, cache, take)
+        return self.subject.parameters, tables, tokens, starts, rows, cache, take
 
     def _cache(self, batch: Batch) -> Any:
         """Return an empty cache; None when nothing is decoded."""
@@ -181,9 +178,10 @@ class Session:
         check = self._unchecked(phase, capture, given)
         logits, _, taps = self._call(batch, phase, program, *given)
         if check:
+            run = program, self._whole(batch, phase, *given)
             plain = prefill_program(self.subject, None)
-            bare = self._call(batch, phase, plain, tokens, starts, rows, self._cache(batch))
-            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
+            bare = plain, self._whole(batch, phase, tokens, starts, rows, self._cache(batch))
+            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, run, bare)
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
@@ -212,9 +210,9 @@ class Session:
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                plain = decode_program(self.subject, None)
-                bare = self._call(batch, "decode", plain, token, starts, slots, before)
-                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
+                whole = self._whole(batch, "decode", token, starts, slots, before)
+                run, bare = ((decode_program(self.subject, c), whole) for c in (capture, None))
+                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], run, bare)
             self._record(batch, call)
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
@@ -260,9 +258,15 @@ class Session:
         self.checked.add(program)
         return first
 
-    def _compare(self, call: Call, batch: Batch, shape: Sequence[int], bare: Any) -> None:
-        """Note whether capturing left a call's logits as they were, bit for bit."""
-        a, b = np.asarray(call.logits), np.asarray(bare)
+    def _compare(
+        self, call: Call, batch: Batch, shape: Sequence[int], run: tuple[Any, Any], bare: tuple[Any, Any]
+    ) -> None:
+        """Note whether capturing left a call's logits as they were, bit for bit.
+
+        ``run``, ``bare``: the program with taps and without, each with its arguments, which the second may take over.
+        """
+        expected = predicted(*run, *bare)
+        a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
@@ -273,7 +277,7 @@ class Session:
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=number(diff), apart=tuple(map(number, apart)),
+                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected,
             )
         )  # fmt: skip
 

@@ -10,10 +10,10 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
 from precaudit.lengths import row_lengths, telling, view_of
-from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_frequencies
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.numpy_decoder.rounding import Rounding, formula
 from precaudit.records import PromptRecord, Requested
 from precaudit.tracing.programs import bucket, jitted
 from precaudit.tracing.session import Batch
@@ -69,7 +69,12 @@ def distances(subject: Subject, model: Model, work: Work) -> Iterator[Distance]:
         points = work.points if i == 0 else frozenset(p for p in work.points if POINTS[p].per_layer)
         with jax.enable_x64(True):
             calls = list(_calls(subject, work, points, layers))
-        yield from _compared(model, work, points, layers, calls)
+        for decode in (False, True):
+            some = [c for c in calls if (c.phase == "decode") == decode]
+            if formula(subject.policy, True) == formula(subject.policy):
+                some = [] if decode else calls
+            if some:
+                yield from _compared(model, work, points, layers, some, formula(subject.policy, decode))
 
 
 def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
@@ -96,7 +101,7 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
 
     def cache() -> Any:
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
-        return jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
+        return jax.tree.map(lambda x: np.zeros(x.shape, np.float64 if x.dtype.kind != "i" else x.dtype), shapes)
 
     def prefill(phase: str, fed: list[list[int]], filled: Any) -> Call:
         x, first = batch.arrays(fed)
@@ -154,9 +159,12 @@ def exact_tables(subject: Subject, positions: int, lengths: Array | None = None)
 
 
 def _compared(
-    model: Model, work: Work, points: frozenset[str], layers: tuple[int, ...], calls: Sequence[Call]
+    model: Model, work: Work, points: frozenset[str], layers: tuple[int, ...], calls: Sequence[Call], meant: Rounding
 ) -> list[Distance]:
-    """Return the distances of all taps from the reference, which is held a layer at a time."""
+    """Return the distances of all taps from the reference, which is held a layer at a time.
+
+    ``meant``: FP64 with the casts to integers that the policy means; those of a cache are of decode's rows alone.
+    """
     sequences = [np.asarray(work.fed[p.id], np.int32) for p in work.prompts]
     rows = [np.arange(len(s)) if LOGITS in points else np.arange(0) for s in sequences]
     found: list[Distance] = []
@@ -170,16 +178,18 @@ def _compared(
             for call in views[turned]:
                 if name in points and name in call.taps:
                     tap = call.taps[name] if layer is None else call.taps[name][layers.index(layer)]
-                    pair = _rows(name, tap[i], reference, int(call.starts[i]), call.rows[i], call.phase)
+                    read = meant.cache(reference) if name in CACHES.values() else reference
+                    pair = _rows(name, tap[i], read, int(call.starts[i]), call.rows[i], call.phase)
                     found.append(_distance(work.prompts[i].id, call, layer, name, *pair))
 
     plain = {p for p in points if not POINTS[p].state} | {r for r, c in CACHES.items() if c in points}
-    wanted = Wanted(plain, set(layers), rows)
+    wanted, first = Wanted(plain, set(layers), rows), [len(p.tokens) - 1 for p in work.prompts]
+    cached = None if meant.exact("cache") else Decoding(first, [meant])
     for view in views:
         lengths = [
             row_lengths(view, len(p.tokens), len(s), len(s)) for p, s in zip(work.prompts, sequences, strict=True)
         ]
-        forward(model, sequences, [FP64], wanted, partial(emit, view), lengths=lengths)
+        forward(model, sequences, [meant], wanted, partial(emit, view), decoding=cached, lengths=lengths)
     return found
 
 

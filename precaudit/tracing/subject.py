@@ -14,9 +14,11 @@ from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
+from precaudit.jax_decoder.kernels import check_config
 from precaudit.jax_decoder.parameters import parameters, rope_tables
+from precaudit.jax_decoder.parts import check_parts
 from precaudit.lengths import telling
-from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
+from precaudit.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tpu.target import Target, check_policy
 from precaudit.tracing.devices import choose_device, platform_of
@@ -66,7 +68,8 @@ class Subject(Brief):
     def parameters(self) -> Any:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
-        return parameters(self.config, self.checkpoint.tensors.read, activations, self.device)
+        tensors = self.checkpoint
+        return parameters(self.config, tensors.tensors.read, tensors.integers, activations, self.device)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
@@ -127,7 +130,8 @@ def load(
     """
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
-    checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights).with_factor(chosen.embed_factor)
+    check_settings(chosen)
+    checkpoint = open_checkpoint(subject, allow).under(chosen).with_factor(chosen.embed_factor)
     if not checkpoint.rounds_factor:
         chosen = replace(chosen, embed_factor="exact")
     target = target_of(device)
@@ -136,5 +140,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
+    check_config(chosen, checkpoint.config)
     made = parts or family_parts(checkpoint.config)
+    check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -13,7 +13,7 @@ from precaudit.caching import TRACES, computed_by
 from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import present, support
+from precaudit.graphs.decoder import hidden, present, support
 from precaudit.policies import fused
 from precaudit.progress import Progress
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
@@ -208,7 +208,8 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
-    points = tuple(p for p in select.points if p in present(subject.config.sparse))
+    points = _shown(select, subject.policy.attention, say)
+    points = tuple(p for p in points if p in present(subject.config.sparse))
     if not points:
         raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
     requested = Requested(
@@ -226,6 +227,19 @@ def _request(
         cache_hashes=True,
     )
     return found, forced, requested
+
+
+def _shown(select: Selection, attention: str, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the points asked for without those that the attention kernel hides and nobody named, and say which."""
+    lost = [p for p in select.points if p in hidden(attention)]
+    if named := [p for p in lost if p not in select.unnamed]:
+        raise UserError(
+            f"--points {','.join(named)}: attention = {attention} has no such point, it is inside the kernel; leave it "
+            "out (attn_out shows it), or use --set attention=naive"
+        )
+    if lost:
+        say(f"left out: {', '.join(lost)}: attention = {attention} does not show them")
+    return tuple(p for p in select.points if p not in lost)
 
 
 def encoded(

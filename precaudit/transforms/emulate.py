@@ -16,8 +16,9 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import bind, bodies
-from precaudit.transforms.plant import Planted, Values, planting
-from precaudit.transforms.shadow import Lift, Shadow
+from precaudit.transforms.plant import Planted, Values, fitting, planting
+from precaudit.transforms.shadow import Lift
+from precaudit.transforms.sites import STATE, numbered, sites
 from precaudit.transforms.wide import up, wide
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
@@ -29,6 +30,14 @@ WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 MOST_TERMS = 1 << 24
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
+# A result is an operand's value: in a format that holds the operand nothing is rounded.
+EXACT = {
+    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "device_put",
+    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "neg",
+    "optimization_barrier", "pad", "real", "reduce_max", "reduce_min", "reshape", "rev", "scatter", "select_n",
+    "sharding_constraint", "slice", "sort", "split", "squeeze", "stop_gradient", "tile", "top_k", "transpose",
+    "unstack",
+}  # fmt: skip
 SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
 
 
@@ -42,15 +51,16 @@ class Realisation:
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
     own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
-    float32; or so from the last term to the first. ``unit``: what makes products of floats no wider than float32. The
-    matrix unit of a TPU makes them of operands in one, two or three bfloat16 parts, by the precision that their
-    equation declares; its vector unit multiplies and adds, every term in the format of the result.
+    float32; or so from the last term to the first, or in an order and on a grid of each seed's. ``unit``: what makes
+    products of floats no wider than float32. The matrix unit of a TPU makes them of operands in one, two or three
+    bfloat16 parts, by the precision that their equation declares; its vector unit multiplies and adds, every term in
+    the format of the result.
     """
 
     unrounded: Literal["none", "converted", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
-    sums: Literal["exact", "own", "single", "reversed"] = "exact"
+    sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
     unit: Literal["any", "matrix", "vector"] = "any"
 
 
@@ -80,14 +90,30 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
 
     ``how``: None for FP64, where ``seed`` is not read; else each ``seed``, instead of its own, is another realisation
     of one compiled function. Leaves and outputs are FP64 where they are floats, whatever their declared formats, so
-    that a call's outputs may be the next one's inputs. Under ``jax.enable_x64(True)``.
+    that a call's outputs may be the next one's inputs. ``held``: values of taps, as ``plant`` takes them, that the
+    program goes on with. Under ``jax.enable_x64(True)``.
     """
 
-    def run(seed: Any, *leaves: Any) -> list[Any]:
-        found = Shadow(dict(lift or {})) if how is None else Emulated(dict(lift or {}), (), how, seed)
-        return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
+    def run(seed: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+        def interpreter(names: Collection[str]) -> Planted:
+            known = dict(lift or {})
+            return Planted(known, "read", names) if how is None else Emulated(known, names, how, seed)
+
+        return holding(interpreter, jaxpr, leaves, held)
 
     return run
+
+
+def holding(
+    interpreter: Callable[[Collection[str]], Planted], jaxpr: Any, leaves: Sequence[Any], held: Values | None
+) -> list[Any]:
+    """Return the outputs of a closed jaxpr by the interpreter of the taps that have values, which it goes on with."""
+    given = held or {}
+    names = frozenset(n.partition("#")[0] for n in given)
+    found = sites(jaxpr.jaxpr, names)
+    values = [fitting(n, s, given.get(n)) for n, s in zip(numbered(found), found, strict=True)]
+    out, _ = interpreter(names).planted(jaxpr.jaxpr, jaxpr.consts, leaves, values)
+    return [up(jnp.asarray(x)) for x in out]
 
 
 def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
@@ -136,8 +162,8 @@ class Emulated(Planted):
             out = [jnp.sum(terms, -1)]
         elif self.how.unit == "matrix" and name in PRODUCTS and (products := _parts(equation, inputs)):
             out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
-        elif name in SUMS and self.how.sums in ("single", "reversed") and _single(equation):
-            out = self.summed(equation, inputs)
+        elif name in SUMS and self.how.sums in ("single", "reversed", "shuffled") and _single(equation):
+            out = self.summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0)
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         else:
@@ -145,6 +171,8 @@ class Emulated(Planted):
         if self.drawn and name in INACCURATE:
             off = [_unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)) for x in out]
             out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
+        if self.drawn and name in EXACT:  # on a grid of its own a maximum would equal neither of what it is of
+            return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
@@ -160,10 +188,13 @@ class Emulated(Planted):
             self.before[variable] = x
         return rounded(x, dtype, factor)
 
-    def summed(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """Return a sum in float32, its terms in the other order where that is asked for."""
+    def summed(self, equation: Any, inputs: list[Any], factor: Any) -> list[Any]:
+        """Return a sum in float32, its terms in the other order where that is asked for, times ``factor`` inside.
+
+        Of terms that are equal every addition rounds the same way; which way, the factor draws.
+        """
         params = dict(equation.params)
-        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs]
+        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in [inputs[0] * factor, *inputs[1:]]]
         if equation.primitive.name == "dot_general":
             params |= {"preferred_element_type": np.dtype(np.float32), "precision": lax.Precision.HIGHEST}
             axes: Sequence[Sequence[int]] = params["dimension_numbers"][0]
@@ -171,11 +202,20 @@ class Emulated(Planted):
             axes = [params["axes"]] if "axes" in params else [()]
         if self.how.sums == "reversed":
             narrow = [lax.rev(x, tuple(a)) if a else x for x, a in zip(narrow, axes, strict=False)]
-        return [x.astype(wide(x.dtype)) for x in bind(equation, narrow, params)]
+        elif self.how.sums == "shuffled":
+            narrow = [self.shuffled(x, a) for x, a in zip(narrow, axes, strict=False)]
+        return [x.astype(wide(x.dtype)) / factor for x in bind(equation, narrow, params)]
+
+    def shuffled(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return an array with its axes in an order of this seed's and this equation's, axis by axis."""
+        for i, axis in enumerate(axes):
+            marks = _mixed(jnp.arange(x.shape[axis], dtype=np.uint64), _mixed(self.seed, self.count + (i << 32)))
+            x = jnp.take(x, jnp.argsort(marks), axis=axis)
+        return x
 
     def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
-        if equation.primitive.name != "name":
+        if equation.primitive.name != "name" or equation.params["name"].startswith(STATE):
             return super().enter(equation, inputs, values)
         read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
         x = up(jnp.asarray(inputs[0]))

@@ -34,8 +34,9 @@ class Operation:
 
     ``inputs``: in FP64, in the order of the point's inputs. ``run`` runs the operation; ``magnitude(u)`` returns
     |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
-    all; ``last``: keys and values that the last row of attn_out read, where decode read others there; ``lengths``: how
-    long the sequence was when each row was turned (precaudit/lengths.py).
+    all; ``last``: keys and values that the last row of attn_out read, where decode read others there; ``start``: the
+    slot of the sequence's first key, after padding on the left; ``lengths``: how long the sequence was when each row
+    was turned (precaudit/lengths.py).
     """
 
     id: str
@@ -47,6 +48,7 @@ class Operation:
     magnitude: Magnitude
     window: int | None = None
     last: tuple[Array, ...] = ()
+    start: int = 0
     lengths: Array | None = None
 
     @property
@@ -77,8 +79,8 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     if found is None:
         return None
     window, last = model.config.window_of(place.layer), _last_read(recorded, place, found[1])
-    lengths = _lengths(recorded, place, found[0])
-    return Operation(recorded.run.record.id, place, part, *found, window, last, lengths)
+    start, lengths = recorded.start_of(place.prompt), _lengths(recorded, place, found[0])
+    return Operation(recorded.run.record.id, place, part, *found, window, last, start, lengths)
 
 
 def _lengths(recorded: Recorded, place: Place, positions: Array) -> Array | None:
@@ -165,7 +167,7 @@ def of_arrays(
     run, magnitude = _on_rows(model, point, layer, positions, wide)
     if row.kind == "mix":
         q, k, v = wide
-        run, magnitude = _mixing(rule, positions, [k], [v]), lambda u: attended(q, k, v, positions, rule, u)
+        run, magnitude = _mixing(rule, positions, [k], [v], 0), lambda u: attended(q, k, v, positions, rule, u)
     part = Rows(stored, positions, ((0, slice(0, len(stored))),))
     place = Place("", "prefill", 0, layer, point)
     return Operation(name, place, part, positions, wide, run, magnitude, model.config.window_of(layer))
@@ -204,15 +206,18 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
 
         return positions, (queries, source), score, lambda u: scored(queries, source, rule)
 
-    run = _mixing(rule, positions, k, v)
+    run = _mixing(rule, positions, k, v, recorded.start_of(prompt))
     return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
 
 
-def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array]) -> Evaluate:
-    """Return how attention's output is made again; of two keys and values the last row read the second."""
+def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array], start: int) -> Evaluate:
+    """Return how attention's output is made again; of two keys and values the last row read the second.
+
+    ``start``: the slot of the first key.
+    """
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
-        q, summed = inputs[0], with_sums(roundings, form)
+        q, summed = inputs[0], [r.starting(start) for r in with_sums(roundings, form)]
         inner = attend if form is None else form.attend
         out = attention_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):

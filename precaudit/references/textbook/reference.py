@@ -11,7 +11,7 @@ from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
-from precaudit.policies import Policy, recorded_policy
+from precaudit.policies import Policy, held_weights, recorded_policy
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord, Selected
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
@@ -43,7 +43,7 @@ class Textbook:
         model = Model(recorded.config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
         whole = None
         if checkpoint is not None:
-            weights = f"{record.model.sha256}:{policy.weights}"
+            weights = f"{record.model.sha256}:{held_weights(policy)}"
             whole = establish(recorded, model, weights, policy, selected, cache, tell)
         return cls(recorded, model, policy, Emulations(policy, selected.accum), whole)
 
