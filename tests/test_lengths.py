@@ -11,7 +11,12 @@ from precaudit.errors import UserError
 from precaudit.jax_decoder.parameters import frequencies
 from precaudit.judging.gate import judge_found
 from precaudit.lengths import row_lengths, telling, view_of
+from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
 from precaudit.prompts import Prompt
+from precaudit.rollouts.generation import Generator, Shape
+from precaudit.rollouts.sampling import Sampling
 from precaudit.selection import Selection
 from precaudit.tracing import subject as subjects
 from precaudit.tracing.subject import load
@@ -115,3 +120,23 @@ def test_a_dynamic_factor_below_one_is_refused():
     }  # fmt: skip
     with pytest.raises(UserError, match=r"dynamic with factor 0\.5"):
         from_config_json(raw, "config.json")
+
+
+def test_what_is_drawn_beyond_the_context_is_scored_alike():
+    """Decode through the cache and FP64's own sequence turn the same rows by the same lengths."""
+    subject = load(MODEL, "fp32-highest", None, "cpu")
+    prompt = tuple(range(1, 31))
+    generator = Generator(subject, Shape.of(1, len(prompt), 8), Sampling(0.0, None, None, 0), ())
+    made = generator.generate([prompt], [0], 8)
+    fed = np.asarray((*prompt, *made.tokens[0]))
+    rows, logits = np.arange(len(prompt) - 1, len(fed) - 1), {}
+    model = Model(subject.config, subject.checkpoint.tensors.read)
+    lengths = row_lengths("prefill", len(prompt), len(fed), len(fed))
+    forward(
+        model, [fed], [FP64], Wanted({"logits"}, (), [rows]), lambda i, at, p, x: logits.update({p: x}),
+        lengths=[lengths],
+    )  # fmt: skip
+    shares = logits["logits"] - np.log(np.exp(logits["logits"]).sum(axis=1, keepdims=True))
+    exact = shares[np.arange(8), made.tokens[0]]
+    np.testing.assert_allclose(made.logprobs[0], exact, atol=3e-6)
+    assert (logits["logits"].argmax(axis=1) == made.tokens[0]).all()

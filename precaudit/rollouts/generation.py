@@ -7,7 +7,7 @@ and donated. A program is compiled once for a batch and its bucket of slots; how
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import jax
@@ -17,6 +17,7 @@ from jax import lax
 
 from precaudit.arrays import Array
 from precaudit.jax_decoder.arithmetic import compiler_options
+from precaudit.lengths import row_lengths
 from precaudit.rollouts.sampling import Kind, Knobs, Sampling, draw
 from precaudit.tracing.programs import Compiled, bucket, compiled, jitted
 from precaudit.tracing.subject import Subject
@@ -100,8 +101,8 @@ class Generator:
         made = _programs(self.subject.decoder, self.sampling.kind, options, self.subject.platform)
         state = self._blank([0] * self.shape.batch, [1] * self.shape.batch)
         ids = jnp.zeros((self.shape.batch, self.shape.prompt), jnp.int32)
-        given = {"start": (*self._given, state, ids), "python": (*self._given, state)}
-        given["while"] = (*self._given, state, jnp.int32(1))
+        first = self._given([1] * self.shape.batch)
+        given = {"start": (*first, state, ids), "python": (*first, state), "while": (*first, state, jnp.int32(1))}
         new = [name for name in ("start", *loops) if name not in self.programs]
         self.programs.update({name: compiled(made[name], *given[name]) for name in new})
         return {name: self.programs[name].seconds for name in new}
@@ -123,24 +124,29 @@ class Generator:
             row[: len(prompt)] = prompt
         state = self._blank([*numbers, *[0] * (s.batch - n)], [len(p) for p in filled], n)
         began = time.perf_counter()
-        state = self.programs["start"](*self._given, state, self._put(tokens))
+        given = self._given([len(p) for p in filled])
+        state = self.programs["start"](*given, state, self._put(tokens))
         going = bool(state.going)
         between = time.perf_counter()
         run = self._python if loop == "python" else self._while
-        state, waited = run(state, going, limit)
+        state, waited = run(given, state, going, limit)
         decode = time.perf_counter() - between
         return _read(state, n, between - began, decode, decode - waited)
 
-    @property
-    def _given(self) -> tuple[Any, ...]:
-        """What every program is given first: parameters, tables, and how to draw."""
-        if "given" not in vars(self):
-            knobs = self.sampling.knobs(self.subject.config.vocab, self.shape.batch)
-            ends = np.asarray(self.ends or (-1,), np.int32)
-            tables = self.subject.tables(self.shape.slots)
-            weights = held(self.subject.parameters) if self.subject.platform == "cpu" else self.subject.parameters
-            vars(self)["given"] = (weights, tables, self._put((knobs, ends)))
-        return vars(self)["given"]
+    def _given(self, lengths: Sequence[int]) -> tuple[Any, ...]:
+        """Return what every program is given first: parameters, tables for prompts of ``lengths``, and how to draw."""
+        slots = self.shape.slots
+        tables = self.subject.tables(slots, np.stack([row_lengths("prefill", n, slots, slots) for n in lengths]))
+        weights, how = self._fixed
+        return weights, tables, how
+
+    @cached_property
+    def _fixed(self) -> tuple[Any, Any]:
+        """Parameters, and how to draw, on the device."""
+        knobs = self.sampling.knobs(self.subject.config.vocab, self.shape.batch)
+        ends = np.asarray(self.ends or (-1,), np.int32)
+        weights = held(self.subject.parameters) if self.subject.platform == "cpu" else self.subject.parameters
+        return weights, self._put((knobs, ends))
 
     def _blank(self, numbers: Sequence[int], lengths: Sequence[int], live: int | None = None) -> State:
         """Return the state before prefill: an empty cache, and the slot of each prompt's last token."""
@@ -153,21 +159,21 @@ class Generator:
         cache = self.subject.decoder.init_cache(b, self.shape.slots)
         return self._put(replace(state, cache=cache))
 
-    def _python(self, state: State, going: bool, limit: int) -> tuple[State, float]:
+    def _python(self, given: Any, state: State, going: bool, limit: int) -> tuple[State, float]:
         """Take step after step from Python; return the state and the seconds that were waited for the device."""
         step, waited = self.programs["python"], 0.0
         for _ in range(limit - 1):
             if not going:
                 break
-            state = step(*self._given, state)
+            state = step(*given, state)
             began = time.perf_counter()
             going = bool(state.going)
             waited += time.perf_counter() - began
         return state, waited
 
-    def _while(self, state: State, going: bool, limit: int) -> tuple[State, float]:
+    def _while(self, given: Any, state: State, going: bool, limit: int) -> tuple[State, float]:
         """Take all steps in one call."""
-        state = self.programs["while"](*self._given, state, self._put(np.int32(limit)))
+        state = self.programs["while"](*given, state, self._put(np.int32(limit)))
         began = time.perf_counter()
         jax.block_until_ready(state.going)
         return state, time.perf_counter() - began
