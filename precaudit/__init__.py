@@ -2,9 +2,9 @@
 
 ``load(subject)`` opens a model, ``trace(subject, output)`` runs and records it, ``compare(run)`` computes its errors,
 ``gate(run)`` judges them, ``diagnose(run)`` names their cause. ``gradcheck(kernel, reference, inputs)``
-holds a kernel and its gradients against FP64. ``Program`` audits a function of your own, ``Parts`` the shipped decoder
-with an operation of yours; ``reap``, ``shadow`` and ``plant`` collect, widen and replace a program's intermediate
-values.
+holds a kernel and its gradients against FP64, ``probe()`` says what a device makes of products of attention scores.
+``Program`` audits a function of your own, ``Parts`` the shipped decoder with an operation of yours; ``reap``,
+``shadow`` and ``plant`` collect, widen and replace a program's intermediate values.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from precaudit.gradients.check import gradcheck
     from precaudit.jax_decoder import Parts
     from precaudit.judging.gate import Judgement, gate
+    from precaudit.probing.probe import probe
     from precaudit.programs.program import Program
     from precaudit.reports.charts import plot
     from precaudit.runs.written import Comparison
@@ -51,6 +52,7 @@ _LAZY = {
     "assert_within_budget": "precaudit.assertions",
     "assert_gradients_close": "precaudit.assertions",
     "gradcheck": "precaudit.gradients.check",
+    "probe": "precaudit.probing.probe",
     "Parts": "precaudit.jax_decoder",
     "reap": "precaudit.transforms",
     "shadow": "precaudit.transforms",
@@ -77,6 +79,7 @@ __all__ = [
     "open_run",
     "plant",
     "plot",
+    "probe",
     "reap",
     "repeat",
     "shadow",

@@ -163,7 +163,7 @@ def entry_format(policy: Policy, entry: Entry) -> str:
 def point_format(policy: Policy, point: str) -> str:
     """Return the format a policy stores a point in."""
     name: str = getattr(policy, POINTS[point].format)
-    return name
+    return policy.activations if name == "int8" else name  # what is read of integers
 
 
 def predicted_bytes(requested: Requested, config: "DecoderConfig", policy: Policy, lengths: list[int]) -> int:

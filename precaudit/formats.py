@@ -48,6 +48,23 @@ FORMATS = {
         Format("float8_e5m2", 3, 8),
     )
 }
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Symmetric integers of ``bits``, one float32 scale for ``group`` values of the contracted axis (None: all)."""
+
+    name: str
+    bits: int
+    group: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest value; the smallest is −most: zero is in the middle, and −2^(bits−1) is not used."""
+        return 2 ** (self.bits - 1) - 1
+
+
+INTEGERS = {i.name: i for i in (Integers("int8", 8), Integers("int8/128", 8, 128), Integers("int4/128", 4, 128))}
 EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 ALIASES = {
     "f64": "float64", "fp64": "float64", "f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16",

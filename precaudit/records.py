@@ -127,11 +127,35 @@ class ModelRecord(Record, frozen=True, omit_defaults=False):
     allowed: tuple[str, ...] = ()
 
 
+class Products(Record, frozen=True, omit_defaults=False):
+    """How many products a compiled program makes: on a TPU's matrix unit in 1, 3 and 6 passes, and its vector unit."""
+
+    passes1: Count
+    passes3: Count
+    passes6: Count
+    vector: Count
+
+
+class Prediction(Record, frozen=True, omit_defaults=False):
+    """Of a predicted program: its products without and with taps, and what rounding inside of fusions may change.
+
+    ``moved``: points (of programs: lines) whose products the two make in other precisions, with these; ``inside``:
+    the largest ‖rounded − not‖ / ‖rounded‖ of its outputs, bfloat16 results inside of fusions rounded and not.
+    ``kernels``: Pallas kernels that ran in interpret mode, their products as a CPU makes them.
+    """
+
+    bare: Products
+    captured: Products
+    moved: tuple[str, ...] = ()
+    inside: Number | None = None
+    kernels: tuple[str, ...] = ()
+
+
 class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
 
     ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
-    prompt's logits.
+    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was.
     """
 
     phase: str
@@ -141,6 +165,7 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     step: Index = 0
     shape: tuple[Index, ...] = ()
     apart: tuple[Number, ...] = ()
+    predicted: Prediction | None = None
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):
@@ -256,7 +281,7 @@ class ErrorRecord(Record, frozen=True):
     step: Index
     layer: Index | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product"]
     candidate: str
     reference: str
     dtype: str | None = None
@@ -297,8 +322,38 @@ class ErrorRecord(Record, frozen=True):
         return self.unknown if self.missing is None else f"missing: {self.missing}"
 
 
+class ProbeRecord(ErrorRecord, frozen=True, kw_only=True):
+    """A line of probe.jsonl: scores that a device made in one way, against FP64 of the operands as they are.
+
+    ``prompt``: the shape, as ``--shape`` takes it; ``phase``: the format of the operands; ``point``: the way and, of
+    what a TPU's compiler would make, `` on`` its name; ``unknown``: what the device said when it refused. ``asked``:
+    the arithmetic that the way names; ``made``: what the scores were made of, more than one name where they cannot be
+    told apart. ``version``: of JAX, or of libtpu. ``seconds`` of a call and ``time``, its ratio to a call of ``first``
+    in the same round: lower quartile, median, upper quartile. ``memory``: bytes of arguments, outputs and temporaries.
+    ``unit``, ``passes``: of a TPU.
+    """
+
+    kind: Literal["product"]
+    way: str
+    version: str
+    asked: str | None = None
+    made: tuple[str, ...] = ()
+    honoured: Literal["yes", "replaced", "undecided"] | None = None
+    first: str | None = None
+    seconds: tuple[Number, Number, Number] | None = None
+    time: tuple[Number, Number, Number] | None = None
+    memory: tuple[Count, Count, Count] | None = None
+    target: str | None = None
+    unit: Literal["matrix", "vector"] | None = None
+    passes: Index | None = None
+
+
 class PrefillDecodeRecord(Record, frozen=True):
-    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode."""
+    """A line of prefill_decode.jsonl: the same position seen by prefill (or rescore) and by decode.
+
+    ``f64_against_top1``: FP64's top-1 of the first view where that has a formula of its own, since RoPE turned its rows
+    by another length (precaudit/lengths.py); ``f64_top1`` is decode's.
+    """
 
     prompt: str
     against: Literal["prefill", "rescore"]
@@ -317,6 +372,14 @@ class PrefillDecodeRecord(Record, frozen=True):
     max_diff: Number | None
     prefill_last_top1: Index | None = None
     decode0_top1: Index | None = None
+    f64_against_top1: Index | None = None
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether both views have the top-1 of FP64, each of its own where formulas differ; None where unknown."""
+        if self.f64_match is None or self.f64_against_top1 is None:
+            return self.f64_match and self.match
+        return self.f64_match and self.prefill_top1 == self.f64_against_top1
 
     @property
     def finite(self) -> bool:

@@ -8,17 +8,24 @@ from typing import Any
 import msgspec
 
 from precaudit.dumps.runs import DumpRun
+from precaudit.evidence.mismatch import Cause
 from precaudit.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
 from precaudit.records import (
     CompareRecord,
     ErrorRecord,
     PointRecord,
     PrefillDecodeRecord,
+    ProbeRecord,
     PromptRecord,
     RunRecord,
     StepRecord,
 )
+from precaudit.reports.sweep import SweepRow
+from precaudit.rollouts.divergence import Divergence
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.program_loops import ProgramTiming
+from precaudit.rollouts.questions import Answers, Changed
+from precaudit.rollouts.timing import Timing
 from precaudit.runs.programs import Compared, ProgramRun
 
 FILES = {
@@ -38,7 +45,9 @@ FILES = {
     "program.json": ProgramRun,
     "compared.json": Compared,
     "dump.json": DumpRun,
-    "rollouts.jsonl": RolloutRecord,
+    "sweep.jsonl": SweepRow,
+    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "probe.jsonl": ProbeRecord,
 }
 
 

@@ -11,7 +11,7 @@ PHASES = ("prefill", "decode", "rescore")
 
 @dataclass(frozen=True)
 class Selection:
-    """Filters of a run or a look at one; None means all."""
+    """Filters of a run or a look at one; None means all. ``unnamed``: points that only the word ``all`` asks for."""
 
     layers: str | None = None
     points: tuple[str, ...] = DEFAULT_POINTS
@@ -19,6 +19,7 @@ class Selection:
     phases: tuple[str, ...] = PHASES
     positions: str | None = None
     prompts: tuple[str, ...] | None = None
+    unnamed: tuple[str, ...] = ()
 
     @classmethod
     def parse(
@@ -33,7 +34,9 @@ class Selection:
         chosen, every = parse_points(points) if points is not None else (DEFAULT_POINTS, False)
         if positions is not None:
             parse_positions(positions, 1)
-        return cls(layers, chosen, every, parse_phases(phases), positions, _words(prompts))
+        named = _words(points) or ()
+        unnamed = tuple(p for p in chosen if p not in named) if "all" in named else ()
+        return cls(layers, chosen, every, parse_phases(phases), positions, _words(prompts), unnamed)
 
     @property
     def support(self) -> tuple[str, ...]:

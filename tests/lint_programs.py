@@ -287,11 +287,76 @@ def an_epsilon_that_is_subnormal(x):
     return x / (jnp.abs(x).sum() + 1e-6)  #!
 
 
+@fires("lost-constant", f16(4, 4), severity="warning")
+def a_mask_of_a_step_of_a_scan(scores):
+    def step(total, row):
+        return total + jnp.where(jnp.arange(4) < 2, row, -1e9), None  #!
+
+    return lax.scan(step, jnp.zeros(4, jnp.float16), scores)[0]
+
+
+@fires("lost-constant", f16(4, 4), bf16(4, 4), severity="warning")
+def a_mask_that_is_multiplied_before_it_is_cast(scores, seen):
+    mask = (1 - seen.astype(jnp.float32)) * -1e9
+    return scores + mask.astype(jnp.float16)  #!
+
+
+@fires("lost-constant", bf16(4, 4), severity="warning")
+def two_masks_that_add_up_to_infinity(scores):
+    causal = jnp.where(jnp.tri(4, dtype=bool), 0, jnp.finfo(jnp.bfloat16).min).astype(jnp.bfloat16)
+    padded = jnp.where(jnp.arange(4) < 2, 0, jnp.finfo(jnp.bfloat16).min).astype(jnp.bfloat16)
+    return scores + causal + padded  #!
+
+
+@fires("lost-constant", f16(4, 4), severity="warning")
+def a_lowest_number_and_a_score(scores):
+    mask = jnp.where(jnp.tri(4, dtype=bool), 0, jnp.finfo(jnp.float16).min).astype(jnp.float16)
+    return scores + mask  #!
+
+
+@fires("lost-constant", f16(4, 4), severity="warning")
+def a_mask_in_eight_bits(scores):
+    return jnp.where(jnp.tri(4, dtype=bool), scores, -1e4).astype(jnp.float8_e4m3fn)  #!
+
+
+@fires("lost-constant", bf16(4, 32), f16(4, 32), severity="warning")
+def bounds_that_are_zero_and_one(p, q):
+    return jnp.log1p(-jnp.clip(p, 1e-7, 1 - 1e-7)), jnp.log(jnp.clip(q, 1e-12, None))  #!
+
+
+@fires("lost-constant", bf16(4, 32), severity="warning")
+def an_epsilon_that_one_swallows(p):
+    one = jnp.ones((), p.dtype) + 1e-7  #!
+    return jnp.log(one - p)
+
+
+@fires("lost-constant", f16(4, 32), severity="warning")
+def a_least_divisor_that_is_zero(x):
+    return x / jnp.maximum(jnp.abs(x).sum(), 1e-12)  #!
+
+
+@fires("lost-constant", bf16(32, 32), bf16(32, 32), severity="warning")
+def an_average_that_forgets_nothing(mean, gradient):
+    return 0.999 * mean + 0.001 * (gradient * gradient)  #!
+
+
 @silent("lost-constant", f16(4, 4), bf16(4, 4))
 def masks_that_fit(narrow, wide):
     seen = jnp.tri(4, dtype=bool)
     narrow = jnp.where(seen, narrow, -jnp.inf), jnp.where(seen, narrow, jnp.finfo(jnp.float16).min)
     return narrow, jnp.where(seen, wide, -1e9), wide + jnp.where(seen, 0.0, -1e30).astype(jnp.bfloat16)
+
+
+@silent("lost-constant", f16(4, 4), bf16(4, 4), bf16(4, 4))
+def masks_that_are_added_once(narrow, wide, seen):
+    mask = (1 - seen) * jnp.finfo(jnp.bfloat16).min
+    return narrow + jnp.where(jnp.tri(4, dtype=bool), 0, -1e4).astype(jnp.float16), wide + mask
+
+
+@silent("lost-constant", bf16(4, 32), f32(4, 32), f16(4, 32))
+def numbers_that_are_held(x, y, z):
+    averages = 0.9 * x + 0.1 * x * x, 0.999 * y + 0.001 * y * y, x + 0.001 * x
+    return averages, jnp.clip(x, 0.0, 1.0), y / (1 + 1e-6), jnp.where(z > 0, z, 0.0), z * jnp.float16(2.0**-14)
 
 
 @silent("lost-constant", bf16(4, 32), f32(4, 32), f16(4, 32))
@@ -483,6 +548,22 @@ def activations_saved_for_a_gradient(x, w):
         return jnp.sum(jnp.tanh(hidden @ w))  #!
 
     return jax.grad(loss)(w)
+
+
+@fires("hidden-bf16", f32(64, 256), f32(256, 256), f32(256, 256))
+def two_results_of_one_fusion(x, w, v):
+    a, b = x[:, :128], x[:, 128:]
+    first = jnp.tanh(a) * b  #!
+    second = jnp.tanh(b) * a  #!
+    both = jnp.concatenate([first, second], -1)
+    return (both @ w) @ (both @ v).T
+
+
+@silent("hidden-bf16", f32(64, 256), f32(256, 256), f32(256, 256))
+def two_results_that_exact_products_read(x, w, v):
+    a, b = x[:, :128], x[:, 128:]
+    both = jnp.concatenate([jnp.tanh(a) * b, jnp.tanh(b) * a], -1)
+    return jnp.matmul(both, w, precision="highest") @ jnp.matmul(both, v, precision="highest").T
 
 
 @silent("hidden-bf16", i32(64), f32(512, 128), f32(128, 128))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src.lax.parallel import all_gather_invariant
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr, Jaxpr, primitives
@@ -71,6 +72,13 @@ def rowed(f):
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     index = np.array([[0], [2], [0]], np.int32)
     return lambda x, u: f(x[:, 0], index, u[:, 1], numbers)
+
+
+def sharded(f, checked=True):
+    """Return a program on the one shard of a mesh of one device."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    spec = jax.sharding.PartitionSpec("i")
+    return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=checked)
 
 
 def solved(x):
@@ -220,6 +228,18 @@ CASES = {
                              preferred_element_type=x.dtype), (X, Y)),
     "ragged_dot_general": (lambda x, a: lax.ragged_dot(x, a.reshape(2, 4, 2), jnp.array([1, 2], np.int32),
                            preferred_element_type=x.dtype), (X, SQUARE)),
+    "shard_map": (sharded(lambda x: x * 2), (X,)),
+    "psum": (sharded(lambda x: lax.psum(x, "i"), False), (X,)),
+    "psum_invariant": (sharded(lambda x: lax.psum(x, "i")), (X,)),
+    "pvary": (sharded(lambda x: x * lax.pcast(jnp.ones(4, x.dtype), "i", to="varying")), (X,)),
+    "pmax": (sharded(lambda x: lax.pmax(x, "i")), (X,)),
+    "pmin": (sharded(lambda x: lax.pmin(x, "i")), (X,)),
+    "ppermute": (sharded(lambda x: lax.ppermute(x, "i", [(0, 0)])), (X,)),
+    "axis_index": (sharded(lambda x: x + lax.axis_index("i").astype(x.dtype)), (X,)),
+    "all_gather": (sharded(lambda x: lax.all_gather(x, "i", axis=1, tiled=True)), (X,)),
+    "all_gather_invariant": (sharded(lambda x: all_gather_invariant(x, "i", axis=1, tiled=True)), (X,)),
+    "all_to_all": (sharded(lambda x: lax.all_to_all(x, "i", 0, 1, tiled=True)), (X,)),
+    "reduce_scatter": (sharded(lambda x: lax.psum_scatter(x, "i", tiled=True)), (X,)),
     "scan": (lambda x: lax.scan(lambda c, r: (c * r + 1, c.sum()), x[0], x), (X,)),
     "while": (lambda x, i: jax.vmap(looped)(x, i[:, 0]), (X, INT)),
     "cond": (lambda x: lax.cond(x.sum() > 3, jnp.sin, jnp.cos, x), (X,)),

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 import precaudit
 from precaudit import store
 from precaudit.cli import run
+from precaudit.references import cache
 from precaudit.tracing.session import Session
 
 TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
@@ -146,10 +147,13 @@ OPTIONS = [
     (["--layers", "abc"], ["layer", "'abc'"]),
     (["--points", "atn_out"], ["unknown point", "'atn_out'", "did you mean 'attn_out'"]),
     (["--phases", "prefil"], ["unknown phase", "'prefil'", "did you mean 'prefill'"]),
-    (["--policy", "bf61"], ["unknown policy", "'bf61'", "did you mean 'bf16'"]),
+    (["--policy", "bf61"], ["unknown policy", "'bf61'", "did you mean 'bfloat16'"]),
     (["--set", "score=float32"], ["unknown policy key", "'score'", "did you mean 'scores'"]),
     (["--set", "scores=float33"], ["unknown number format", "'float33'", "did you mean 'float32'"]),
     (["--set", "scores"], ["--set", "'scores'", "KEY=VALUE"]),
+    (["--set", "attention=sdpb"], ["attention", "'sdpb'", "did you mean 'sdpa'"]),
+    (["--set", "attention=sdpa", "--set", "softmax=bf16"], ["sdpa keeps softmax in float32", "attention = naive"]),
+    (["--set", "attention=flash", "--points", "q,probs"], ["--points probs", "attention = flash", "attention=naive"]),
     (["--set", "matmul=BF16_BF16_F32"], ["matmul", "BF16_BF16_F32", "cpu", "not honoured"]),
     (["--text", "  "], ["--text", "empty"]),
     (["--text", "a " * 4096], ["longer", "context", "4096"]),
@@ -168,6 +172,32 @@ PROMPTS = [
     (b'{"id":"a","tokens":[1,260]}\n', ["'a'", "token id 260", "position 1", "vocabulary of 260"]),
     (b'{"id":"a","tokens":[-1]}\n', ["'a'", "token id -1", "position 0", "vocabulary"]),
     (b'{"id":"a","tokens":[' + b"1," * 4096 + b"1]}", ["'a'", "4097", "longer", "context of 4096"]),
+]
+
+
+DRAWS = [
+    (["--batch", "0"], ["--batch 0", "at least 1"]),
+    (["--new-tokens", "0"], ["--new-tokens 0", "at least 1"]),
+    (["--n", "0"], ["--n 0", "at least 1"]),
+    (["--rounds", "0"], ["--rounds 0", "at least 1"]),
+    (["--temperature", "-1"], ["--temperature -1", "greedy"]),
+    (["--temperature", "nan"], ["--temperature nan"]),
+    (["--top-k", "0"], ["--top-k 0", "at least 1"]),
+    (["--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
+    (["--seed", "-1"], ["--seed -1"]),
+    (["--policies", "bf16,bf61"], ["unknown policy", "'bf61'", "did you mean 'bf16'"]),
+    (["--policies", "bf16,bf16"], ["--policies", "bf16", "twice"]),
+    (["--trainer-policy", "bf61"], ["unknown policy", "'bf61'"]),
+    (["--trainer", "nowhere"], ["no model", "nowhere"]),
+    (["--loops", "for"], ["--loops", "'for'", "python, while"]),
+    (["--loops", "while,while"], ["--loops", "python, while or both"]),
+    (["--end-tokens", "2,260"], ["--end-tokens", "260", "vocabulary of 260"]),
+    (["--end-tokens", "two"], ["--end-tokens", "two", "token ids"]),
+    (["--new-tokens", "4096"], ["'a'", "4096 decode steps", "longer", "context of 4096"]),
+    (["--prompts", "nowhere.jsonl"], ["no prompts file", "nowhere.jsonl"]),
+    (["--answers", "nowhere.jsonl"], ["--answers or --prompts"]),
+    (["--fail-above", "k1=1"], ["--fail-above", "'k1'"]),
+    (["--from", "p.jsonl"], ["--from", "leave out --prompts"]),
 ]
 
 
@@ -253,6 +283,33 @@ def test_no_such_command_or_model(tmp_path, refuses):
     refuses("comprae", words=["no command", "'comprae'", "did you mean 'compare'"])
     refuses(*quick(tmp_path / "nowhere"), words=["no model", "nowhere", "tiny", ".gguf"])
     refuses(*quick(TINY / WEIGHTS), words=["model.safetensors", "not a .gguf"])
+
+
+@pytest.mark.parametrize(("options", "words"), DRAWS, ids=lambda x: " ".join(x)[:30])
+def test_wrong_option_of_rollout(options, words, tmp_path, refuses):
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "tokens": [5, 6]}')
+    refuses("rollout", "tiny", "--prompts", "p.jsonl", "--device", "cpu", *options, words=words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lengths", "x"], ["--lengths x", "such as 40,500"]),
+        (["--lengths", "0"], ["empty"]),
+        (["--lengths", "4096"], ["longer", "context of 4096"]),
+        (["--lengths", "5", "--batch", "0"], ["--batch 0"]),
+        (["--lengths", "5", "--policies", "bf61"], ["unknown policy", "'bf61'"]),
+        (["--lengths", "5", "--prompts", "p.jsonl"], ["--prompts or --lengths"]),
+    ],
+    ids=lambda x: " ".join(x)[:30],
+)
+def test_wrong_option_of_warmup(options, words, refuses):
+    refuses("warmup", "tiny", *options, "--device", "cpu", words=words)
+
+
+def test_a_model_s_end_token_outside_its_vocabulary(model, refuses):
+    (model / "generation_config.json").write_text('{"eos_token_id": 260}')
+    refuses("rollout", model, words=["generation_config.json", "end token 260", "vocabulary of 260", "--end-tokens"])
 
 
 @pytest.mark.parametrize(("content", "words"), PROMPTS, ids=lambda x: str(x)[:40])
@@ -383,7 +440,15 @@ def check_partial(out, tensors, capfd):
 def test_no_space_for_references(altered, tmp_path, monkeypatch, capfd):
     """A cache that takes nothing is no reason to stop: it is said."""
     monkeypatch.setenv("PRECAUDIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(np.lib.format, "write_array", Mock(side_effect=FULL))
+    real = cache.whole
+
+    @contextmanager
+    def half(path):
+        with real(path) as f:
+            f.write(b"half")
+            raise FULL
+
+    monkeypatch.setattr(cache, "whole", half)
     assert run(["compare", str(altered)]) == 0
     assert "references are not kept: " in capfd.readouterr().out
     assert (altered / "errors.jsonl").exists()
@@ -544,3 +609,30 @@ def test_a_run_of_before_the_embedding_s_factor_had_a_key_is_exact(altered):
     assert raw["policy"].pop("embed_factor") == "exact"
     path.write_text(json.dumps(raw))
     assert store.open_run(altered).record.policy["embed_factor"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shape", "1,1,128x512"), ["--shape 1,1,128x512", "B,H,Q,DxS"]),
+        (("--shape", "1,1,1,128"), ["B,H,Q,DxS"]),
+        (("--shape", "-1,1,1,128x512"), ["B,H,Q,DxS"]),
+        (("--shape", "1,1,1,128x0"), ["a size is 0"]),
+        (("--shape", "1,0,1,128x8"), ["a size is 0"]),
+        (("--shape", "1,1,1,128x99999999"), ["too large", "elements"]),
+        (("--shape", "1,1,4096,65536x4096"), ["too large"]),
+        (("--shape", "1,1,1,1x" + "9" * 400), ["too large"]),
+        (("--formats", "bf17"), ["bf17", "did you mean 'bfloat16'"]),
+        (("--formats", "float64"), ["float64"]),
+        (("--formats", ","), ["none is named"]),
+        (("--tpu", "v9"), ["unknown TPU", "v5e"]),
+        (("--tpu", "v5e:many"), ["topology"]),
+        (("--fail-on", "default"), ["--fail-on", "worse than"]),
+        (("--fail-on", "slowly worse than 1e-3"), ["no way 'slowly'"]),
+        (("--fail-on", "default worse than 1e-3 rel_l3"), ["rel_l2"]),
+        (("--fail-on", "default worse than x"), ["a number"]),
+        (("--fail-on", "@ replaced"), ["names no arithmetic"]),
+    ],
+)
+def test_wrong_option_of_probe(options, words, refuses):
+    refuses("probe", "--device", "cpu", "--no-time", "-o", "out.jsonl", *options, words=words)

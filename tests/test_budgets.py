@@ -46,6 +46,21 @@ def entry(tmp_path, body, why='why = "measured"'):
     return written(tmp_path / "budgets.toml", f"{HEAD}{body}\n{why}\n")
 
 
+def test_budgets_name_points_of_files_of_other_programs(tmp_path):
+    """Records of gradcheck are a file: its points are named, and what is not in it is refused."""
+    file = tmp_path / "errors.jsonl"
+    record = {"layer": None, "prompt": "seed0"}
+    write_lines(file, [error("kernel.dx", phase="backward", **record), error("kernel.out", phase="forward", **record)])
+    body = 'points = "kernel.d*"\nphases = ["backward"]\nmetric = "rel_l2"\nlimit = {}'
+    assert gate(file, entry(tmp_path, body.format(0.5))).exit_code == 0
+    assert gate(file, entry(tmp_path, body.format(1e-6))).counts["fail"] == 1
+    for wrong, says in (("kernel.dy", "names no point; did you mean"), ("q", "names no point")):
+        with pytest.raises(UserError, match=says):
+            gate(file, entry(tmp_path, body.format(1).replace("kernel.d*", wrong)))
+    with pytest.raises(UserError, match="kind = 'forward' matches nothing recorded: local"):
+        gate(file, entry(tmp_path, body.format(1) + '\nkind = "forward"'))
+
+
 @pytest.fixture
 def verdict(tmp_path):
     """Return the judge of one record under budgets; a record that passes has no verdict and is counted."""

@@ -201,10 +201,13 @@ def test_what_raising_the_policy_buys(whole):
     model = Model(subject.config, subject.checkpoint.tensors.read)
     tokens = np.asarray(recorded.run.prompts["p0"].tokens, np.int32)
     found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *a: None, layer=3)}
-    assert set(found) == {"scores", "probs", "attn_out", "residual", "activations", "mlp", "layer 3", "all"}
+    parts = {"scores", "probs", "attn_out", "residual", "activations", "mlp"}
+    assert set(found) == {*parts, "attention", "layer 3", "all"}
     assert float(found["all"].gain) > 0.99
     assert found["all"].command == "--policy fp32-highest"
     assert found["scores"].command == "--set scores=float32"
+    assert (found["attention"].command, found["attention"].point) == ("--set attention=sdpa", "attn_out")
+    assert float(found["attention"].local[1]) < float(found["attention"].local[0])
     assert len({r.kl[0] for r in found.values()}) == 1
     assert float(found["all"].kl[1]) < 1e-9
     assert float(found["all"].margin[1]) < 1e-4 < float(found["all"].margin[0])

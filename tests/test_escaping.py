@@ -105,6 +105,11 @@ def test_a_hostile_prompt_id_reaches_no_report(hostile, capfd):
     assert not {c.type for t in shown for c in t.children} & {"html_inline", "image", "link"}
 
 
+def test_the_tables_of_a_report_are_tables_to_a_reader(hostile):
+    found = [t.type for t in MARKDOWN.parse(markdown.render(hostile))]
+    assert found.count("table_open") == markdown.render(hostile).count("\n## ") > 1
+
+
 def test_a_hostile_verdict_reaches_no_report(hostile):
     found = gate(hostile)
     v = Verdict.of(next(e for e in hostile.errors if e.kind == "local"), "unknown", text=HOSTILE)

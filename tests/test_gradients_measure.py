@@ -24,6 +24,16 @@ def test_one_rounding_is_at_most_one_and_a_second_step_is_more(kind: type, scale
     assert far.same_places
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_error_of_the_norm_is_told_in_roundings_of_all_elements(kind: type) -> None:
+    exact = np.random.default_rng(0).normal(size=(40, 50))
+    once = exact.astype(kind)
+    assert distance(once, exact).roundings == pytest.approx(1)
+    u = float(ml_dtypes.finfo(kind).eps) / 2  # errors of a rounding are uniform: u ‖x‖ · 0.41 for normal x
+    assert 0.35 * u < distance(once, exact).once < 0.5 * u
+    assert distance(np.zeros(3, kind), np.zeros(3)).roundings == 0
+
+
 def test_nan_and_infinities_are_held_to_their_places() -> None:
     exact = np.array([1.0, np.nan, np.inf, -np.inf])
     assert distance(exact.astype(np.float32), exact).same_places

@@ -25,7 +25,7 @@ from precaudit.metrics.sizes import half_ulp
 from precaudit.numpy_decoder.ensemble import ensemble
 from precaudit.numpy_decoder.honest import truncated
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import PLACES, Rounding, of_policy
+from precaudit.numpy_decoder.rounding import PLACES, Blocks, Rounding, of_policy
 from precaudit.places import Place
 from precaudit.policies import KEYS, WORDS, load_policy
 from precaudit.prompts import Prompt
@@ -284,7 +284,8 @@ def test_every_place_is_read_by_an_operation(tmp_path):
         assert expected_tensors(subject.config)
         model = Model(subject.config, subject.checkpoint.tensors.read)
         wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
-        forward(model, [np.arange(1, 8)], [rounding], wanted, lambda *a: None, decoding=Decoding([4], [rounding]))
+        for r in (rounding, replace(rounding, blocks=Blocks(4))):
+            forward(model, [np.arange(1, 8)], [r], wanted, lambda *a: None, decoding=Decoding([4], [r]))
     assert seen == set(PLACES)
 
 

@@ -148,13 +148,17 @@ def sharded(dims, *axes, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(dims, dtype, sharding=over)
 
 
-def exchanged(call, *given):
-    return [(f.severity, f.says) for f in found([compiled(call, *given)], [RULES["collectives"]]).findings]
+def exchanged(call, *given, rule="collectives"):
+    return [(f.severity, f.says) for f in found([compiled(call, *given)], [RULES[rule]]).findings]
+
+
+def partial_sums(dtype=jnp.bfloat16):
+    return sharded((256, 512), None, "x", dtype=dtype), sharded((512, 512), "x", None, dtype=dtype)
 
 
 @needs_libtpu
 def test_collectives_that_add_in_bfloat16_are_warned_of():
-    (said,) = exchanged(lambda x, w: x @ w, sharded((256, 512), None, "x"), sharded((512, 512), "x", None))
+    (said,) = exchanged(lambda x, w: x @ w, *partial_sums())
     assert said[0] == "warning"
     assert said[1].startswith("all-reduce adds in bf16")
 
@@ -191,8 +195,54 @@ def test_collectives_are_listed_with_their_formats():
     assert exchanged(whole, rows) == [("note", "all-gather of bf16.")]
     assert exchanged(turned, rows) == [("note", "collective-permute of bf16.")]
     assert exchanged(swapped, rows) == [("note", "all-to-all of bf16.")]
-    partial = sharded((256, 512), None, "x"), sharded((512, 512), "x", None)
-    assert exchanged(product, *partial) == [("note", "all-reduce of f32.")]
+    assert exchanged(product, *partial_sums()) == [("note", "all-reduce of f32.")]
+
+
+@needs_libtpu
+def test_a_sum_over_chips_that_keeps_a_part_is_named_so_with_its_line():
+    """libtpu writes it as a fusion, and the sum inside says no line."""
+    rows = NamedSharding(mesh(V5E, {"x": 4}), PartitionSpec("x"))
+
+    def call(x, w):
+        return lax.with_sharding_constraint(x @ w, rows)
+
+    def scattered(x):
+        return jax.shard_map(
+            lambda x: lax.psum_scatter(x, "x", scatter_dimension=1, tiled=True), mesh=mesh(V5E, {"x": 4}),
+            in_specs=PartitionSpec("x"), out_specs=PartitionSpec(None, "x"),
+        )(x)  # fmt: skip
+
+    (said,) = found([compiled(call, *partial_sums())], [RULES["collectives"]]).findings
+    assert (said.severity, said.says[:25]) == ("warning", "reduce-scatter adds in bf")
+    assert said.source == f"{__file__}:{call.__code__.co_firstlineno + 1}"
+    (said,) = found([compiled(scattered, sharded((256, 512), "x"))], [RULES["collectives"]]).findings
+    assert (said.severity, said.source) == ("warning", f"{__file__}:{scattered.__code__.co_firstlineno + 2}")
+
+
+@needs_libtpu
+def test_a_sum_over_chips_may_be_read_added_and_stored_in_three_formats():
+    """What is read in bfloat16 and added in float32 is no finding, what float32's sum is stored as may be."""
+
+    def wide_sum(x):
+        return jax.shard_map(
+            lambda x: lax.psum(x.astype(jnp.float32), "x"),
+            mesh=mesh(V5E, {"x": 4}), in_specs=PartitionSpec("x"), out_specs=PartitionSpec(),
+        )(x)  # fmt: skip
+
+    def rounded_after(x, w):
+        return jnp.matmul(x, w, preferred_element_type=jnp.float32).astype(jnp.bfloat16)
+
+    def read_by_a_product(x, w, u):
+        return (x @ w) @ u
+
+    assert exchanged(wide_sum, sharded((256, 512), "x")) == [("note", "all-reduce of bf16, added in f32.")]
+    stored = [("note", "all-reduce of f32, stored as bf16.")]
+    assert exchanged(rounded_after, *partial_sums()) == stored
+    assert exchanged(rounded_after, *partial_sums(), rule="elided-rounding") == []
+    assert exchanged(rounded_after, *partial_sums(), rule="hidden-bf16") == []
+    three = *partial_sums(jnp.float32), sharded((512, 512), None, "x", dtype=jnp.float32)
+    assert exchanged(read_by_a_product, *three) == stored
+    assert [severity for severity, _ in exchanged(read_by_a_product, *three, rule="hidden-bf16")] == ["warning"]
 
 
 @needs_libtpu

@@ -5,6 +5,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from precaudit.checkpoints import open_checkpoint
+from precaudit.lengths import row_lengths
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
@@ -17,7 +18,7 @@ def expected(name):
     return load_file(FIXTURES / "expected" / f"{name}.safetensors")
 
 
-def reference(checkpoint, tokens):
+def reference(checkpoint, tokens, lengths=None):
     """Return (hidden [L+1, T, D], logits [T, V]) of the NumPy decoder."""
     found = {}
     rows = np.arange(len(tokens))
@@ -27,6 +28,7 @@ def reference(checkpoint, tokens):
         [FP64],
         Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),
         lambda i, layer, point, values: found.__setitem__((layer, point), values),
+        lengths=None if lengths is None else [lengths],
     )
     last = checkpoint.config.layers - 1
     hidden = [found[i, "resid_in"] for i in range(last + 1)] + [found[last, "resid_out"]]
@@ -50,6 +52,23 @@ def test_numpy_is_transformers_in_float64(name):
         assert relative(got, layer) <= 1e-12
     # transformers' own .double() keeps norms, rotary tables and softmax in float32 (docs/design.md §7)
     assert 1e-9 < relative(logits, want["logits_unpatched"]) <= 1e-5
+
+
+BEYOND = [name for name in SMALL if "decoded" in expected(name)]
+
+
+def test_there_are_models_beyond_their_context():
+    assert len(BEYOND) >= 3
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_is_decoded_beyond_the_context_is_transformers(name):
+    want, prompt = expected(name), {"llama-dynamic-beyond": 60}.get(name, 28)
+    n = len(want["tokens"])
+    lengths = row_lengths("prefill", prompt, n, n)
+    logits = reference(open_checkpoint(str(FIXTURES / name)), want["tokens"], lengths)[1]
+    assert relative(logits, want["decoded"]) <= 1e-12
+    assert relative(want["logits"], want["decoded"]) > 0.01  # rescore, held to its own above, is another formula
 
 
 def test_numpy_is_transformers_on_smollm2():

@@ -263,7 +263,7 @@ def test_forward_noise_is_of_eight_different_realisations():
     program = Program(running, params, cases, 0, None, ("state", "count"))
     given = {str(i): np.asarray(x) for i, x in enumerate(cases["a"])}
     with jax.enable_x64(True):
-        (truth,) = Chains(program, prepared(program)).calls(iter([given]))
+        (truth,) = Chains(program, prepared(program)).calls([(given, {})])
     assert len({y["outputs.state"].tobytes() for y in (truth.exact, *truth.drawn)}) == 9
 
 

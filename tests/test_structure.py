@@ -16,18 +16,19 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "precaudit"
 FLOORS = {
     "__main__": 6, "pytest_plugin": 6, "schemas": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4.15,
-    "verbs": 4.1, "starter": 4.2, "several": 4.2,
+    "verbs": 4.1, "sweep": 4.3, "starter": 4.2, "several": 4.2,
     "diagnosis": 3.7, "between": 3.4, "evidence": 3.3, "mutations": 3.2, "comparison": 3, "references": 2.7,
     "judging": 2.5, "programs": 2.3, "lint": 3, "tracing": 2, "dumps": 1.9, "runs": 1.7, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
-    "places": 0, "progress": 0, "threads": 0, "coverage": 0, "arrays": 0,
-    "rounding_kernels": 0, "row_hashes": 0, "caching": 0, "writing": 0, "frames": 0, "brief": 0, "keywords": 4.05,
-    "glossary": 0, "doctor": 3, "tpu": 1.6, "gradients": 2.8, "kernels": 0, "rollouts": 2.8,
+    "places": 0, "lengths": 0, "progress": 0, "threads": 0, "coverage": 0, "arrays": 0,
+    "integers": 0, "rounding_kernels": 0, "row_hashes": 0,
+    "caching": 0, "writing": 0, "frames": 0, "brief": 0, "keywords": 4.05,
+    "glossary": 0, "doctor": 3, "tpu": 1.6, "gradients": 2.8, "kernels": 0, "rollouts": 3.1, "probing": 2.8,
 }  # fmt: skip
 JAX = {
     "jax_decoder", "transforms", "tracing", "references", "evidence", "diagnosis", "programs", "tpu", "lint",
-    "gradients", "kernels", "rollouts",
+    "gradients", "kernels", "rollouts", "probing",
 }  # fmt: skip
 
 
@@ -153,6 +154,7 @@ HOMONYMS = {
     "numpy_decoder/operators.py": "a place of Rounding",
     "numpy_decoder/rounding.py": "keys of a policy",
     "evidence/remedies.py": "keys of a policy",
+    "policies/__init__.py": "keys of a policy",
 }
 
 

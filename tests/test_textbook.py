@@ -19,7 +19,7 @@ from precaudit.programs.tracing import prepared, trace
 from precaudit.records import value, write_lines
 from precaudit.references.formula import distance, shown
 from precaudit.references.mapped import Names, textbook_of
-from precaudit.references.traced.forward import Chains
+from precaudit.references.traced.forward import Chains, recorded_calls
 from precaudit.runs.programs import open_program_run
 from precaudit.store import file_hash
 
@@ -70,8 +70,7 @@ def beside(program, opened):
     """Return the textbook, one case of program and textbook in FP64, and the program's values."""
     chains = Chains(program, prepared(program))
     with jax.enable_x64(True):
-        held = (opened.tensors("a", call, "inputs") for call in range(opened.record.calls))
-        exact = [t.exact for t in chains.calls(held, drawn=False)]
+        exact = [t.exact for t in chains.calls(recorded_calls(opened, "a"), drawn=False)]
     book = textbook_of(Names(MAP, CONFIG), program, opened)
     return book, shown(opened, book, "a", exact), exact
 

@@ -1,9 +1,15 @@
 """Runs predicted for a TPU: honest ones pass, faults do not, and every report says what they rest on."""
 
+import json
+import shutil
+import sys
 from dataclasses import replace
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
 from precaudit.cli import run as cli
 from precaudit.comparison.compare import Options, compare
@@ -18,6 +24,8 @@ from precaudit.prompts import Prompt
 from precaudit.records import device_kind, value
 from precaudit.selection import Selection
 from precaudit.store import open_run
+from precaudit.tpu import target
+from precaudit.tpu.emulated import emulated
 from precaudit.tracing import predicting
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
@@ -70,6 +78,21 @@ def test_every_point_of_an_honest_run_passes(tmp_path, policy):
 
 
 @needs_libtpu
+@pytest.mark.slow  # 10 s each
+@pytest.mark.parametrize("policy", ["bf16", "fp32"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flash"])
+def test_an_attention_kernel_passes(tmp_path, kernel, policy):
+    """Over two blocks of keys; fp32's products are one bfloat16 pass there, of P before it is divided too."""
+    subject = load("tiny", policy, {"attention": kernel}, "tpu-predicted:v5e")
+    given = [Prompt(id="c", tokens=tuple(int(t) for t in np.random.default_rng(6).integers(1, 250, 200)))]
+    select = Selection.parse(points="all", phases="prefill,decode", layers="0,4")
+    run = trace(subject, tmp_path / "run", given, select, TraceOptions(1))
+    found = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+    assert gate(found).counts.keys() == {"pass"}
+    assert [e for e in found.errors if e.kind == "local" and e.point == "attn_out"]
+
+
+@needs_libtpu
 def test_float32_at_default_precision_errs_a_thousand_times_more(runs):
     cpu, tpu = (error(runs["fp32", device]) for device in ("cpu", "tpu-predicted:v5e"))
     assert tpu > 1000 * cpu
@@ -101,6 +124,36 @@ def test_a_prediction_says_what_it_rests_on(runs, capsys):
         assert "files from real TPUs it was compared with: 0" in out
 
 
+@needs_libtpu
+def test_products_are_counted_without_taps_and_with_them(runs):
+    """Prefill of 64 tokens makes all products in one pass, a decode step of one row most on the vector unit."""
+    highest = open_run(runs["fp32-highest", "tpu-predicted:v5e"].folder).record.neutrality
+    for policy, inside in (("fp32", False), ("bf16", True)):
+        found = open_run(runs[policy, "tpu-predicted:v5e"].folder).record.neutrality
+        assert {n.phase for n in found} == {"prefill", "decode", "rescore"}
+        assert all(n.predicted.bare == n.predicted.captured and n.predicted.moved == () for n in found)
+        assert all((value(n.predicted.inside) > 1e-4) == inside for n in found)
+        assert all(n.predicted.bare.passes1 and not n.predicted.bare.passes6 for n in found)
+    assert all(n.predicted.bare.passes6 and not n.predicted.bare.passes1 for n in highest)
+    assert open_run(runs["bf16", "cpu"].folder).record.neutrality[0].predicted is None
+
+
+@needs_libtpu
+def test_products_that_taps_move_to_another_precision_are_unknown(runs, tmp_path):
+    """What is recorded is then of another program, whatever the logits say."""
+    folder = tmp_path / "run"
+    shutil.copytree(runs["fp32", "tpu-predicted:v5e"].folder, folder)
+    raw = json.loads((folder / "run.json").read_text())
+    where = "q: bfloat16 without taps, float32 with them"
+    next(n for n in raw["neutrality"] if n["phase"] == "decode")["predicted"]["moved"] = [where]
+    (folder / "run.json").write_text(json.dumps(raw))
+    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    (verdict,) = [v for v in judged.verdicts if v.status != "pass"]
+    assert (verdict.status, verdict.kind, verdict.phase) == ("unknown", "neutrality", "decode")
+    assert where in verdict.text
+    assert judged.exit_code == 3
+
+
 def doubled(q, k, scale, a):
     return attention_scores(q, k, scale * 1.05, a)
 
@@ -125,8 +178,69 @@ def test_without_libtpu_another_way_is_offered(monkeypatch, capsys, tmp_path):
     assert cli(["trace", "tiny", "--device", "tpu-predicted:v5e", "-o", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
     assert "pip install 'precaudit[tpu]'" in said
-    assert "--policy fp32" in said
+    assert "--device tpu-emulated:v5e emulates products from the jaxpr: coarser, it misses which unit" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_the_other_way_needs_no_libtpu(monkeypatch, tmp_path):
+    """Products take the passes of their precision, and every report says that this is coarser."""
+    for module in (predicting, target):
+        monkeypatch.setattr(module, "libtpu_version", lambda: None)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    select = Selection.parse(points="q,logits", phases="prefill")
+    found = {}
+    for device in ("cpu", "tpu-emulated:v6e"):
+        subject = load("tiny", "fp32", device=device)
+        run = trace(subject, tmp_path / device[:3], PROMPTS[:1], select, TraceOptions())
+        found[device] = compare(run, options=Options(accum=(), cache=tmp_path / "refs"))
+    coarse = found["tpu-emulated:v6e"]
+    assert error(coarse) > 1000 * error(found["cpu"])
+    assert gate(coarse).counts.keys() == {"pass"}
+    record = open_run(coarse.folder).record
+    assert record.device == "TPU v6e:2x2 (emulated from the jaxpr)"
+    assert "coarser than a prediction" in record.warnings[-1]
+
+
+@pytest.mark.parametrize("precision", [None, "high", "highest", lax.DotAlgorithmPreset.BF16_BF16_F32_X3])
+def test_products_are_emulated_wherever_they_lie(precision):
+    """In calls, scans, branches and under a derivative rule, against NumPy's FP64 on operands in parts."""
+
+    @jax.custom_jvp
+    def product(x, w):
+        return jax.jit(lambda x, w: lax.dot(x, w, precision=precision))(x, w)
+
+    product.defjvp(lambda given, tangents: (product(*given), tangents[0]))
+
+    def call(x, ws, flag):
+        def step(x, w):
+            return lax.cond(flag, lambda: product(x, w), lambda: x), None
+
+        return lax.scan(step, x, ws)[0]
+
+    draw = np.random.default_rng(0)
+    x, w = draw.standard_normal((8, 64)).astype(np.float32), draw.standard_normal((2, 64, 64)).astype(np.float32) / 8
+    parts = {None: 1, "highest": 0}.get(precision, 2)
+    expected = np.float64(x)
+    for each in w:
+        expected = parted(expected, each, parts)
+    made = np.asarray(jax.jit(emulated(call))(x, w, np.bool_(True)))
+    off = np.max(np.abs(made - expected)) / np.max(np.abs(expected))
+    exact = np.max(np.abs(made - np.float64(x) @ np.float64(w[0]) @ np.float64(w[1]))) / np.max(np.abs(expected))
+    assert off < 1e-6
+    assert {1: exact > 1e-3, 2: 1e-6 < exact < 1e-4, 0: exact < 1e-6}[parts]
+
+
+def parted(x, y, parts):
+    """Return x @ y in FP64 of operands in one bfloat16 part, or of two without the product of the rests; 0: whole."""
+
+    def rounded(v):
+        return np.float64(v.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+    if parts == 0:
+        return np.float64(np.float32(x)) @ np.float64(y)
+    a, b = rounded(x), rounded(y)
+    rest = rounded(np.float32(x) - a) @ b + a @ rounded(y - b) if parts == 2 else 0.0
+    return np.float64(np.float32(a @ b + rest))
 
 
 @needs_libtpu
@@ -186,6 +300,8 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     assert cli(["compare", "run"]) == 0
     assert "predicted: what libtpu" in " ".join(capsys.readouterr().out.split())
     assert cli(["gate", "run"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "makes the same products without taps and with them" in told
     assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
     monkeypatch.setattr("precaudit.references.traced.reference.device_kind", lambda device: "cpu")
     assert cli(["compare", "run"]) == 0

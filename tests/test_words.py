@@ -38,6 +38,7 @@ from precaudit.records import (
     ErrorRecord,
     Neutrality,
     PrefillDecodeRecord,
+    ProbeRecord,
     Signed,
     Stats,
     StepRecord,
@@ -53,7 +54,7 @@ GLOSSARY = ROOT / "precaudit" / "bundled" / "glossary.md"
 PLAIN = {"text", "output", "logsumexp"}
 RECORDS = (
     ErrorRecord, Unexplained, Signed, Distribution, Worst, Stats, StepRecord, PrefillDecodeRecord, Neutrality, Verdict,
-    Finding, Share, Shares, Remedy, LineRemedy,
+    Finding, Share, Shares, Remedy, LineRemedy, ProbeRecord,
 )  # fmt: skip
 
 

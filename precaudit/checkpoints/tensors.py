@@ -55,10 +55,11 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Rounded:
-    """Tensors rounded once to another storage format (policy key ``weights``)."""
+    """Tensors rounded once to another storage format (policy key ``weights``), those in ``kept`` left as they are."""
 
     inner: Tensors
     format: str
+    kept: tuple[str, ...] = ()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the tensors underneath."""
@@ -67,6 +68,8 @@ class Rounded:
     def read(self, name: str) -> Array:
         """Return the tensor rounded to the format."""
         stored = self.inner.read(name)
+        if name in self.kept:
+            return stored
         out = np.empty(stored.shape, FORMATS[self.format].dtype)
         for rows in row_blocks(stored.shape):
             before = self.inner.original(name, rows)
@@ -76,6 +79,8 @@ class Rounded:
     def original(self, name: str, rows: slice = ALL) -> Array | None:
         """Return the tensor before rounding, in FP64."""
         before = self.inner.original(name, rows)
+        if name in self.kept:
+            return before
         x = widen(self.inner.read(name)[rows]) if before is None else before
         return x if (widen(as_format(x, self.format)) != x).any() else None
 

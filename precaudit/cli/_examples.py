@@ -19,6 +19,7 @@ EXAMPLES = {
     "gradcheck": (
         "precaudit gradcheck examples/bf16_reference.py:kernel",
         "precaudit gradcheck kernels.py:mine --reference kernels.py:plain --inputs kernels.py:inputs -o errors.jsonl",
+        "precaudit gradcheck --list",
     ),
     "import": (
         "precaudit import dump -o runs/theirs",
@@ -32,15 +33,28 @@ EXAMPLES = {
     ),
     "models": ("precaudit models", "precaudit models tiny", "precaudit models --check tiny"),
     "points": ("precaudit points examples/own_decoder.py:program",),
+    "probe": (
+        "precaudit probe",
+        "precaudit probe --shape 1,1,1,128x512 --tpu v5e --fail-on 'default on v5e worse than 1e-3'",
+    ),
     "report": ("precaudit report runs/a", "precaudit report runs/a --all", "precaudit report runs/a --html a.html"),
+    "sweep": (
+        "precaudit sweep tiny --policies bf16,bf16-fp32-scores,fp32 -o runs/sweep",
+        "precaudit sweep tiny --tpu v5e --plot sweep.html -o runs/sweep",
+    ),
     "rollout": (
-        "precaudit rollout tiny --from rollouts.jsonl",
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
+        "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --save drawn.jsonl",
+        "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",
     ),
     "trace": (
         "precaudit trace tiny -o runs/a",
         "precaudit trace tiny --text 'def main(' --points all --set scores=float32",
         "precaudit trace examples/own_decoder.py:program -o runs/own",
+    ),
+    "warmup": (
+        "precaudit warmup tiny --lengths 40,500 --new-tokens 64 --policies bf16,fp32",
+        "precaudit warmup smollm2 --for trace --decode-steps 8 --batch 1",
     ),
 }
 

@@ -9,20 +9,26 @@ from precaudit.cli._options import announce, console, progress_bar, say
 
 
 @click.command()
-@click.argument("kernel")
+@click.argument("kernel", required=False)
+@click.option("--list", "listing", is_flag=True, help="Name the kernels that ship with a check, and where they run.")
 @click.option("--reference", metavar="NAME", help="The plain formula [the module's reference].")
 @click.option("--inputs", metavar="NAME|FILE", help="A function of a seed, or a .safetensors file [inputs].")
 @click.option("--exact", metavar="NAME", help="The formula on FP64 arrays [the reference, lifted].")
-@click.option("--argnums", metavar="N,N", help="Inputs that are differentiated [ARGNUMS, or all of floats].")
+@click.option("--argnums", metavar="N,N", help="Inputs that are differentiated, or none [ARGNUMS, or all of floats].")
 @click.option("--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, help="Inputs to draw.")
 @click.option("--plain", is_flag=True, help="Without the inputs made to fail.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the error records here, as JSONL.")  # fmt: skip
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write Markdown for a pull request here.")  # fmt: skip
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one HTML page here; it needs no network.")  # fmt: skip
 @click.option("--failing", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Shrink the first input that fails on each side, and write it here.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 def command(
-    kernel: str,
+    kernel: str | None,
+    listing: bool,
     reference: str | None,
     inputs: str | None,
     exact: str | None,
@@ -30,16 +36,24 @@ def command(
     seeds: int,
     plain: bool,
     output: Path | None,
+    markdown: Path | None,
+    page: Path | None,
     failing: Path | None,
     as_json: bool,
 ) -> int:
     """Hold a kernel and its gradients against FP64.
 
-    KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported).
+    KERNEL: module:NAME or FILE.py:NAME, or the module or file alone (its code is imported); --list names those that
+    ship.
 
     Exit code 0: rounding explains both sides. 1: one is less precise or wrong. 3: it cannot be judged.
     """
     from precaudit.errors import UserError
+
+    if listing:
+        return _listed(as_json)
+    if kernel is None:
+        raise UserError("gradcheck needs a KERNEL, FILE.py:NAME; precaudit gradcheck --list names those that ship")
     from precaudit.gradients.check import gradcheck
     from precaudit.gradients.subjects import named
     from precaudit.programs.loading import load_function
@@ -48,9 +62,9 @@ def command(
     from precaudit.reports import gradients as report
 
     try:
-        places = None if argnums is None else [int(x) for x in argnums.split(",")]
+        places = None if argnums is None else [int(x) for x in argnums.split(",") if argnums != "none"]
     except ValueError:
-        raise UserError(f"--argnums {argnums}: numbers of inputs are wanted, such as 0,2") from None
+        raise UserError(f"--argnums {argnums}: numbers of inputs are wanted, such as 0,2, or none") from None
     with progress_bar("loading JAX") as advance:
         it = named(kernel, reference, inputs, places)
         formula = None if exact is None else load_function(exact)
@@ -60,10 +74,7 @@ def command(
         )  # fmt: skip
         saved = [] if failing is None else _saved(found, it, formula, failing)
     text = b"".join(map(encode, found.records)).decode()
-    if output is not None:
-        from precaudit.cli._judged import write
-
-        write(output, text)
+    _write(found, text, output, markdown, page)
     if as_json:
         click.echo(text, nl=False)
         return found.exit_code
@@ -72,6 +83,63 @@ def command(
     for line in [*report.lines(found), *saved]:
         say(line)
     return found.exit_code
+
+
+def _listed(as_json: bool) -> int:
+    """Print the checks that ship, a table or a line of JSON each."""
+    import json
+    from dataclasses import asdict
+
+    from precaudit.gradients import check
+    from precaudit.gradients.shipped import INTERPRETED, shipped
+    from precaudit.reports import fitting
+    from precaudit.reports import gradients as report
+
+    with progress_bar("loading JAX"):
+        found = shipped()
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(asdict(each), ensure_ascii=False))
+    else:
+        fitting.show(report.listed(found), console())
+        if any(each.here == INTERPRETED for each in found):
+            say(f"note: {check.INTERPRETED}")
+    return 0
+
+
+def _write(found: Any, text: str, output: Path | None, markdown: Path | None, page: Path | None) -> None:
+    """Write the files that are asked for, each whole or not at all."""
+    from precaudit.cli._judged import write
+    from precaudit.reports import gradient_pages
+
+    if output is not None:
+        write(output, text)
+    if markdown is not None:
+        write(markdown, gradient_pages.as_markdown(found))
+    if page is not None:
+        write(page, gradient_pages.as_html(found))
+
+
+def _listed(as_json: bool) -> int:
+    """Print the checks that ship, a table or a line of JSON each."""
+    import json
+    from dataclasses import asdict
+
+    from precaudit.gradients import check
+    from precaudit.gradients.shipped import INTERPRETED, shipped
+    from precaudit.reports import fitting
+    from precaudit.reports import gradients as report
+
+    with progress_bar("loading JAX"):
+        found = shipped()
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(asdict(each), ensure_ascii=False))
+    else:
+        fitting.show(report.listed(found), console())
+        if any(each.here == INTERPRETED for each in found):
+            say(f"note: {check.INTERPRETED}")
+    return 0
 
 
 def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:

@@ -1,80 +1,147 @@
-"""``precaudit rollout``: an engine's log-probabilities against ours and FP64, on the same tokens."""
+"""``precaudit rollout``: log-probabilities of an engine, or of tokens drawn here, against a trainer's and FP64's."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from precaudit.cli._options import announce, console, progress_bar, say
+
+if TYPE_CHECKING:
+    from precaudit.rollouts.limits import Limit
+    from precaudit.rollouts.parity import Parity
+
+DRAWS = (
+    "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
+    "trainer_policy", "trainer", "end_tokens", "save",
+)  # fmt: skip
+OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--from", "source", type=click.Path(path_type=Path), required=True, metavar="FILE",
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
               help="JSONL of rollouts: token ids and log-probabilities, ours, vLLM's or SGLang's.")  # fmt: skip
-@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE", help="Formats of the trainer's view.")
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
+              help="Without --from: JSONL of prompts to draw from [the shipped ones].")  # fmt: skip
+@click.option("--answers", type=click.Path(path_type=Path), metavar="FILE",
+              help="JSONL of questions with answers to draw from: how many each policy gets right.")  # fmt: skip
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together.")
+@click.option("--new-tokens", type=int, help="Tokens drawn at most [64; 16 of answers].")
+@click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
+@click.option("--temperature", type=float,
+              help="0: greedy [1; of one answer each 0]. --from: what the engine divided its logits by.")  # fmt: skip
+@click.option("--top-k", type=int, help="Draw from the K most likely tokens.")
+@click.option("--top-p", type=float, help="Draw from the fewest tokens of probability P together.")
+@click.option("--seed", type=int, default=0, show_default=True, help="What is drawn.")
+@click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to time.")
+@click.option("--rounds", type=int, help="How often everything is drawn and timed [3; 1 of answers].")
+@click.option("--policies", metavar="A,B", help="Names or files: draw under each, and time each against the first.")
+@click.option("--policy", default="bf16", show_default=True, metavar="NAME|FILE",
+              help="Formats of the trainer's view, and of what is drawn.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
-@click.option("--temperature", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
-              help="What the engine divided its logits by before it took log-probabilities.")  # fmt: skip
+@click.option("--trainer-policy", metavar="NAME|FILE", help="Score what was drawn by this policy, too.")
+@click.option("--trainer", metavar="MODEL", help="The trainer's checkpoint, where it is another.")
+@click.option("--end-tokens", metavar="IDS", help="Token ids that end a sequence, or none [the model's].")
 @click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
-@click.option("--no-fp64", is_flag=True, help="Against the policy alone.")
+@click.option(
+    "--explain",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Of the N worst sequences say which operations make the worst token differ, and whether by rounding.",
+)
+@click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
 @click.option("--fail-below", multiple=True, metavar="METRIC=X",
               help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write what was drawn, as --from reads it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
-def command(
-    model: str,
-    source: Path,
-    policy: str,
-    settings: tuple[str, ...],
-    temperature: float,
-    device: str,
-    no_fp64: bool,
-    fail_above: tuple[str, ...],
-    fail_below: tuple[str, ...],
-    output: Path | None,
-    as_json: bool,
-    allow_field: tuple[str, ...],
-) -> int:
-    """Hold rollouts made elsewhere to MODEL and FP64.
+def command(model: str, source: Path | None, **given: Any) -> int:
+    """Hold rollouts to a trainer and FP64.
 
-    Scores their tokens and says how far the engine's log-probabilities are off.
+    Draws tokens from MODEL's prompts, under one policy or several, and says what that takes; or, with --from, reads
+    rollouts made elsewhere. Scores their tokens and says how far the log-probabilities are off.
 
-    MODEL: the checkpoint they were made with, named as in trace. Metrics have verl's names (docs/rollouts.md).
+    MODEL: a checkpoint, named as in trace; or a precaudit.Program of your own with steps, FILE.py:NAME, whose loops are
+    compared (its code is run; it takes --loops, --rounds, -o and --json alone). Metrics have verl's names
+    (docs/rollouts.md).
 
-    Exit code 0: no limit is broken, or none was given. 1: one is, or a value is NaN, positive or -inf. 3: a limit's
-    metric is not defined.
+    Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
+    drew other tokens. 3: a limit's metric is not defined, one of several policies cannot run, or no answer parses.
     """
+    from precaudit.errors import UserError
+    from precaudit.programs.loading import is_reference
+    from precaudit.rollouts.limits import parse_limits
+
+    context = click.get_current_context()
+    told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if is_reference(model):
+        from precaudit.cli._drawing import program
+
+        return program(model, given, [name for name in told if name not in OF_A_PROGRAM])
+    limits = parse_limits(given["fail_above"], given["fail_below"])
+    chosen = [name for name in DRAWS if name in told]
+    if source is None:
+        from precaudit.cli._drawing import draw
+
+        return draw(model, given, limits)
+    if chosen:
+        raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
+    if given["temperature"] is None:
+        given["temperature"] = 1.0
+    if not given["temperature"] > 0:
+        raise UserError(f"--temperature {given['temperature']:g}: what an engine divides by is above 0")
+    return _read(model, source, given, limits)
+
+
+def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
+    """Hold the rollouts of a file to a policy and FP64."""
+    from precaudit.cli._explaining import code_of, explained, show
     from precaudit.policies import apply_settings, load_policy, parse_settings
-    from precaudit.records import encode
     from precaudit.reports import fitting
     from precaudit.reports import rollouts as report
-    from precaudit.rollouts.limits import parse_limits
     from precaudit.rollouts.reading import read_rollouts
 
-    limits = parse_limits(fail_above, fail_below)
     rollouts = read_rollouts(source)
-    chosen = apply_settings(load_policy(policy), parse_settings(settings))
+    policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     with progress_bar("loading JAX") as advance:
         from precaudit.rollouts.parity import parity
         from precaudit.tracing.subject import load
 
-        found = parity(
-            load(model, chosen, device=device, allow=allow_field), rollouts, limits, temperature, not no_fp64, advance
-        )  # fmt: skip
-    text = b"".join(map(encode, (*found.whole, *found.each))).decode()
-    if output is not None:
-        from precaudit.cli._judged import write
-
-        write(output, text)
-    if as_json:
-        click.echo(text, nl=False)
-        return found.exit_code
+        subject = load(model, policy, device=given["device"], allow=given["allow_field"])
+        found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
+        why = explained([(subject, found, rollouts)], given, given["temperature"], advance)
+    code = code_of(why, found.exit_code)
+    if kept((*found_records(found), *why), given):
+        return code
     announce(report.headline(found))
     fitting.show(report.table(found), console())
     fitting.show(report.worst(found), console())
     for line in report.lines(found):
         say(line)
-    return found.exit_code
+    show(why)
+    return code
+
+
+def found_records(found: "Parity") -> tuple[Any, ...]:
+    """Return the records of a parity, those of the whole first."""
+    return (*found.whole, *found.each)
+
+
+def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    """Write or print records where that was asked for; return whether they were printed."""
+    from precaudit.cli._judged import write
+    from precaudit.records import encode
+
+    text = b"".join(map(encode, records)).decode()
+    if given["output"] is not None:
+        write(given["output"], text)
+    if given["as_json"]:
+        click.echo(text, nl=False)
+    return bool(given["as_json"])

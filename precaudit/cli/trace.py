@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="auto|cpu|gpu|tpu",
-    help="What runs the model; tpu-predicted:v5e: a TPU that is not here.",
+    help="What runs the model; tpu-predicted:v5e, tpu-emulated:v5e: a TPU that is not here.",
 )
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",

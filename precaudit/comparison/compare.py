@@ -25,6 +25,7 @@ from precaudit.errors import UserError
 from precaudit.formats import parse_accumulation
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
+from precaudit.policies import declared_policy
 from precaudit.progress import Advance, silent
 from precaudit.records import (
     ErrorRecord,
@@ -136,7 +137,7 @@ def _absent(run: Run, options: Options) -> str:
 
 def _checkpoint(run: Run, options: Options) -> Checkpoint:
     opened = open_checkpoint(options.model or recorded_source(run.record.model.reference), run.record.model.allowed)
-    return opened.with_weights(run.record.policy["weights"])
+    return opened.under(declared_policy(run.record))
 
 
 def _compute(

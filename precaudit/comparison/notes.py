@@ -8,6 +8,7 @@ import numpy as np
 
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.graphs.decoder import POINTS
+from precaudit.judging import predictions
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, Selected, value
@@ -27,8 +28,8 @@ def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[st
     chosen_at, router = route.name, route.inputs[0]
     rows = flips = near = 0
     for prompt, phase, layer in product(selected.prompts, selected.phases, selected.layers):
-        exact, logits = (whole.values(prompt, layer, p) for p in (chosen_at, router))
-        energy = whole.noise.get((whole.alike[prompt], layer, router))
+        exact, logits = (whole.values(prompt, phase, layer, p) for p in (chosen_at, router))
+        energy = whole.noise.get((whole.alike[prompt, phase], layer, router))
         for step in recorded.steps(phase):
             key = Place(prompt, phase, step, layer, chosen_at)
             if key not in recorded.index or exact is None or logits is None or energy is None:
@@ -84,6 +85,7 @@ def notes_on(
             f"state: {len(differing)} caches differ from the rows that were written; first layer {first.layer} "
             f"{first.point}, prompt {first.prompt}, step {first.step}, {first.mismatched} elements"
         )
+    yield from predictions.notes((n.phase, n.predicted) for n in recorded.run.record.neutrality)
     if whole is not None and any(
         POINTS[p].kind == "route" for p in (*recorded.requested.points, *recorded.requested.support)
     ):

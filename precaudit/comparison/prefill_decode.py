@@ -36,21 +36,29 @@ def _pair(
     recorded: Recorded, against: Literal["prefill", "rescore"], a: StepRecord, b: StepRecord, whole: Whole | None
 ) -> PrefillDecodeRecord:
     x, y = logits_of(recorded, a), logits_of(recorded, b)
-    f64 = whole.logits(a.prompt, a.position) if whole is not None else None
+    exact = [whole.logits(s.prompt, s.phase, s.position) for s in (a, b)] if whole is not None else []
+    f64 = [x for x in exact if x is not None]
     top_a, top_b = a.top_ids[0], b.top_ids[0]
-    finite = _finite(a) and _finite(b) and (f64 is None or bool(np.isfinite(f64).all()))
+    finite = _finite(a) and _finite(b) and all(bool(np.isfinite(x).all()) for x in f64)
     match = finite and top_a == top_b
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
-    if f64 is not None and whole is not None:
-        best, second = np.argsort(-f64, kind="stable")[:2]
-        involved = {top_a, top_b, int(best)}
-        with np.errstate(invalid="ignore"):
-            apart = max(abs(float(f64[i] - f64[j])) for i in involved for j in involved)
+    if len(f64) == 2 and whole is not None:
+        best, second = np.argsort(-f64[1], kind="stable")[:2]
+        one = np.array_equal(
+            f64[0], f64[1]
+        )  # else RoPE turned the two views by other lengths: each has a reference of its own
+        other = int(np.argmax(f64[0]))
+        views = (
+            [({top_a, top_b, int(best)}, f64[1])] if one else [({top_a, other}, f64[0]), ({top_b, int(best)}, f64[1])]
+        )
+        apart = max(_apart(x, tokens) for tokens, x in views)
+        agree = finite and all(len(tokens) == 1 for tokens, _ in views)
         known = {
             "f64_top1": int(best),
-            "f64_gap": number(f64[best] - f64[second]),
+            "f64_gap": number(f64[1][best] - f64[1][second]),
             "f64_match": finite and top_b == int(best),
-            "near_tie": None if finite and len(involved) == 1 else finite and apart <= NEAR * whole.sigma,
+            "near_tie": None if agree else finite and apart <= NEAR * whole.sigma,
+            "f64_against_top1": None if one else other,
         }
     names: dict[str, Any] = {"prefill_last_top1": top_a, "decode0_top1": top_b} if against == "prefill" else {}
     sizes = (number(kl(x, y)), number(_largest(x, y))) if x is not None and y is not None else (None, None)
@@ -64,6 +72,12 @@ def _pair(
 def _finite(step: StepRecord) -> bool:
     """Whether a row of logits has a top-1: no NaN, no infinity on top."""
     return isfinite(value(step.top_logits[0])) and not isnan(value(step.gap))
+
+
+def _apart(f64: Array, tokens: set[int]) -> float:
+    """Return how far apart tokens' logits are in FP64."""
+    with np.errstate(invalid="ignore"):
+        return max(abs(float(f64[i] - f64[j])) for i in tokens for j in tokens)
 
 
 def _largest(x: Any, y: Any) -> float:
@@ -111,7 +125,6 @@ def _rms(recorded: Recorded, a: StepRecord | None, b: StepRecord | None) -> floa
 
 def _expected(recorded: Recorded, steps: dict[Any, StepRecord], whole: Whole | None, a: str, b: str) -> float | None:
     if whole is not None:
-        x = whole.logits(a, len(recorded.run.prompts[a].tokens) - 1)
-        y = whole.logits(b, len(recorded.run.prompts[b].tokens) - 1)
+        x, y = (whole.logits(p, "decode", len(recorded.run.prompts[p].tokens) - 1) for p in (a, b))
         return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
     return _rms(recorded, steps.get((a, "prefill")), steps.get((b, "prefill")))

@@ -64,7 +64,7 @@ def compare(
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
     """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``."""
     found = program if isinstance(program, Program) else load(_named(opened, program))
-    made = prepared(found, opened.record.renamed, opened.record.layers)
+    made = prepared(found, opened.record.renamed, opened.record.layers, opened.record.loops)
     if code_of(made) != opened.record.code:
         raise UserError(
             f"{opened.folder}: the program is not the one that was traced (its operations differ); trace again"

@@ -19,10 +19,10 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``original``: positions it was trained on. llama3: ``low`` and ``high`` frequency factors. yarn: ``fast`` and
     ``slow`` rotations (β), ``truncate`` their range to whole dimensions. ``attention``: factor on cos and sin.
-    ``divisors``: of each frequency (longrope's short ones).
+    ``divisors``: of each frequency (longrope's short ones), ``long``: of each beyond the original context.
     """
 
-    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "llama3", "yarn", "longrope", "dynamic"]
     factor: float = 1.0
     original: int = 0
     low: float = 1.0
@@ -32,6 +32,12 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     truncate: bool = True
     attention: float = 1.0
     divisors: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether frequencies depend on the length of the sequence that is turned (precaudit/lengths.py)."""
+        return self.kind == "dynamic" or bool(self.long)
 
 
 class Norms(NamedTuple):
@@ -127,11 +133,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return
         if not s.factor > 0 or not s.attention > 0:
             raise UserError(f"RoPE scaling: factor {s.factor} and attention factor {s.attention} must be positive")
-        if s.kind == "longrope" and (len(s.divisors) != self.turned // 2 or not all(d > 0 for d in s.divisors)):
-            raise UserError(f"RoPE scaling: {len(s.divisors)} factors; {self.turned // 2} positive ones are needed")
+        for divisors in (s.divisors, *([s.long] if s.long else [])) if s.kind == "longrope" else ():
+            if len(divisors) != self.turned // 2 or not all(d > 0 for d in divisors):
+                raise UserError(f"RoPE scaling: {len(divisors)} factors; {self.turned // 2} positive ones are needed")
+        if s.kind == "dynamic" and (s.factor < 1 or self.turned < 4):
+            raise UserError(f"RoPE scaling: dynamic with factor {s.factor} (at least 1), {self.turned} dimensions (4)")
         if s.kind == "llama3" and not s.high > s.low > 0:
             raise UserError(f"RoPE scaling: high_freq_factor {s.high} must be larger than low_freq_factor {s.low} > 0")
-        if s.kind in ("llama3", "yarn") and s.original < 1:
+        if (s.kind in ("llama3", "yarn") or s.by_length) and s.original < 1:
             raise UserError(f"RoPE scaling: original context {s.original} must be at least 1")
 
     @property

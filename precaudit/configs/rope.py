@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import log, sqrt
 from typing import Any
 
-from precaudit.configs.decoder import RopeScaling
+from precaudit.configs.decoder import MOST, RopeScaling
 from precaudit.configs.fields import Raw, number, take
 from precaudit.errors import UserError
 
@@ -78,9 +78,10 @@ def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple
     """Return RoPE's scaling, the share of a head it turns, and the positions it is defined for."""
     if kind == "default":
         return None, share, context
-    if kind == "dynamic":  # the default up to the context; beyond it every key would be turned by another angle
-        number(rope, "factor")
-        return None, share, context
+    if kind == "dynamic":  # its base grows with the length beyond the context, without an end that is published
+        factor = number(rope, "factor")
+        scaling = RopeScaling(kind="dynamic", factor=factor, original=context)
+        return scaling, share, min(int(context * max(factor, 1.0)), MOST["context"])
     if kind not in ("linear", "llama3", "yarn", "longrope"):
         raise UserError(f"rope_type = {kind!r} is not supported")
     original = _original(raw, rope, kind, context)
@@ -95,7 +96,7 @@ def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple
             "slow": number(rope, "beta_slow", None, null=True) or 1.0,
             "truncate": take(rope, "truncate", bool, True), "attention": _yarn_attention(rope, factor),
         }  # fmt: skip
-    if kind == "longrope":  # short factors; beyond the original context transformers changes to the long ones
+    if kind == "longrope":  # short factors up to the original context, long ones beyond it
         told = number(rope, "attention_factor", None, null=True)
         length = 1.0 if factor <= 1 else sqrt(1 + log(factor) / log(original))
         if not isinstance(rope.get("long_factor"), list):
@@ -103,8 +104,8 @@ def _scaled(raw: Raw, rope: Raw, kind: Any, context: int, share: float) -> tuple
         known |= {
             "attention": length if told is None else told,
             "divisors": tuple(number({"short_factor": x}, "short_factor") for x in rope.get("short_factor", ())),
+            "long": tuple(number({"long_factor": x}, "long_factor") for x in rope["long_factor"]),
         }
-        context = min(context, original)
     return RopeScaling(kind=kind, **known), share, context
 
 

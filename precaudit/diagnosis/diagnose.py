@@ -35,7 +35,7 @@ from precaudit.limits import default_limits
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import LAST, ORDER, Place, spans
-from precaudit.policies import recorded_policy
+from precaudit.policies import declared_policy, held_weights, recorded_policy
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.references.textbook.alternatives import unrounded_inputs
@@ -167,7 +167,7 @@ def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:
 def _flips(recorded: Recorded, model: Model, options: Options) -> str | None:
     """Return what flipped among top tokens, from the references compare left."""
     record, before = recorded.run.record, written(recorded.run)
-    weights = f"{record.model.sha256}:{record.policy['weights']}"
+    weights = f"{record.model.sha256}:{held_weights(declared_policy(record))}"
     sigma = value(None if before is None else before.sigma)
     rows = flips(recorded, model.config, weights, options.cache, sigma)
     steps = recorded.requested.decode_steps + 1 if "decode" in recorded.requested.phases else 0
@@ -181,7 +181,7 @@ def _key(e: ErrorRecord) -> tuple[Any, ...]:
 def _model(recorded: Recorded, options: Options) -> Model:
     record = recorded.run.record
     where = options.model or recorded_source(record.model.reference)
-    opened = open_checkpoint(where, record.model.allowed).with_weights(record.policy["weights"])
+    opened = open_checkpoint(where, record.model.allowed).under(declared_policy(record))
     return Model(config_of(record.model.config), opened.tensors.read)
 
 

@@ -33,7 +33,7 @@ from precaudit.progress import Advance, silent
 from precaudit.records import number, value, write_lines
 from precaudit.references.formula import Shown, shown
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
-from precaudit.references.traced.forward import Chains, NotChained
+from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.runs.programs import Opened
 from precaudit.transforms import CannotLift
 
@@ -205,8 +205,7 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
     found: list[Mapping[str, Array]] = []
     try:
         with jax.enable_x64(True):
-            held = (opened.tensors(case, call, "inputs") for call in range(opened.record.calls))
-            for reference in chains.calls(held, drawn=False):
+            for reference in chains.calls(recorded_calls(opened, case), drawn=False):
                 found.append(reference.exact)  # what came before an exception is kept
     except (CannotLift, NotImplementedError, NotChained) as error:
         if not found:

@@ -2,30 +2,18 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.comparison.cache_state import bits
+from precaudit.evidence.integer_rows import explain_integers
+from precaudit.evidence.states import ENOUGH, State
 from precaudit.formats import FORMATS
 from precaudit.mutations.forms import quantised
-from precaudit.mutations.variants import Class
 from precaudit.places import Place
 from precaudit.row_hashes import row_hashes
 from precaudit.runs.recorded import Recorded
-
-ENOUGH = 0.9  # share of elements an integer grid must give bit for bit: a scale in another format moves some
-
-
-class State(NamedTuple):
-    """``explained``: share of the rows that differ which the cause gives bit for bit; ``rows``: those rows."""
-
-    cause: str
-    kind: Class
-    says: str
-    explained: float
-    rows: tuple[int, ...]
 
 
 def explain(
@@ -130,11 +118,20 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     expected = recorded.expected_cache(prompt, layer, point, step)
     assert expected is not None
     if found is not None:
-        return explain(found, expected, others)
+        made = explain_integers(found, rows, expected) if (rows := _quantised(recorded, place)) is not None else None
+        return made or explain(found, expected, others)
     hashes = recorded.hashes(prompt, step, layer, point)
     assert hashes is not None
     zero = row_hashes(np.zeros_like(expected[:1]))[0]
     return explain_hashes(hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()})
+
+
+def _quantised(recorded: Recorded, place: Place) -> Array | None:
+    """Return the rows that a cache of integers was made of; None of another, or where they were not recorded."""
+    assert place.layer is not None
+    if recorded.run.record.policy["kv_cache"] != "int8":
+        return None
+    return recorded.cached_rows(place.prompt, place.layer, place.point, place.step)
 
 
 def _span(rows: Iterable[int]) -> str:

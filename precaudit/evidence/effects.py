@@ -5,7 +5,7 @@ Of the last call that was recorded, on the inputs it had then. Both are kept bes
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from precaudit.metrics.sizes import norm, ratio
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
 from precaudit.records import number
-from precaudit.references.traced.forward import ROUNDED, effort
+from precaudit.references.traced.forward import ROUNDED, effort, states_of
 from precaudit.runs.programs import MANIFEST, Opened
 from precaudit.store import file_hash
 from precaudit.transforms import CannotLift
@@ -84,6 +84,19 @@ class Last:
         """Return what a case's call was given."""
         return self.program.inputs(self.opened.tensors(case, self.call, "inputs"))
 
+    def held(self, case: str) -> dict[str, Array]:
+        """Return what the call's loops decided."""
+        return states_of(self.opened.tensors(case, self.call, "taps"))
+
+    @cached_property
+    def jaxpr(self) -> Any:
+        """The program; where it has loops whose decisions were recorded, with the taps of these."""
+        if not self.made.states:
+            return self.made.jaxpr
+        inputs = next(iter(self.program.cases.values()))
+        with jax.enable_x64(False):
+            return jax.make_jaxpr(self.made.call)(self.program.params, *inputs)
+
     def of(self, out: Any) -> Any:
         """Return the output that is looked at as rows [R, N], out of all a call gave."""
         return _rows(self.program.named(out)[self.output])
@@ -127,7 +140,7 @@ def _shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> 
         return jax.jit(function, compiler_options=how)
 
     with jax.enable_x64(True):
-        exactly = compiled(whole(last.made.jaxpr, None))
+        exactly = compiled(whole(last.jaxpr, None))
         for i, case in enumerate(cases):
             tell(i, len(cases), "gradients of the output")
             try:
@@ -148,7 +161,7 @@ def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Calla
     given = (last.program.params, *last.inputs(case))
     row, goal = None, _along(recorded.reshape(-1))
     if last.distributions:
-        exact = np.asarray(last.of(_unflatten(last, exactly(0, *jax.tree.leaves(given)))))
+        exact = np.asarray(last.of(_unflatten(last, exactly(0, *jax.tree.leaves(given), held=last.held(case)))))
         row, goal = _worst(exact, recorded), partial(goal_of, objective)
 
     def flat(*args: Any) -> Any:
@@ -156,7 +169,8 @@ def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Calla
         return x.reshape(-1) if row is None else x[row]
 
     kept = recorded.reshape(-1) if row is None else recorded[row]
-    return split(flat, values, given, kept, goal, compiled=compiled, steps=steps).record(case, objective, last.output)
+    found = split(flat, values, given, kept, goal, compiled=compiled, steps=steps, held=last.held(case))
+    return found.record(case, objective, last.output)
 
 
 def _along(recorded: Array) -> Callable[[Array], Goal]:
@@ -187,12 +201,16 @@ class Trial:
     @classmethod
     def of(cls, last: Last, cases: Sequence[str]) -> "Trial":
         """Compile a program for its lines to be tried on cases; raises as the FP64 shadow does."""
-        jaxpr, how = last.made.jaxpr, effort(last.made)
-        sizes = rounding_lines(jaxpr.jaxpr)
+        jaxpr, how = last.jaxpr, effort(last.made)
+        sizes = rounding_lines(last.made.jaxpr.jaxpr)
         exactly = jax.jit(whole(jaxpr, None), compiler_options=how)
         raised = jax.jit(raising(jaxpr, ROUNDED, tuple(sizes)), compiler_options=how)
         leaves = {c: jax.tree.leaves((last.program.params, *last.inputs(c))) for c in cases}
-        exact = {c: np.asarray(last.of(_unflatten(last, exactly(0, *leaves[c])))) for c in cases} if sizes else {}
+        exact = (
+            {c: np.asarray(last.of(_unflatten(last, exactly(0, *leaves[c], held=last.held(c))))) for c in cases}
+            if sizes
+            else {}
+        )
         return cls(last, sizes, exact, leaves, raised)
 
     @property
@@ -211,8 +229,10 @@ class Trial:
         mask[list(which)] = True
         each = []
         for case, exact in self.exact.items():
+            held = self.last.held(case)
             for seed in range(1, times * self.draws + 1):
-                out = self.last.of(_unflatten(self.last, self.raised(np.uint64(seed), mask, *self.leaves[case])))
+                made = self.raised(np.uint64(seed), mask, *self.leaves[case], held=held)
+                out = self.last.of(_unflatten(self.last, made))
                 each.append(_distance(exact, np.asarray(out), self.last.distributions))
         return Measured(np.asarray([size for size, _ in each]), sum(flips for _, flips in each))
 

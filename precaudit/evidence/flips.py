@@ -11,8 +11,9 @@ from precaudit.comparison.prefill_decode import NEAR, logits_of
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import top_ids
-from precaudit.references.cache import References
+from precaudit.references.textbook.forward import sequence_of
 from precaudit.runs.recorded import Recorded
+from precaudit.selection import PHASES
 
 TOP = (1, 5)
 
@@ -54,8 +55,10 @@ def flips(recorded: Recorded, config: DecoderConfig, weights: str, cache: Path, 
     decoded = dict.fromkeys(recorded.run.prompts, 0)
     for prompt in recorded.run.prompts:
         rows = recorded.logit_rows(prompt)
-        reference = References.of(cache, weights, config, recorded.fed_tokens(prompt)).load(None, LOGITS, rows)
-        for s in recorded.run.steps if reference is not None else ():
+        places = {p: sequence_of(recorded, prompt, p).place(cache, weights, config) for p in PHASES}
+        references = {phase: place.load(None, LOGITS, rows) for phase, place in places.items()}
+        for s in recorded.run.steps:
+            reference = references[s.phase]
             candidate = logits_of(recorded, s) if s.prompt == prompt else None
             if candidate is not None and reference is not None:
                 count += 1

@@ -10,16 +10,19 @@ import jax
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError
 from precaudit.evidence.records import Remedy
 from precaudit.evidence.shares import own_errors
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.jax_decoder.kernels import check_config
+from precaudit.lengths import row_lengths
 from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
-from precaudit.policies import Policy, apply_settings
+from precaudit.policies import KERNELS, Policy, apply_settings, check_kernel, kernel_formats
 from precaudit.progress import Advance
 from precaudit.records import number
 from precaudit.tracing.programs import bucket, decode_program, prefill_program
@@ -41,8 +44,10 @@ CODE = {
     "norm": "y = x.astype(jnp.float32)  # inside the norm",
     "rope": "cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)",
     "softmax": "jax.nn.softmax(scores.astype(jnp.float32), axis=-1)",
+    "attention": "jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale)  # float32 scores, never stored",
     "all": "every part in jnp.float32, lax.Precision.HIGHEST",
 }
+FLASH = "scores of a block of keys in jnp.float32 under a running maximum  # never stored"
 
 
 SHOWN = {key: p.name for p in POINTS.values() for key in p.shows}
@@ -63,13 +68,35 @@ class Measured:
     local: dict[str, float]
 
 
-def candidates(policy: Policy) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (name, settings): each part below float32 raised to it, then all of them."""
-    narrow = [k for k in CODE if k != "all" and FORMATS[getattr(policy, k)].unit_roundoff > 2.0**-24]
+def candidates(policy: Policy, config: DecoderConfig, platform: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (name, settings): each part below float32 raised to it, an attention kernel, then all parts.
+
+    Parts that the policy's own kernel decides cannot be raised.
+    """
+    parts = [k for k in CODE if k not in ("all", "attention")]
+    narrow = [k for k in parts if FORMATS[getattr(policy, k)].unit_roundoff > 2.0**-24]
     for key in narrow:
-        yield key, {key: "float32"}
+        if key not in kernel_formats(policy):
+            yield key, {key: "float32"}
+    if "scores" in narrow and (kernel := kernel_for(policy, config, platform)) is not None:
+        yield "attention", {"attention": kernel}
     if len(narrow) > 1 or policy.matmul != "highest":
         yield "all", {**dict.fromkeys(narrow, "float32"), "matmul": "highest"}
+
+
+def kernel_for(policy: Policy, config: DecoderConfig, platform: str) -> str | None:
+    """Return the first attention kernel that keeps scores in float32 and stores nothing else in fewer bits."""
+    for kernel in KERNELS:
+        try:
+            made = apply_settings(policy, {"attention": kernel})
+            check_config(made, config)
+            check_kernel(made, platform)
+        except UserError:
+            continue
+        changed = [k for k in kernel_formats(made) if getattr(made, k) != getattr(policy, k)]
+        if changed and all(getattr(made, k) == "float32" for k in changed):
+            return kernel
+    return None
 
 
 def remedies(
@@ -86,7 +113,7 @@ def remedies(
     forward(model, list(prompts), [FP64], wanted, lambda i, at, p, x: exact.update({i: np.array(x)}))
     before = _measure(subject, prompts, rows, exact)
     found: list[tuple[float, Remedy]] = []
-    options = list(candidates(subject.policy))
+    options = list(candidates(subject.policy, subject.config, subject.platform))
     if layer is not None and len(options) > 1:
         options.insert(len(options) - 1, (f"layer {layer}", options[-1][1]))
     held = {subject.policy.activations: subject}  # one program of each format of weights: others share its arrays
@@ -102,7 +129,7 @@ def remedies(
         point = SHOWN.get(name, SHOWN["activations"])
         known = point in before.local and point in after.local
         remedy = Remedy(
-            run=run, part=name, settings=settings, command=_words(name), code=_code(name),
+            run=run, part=name, settings=settings, command=_words(name, settings), code=_code(name, settings),
             kl=(number(before.kl), number(after.kl)), rms=(number(before.rms), number(after.rms)),
             margin=(number(before.margin), number(after.margin)), point=point,
             local=(number(before.local[point]), number(after.local[point])) if known else None,
@@ -128,14 +155,16 @@ def _raised(
     return found
 
 
-def _words(name: str) -> str:
+def _words(name: str, settings: dict[str, str]) -> str:
     """Return what to give precaudit to try it; one layer alone has no setting."""
     if name.startswith("layer"):
         return f"{name} alone in float32"
-    return "--policy fp32-highest" if name == "all" else f"--set {name}=float32"
+    return "--policy fp32-highest" if name == "all" else f"--set {name}={settings[name]}"
 
 
-def _code(name: str) -> str:
+def _code(name: str, settings: dict[str, str]) -> str:
+    if settings.get("attention") == "flash":
+        return FLASH
     return CODE[name] if name in CODE else f"lax.cond(i == {name.split()[1]}, block_in_float32, block, x)"
 
 
@@ -147,7 +176,8 @@ def _call(subject: Subject, tokens: Array, rows: Array) -> tuple[Any, tuple[Any,
     wanted = rows[None].astype(np.int32)
     starts = np.zeros(1, np.int32)
     return prefill_program(subject, None), (
-        subject.parameters, subject.tables(size), padded, starts, wanted, None, None,
+        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), padded, starts,
+        wanted, None, None,
     )  # fmt: skip
 
 
@@ -157,7 +187,8 @@ def _step(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
     cache = jax.device_put(subject.decoder.init_cache(1, size), subject.device)
     at = np.asarray([len(tokens)], np.int32)
     return decode_program(subject, None), (
-        subject.parameters, subject.tables(size), tokens[-1:], np.zeros(1, np.int32), at, cache, None,
+        subject.parameters, subject.tables(size, row_lengths("prefill", len(tokens), size, size)[None]), tokens[-1:],
+        np.zeros(1, np.int32), at, cache, None,
     )  # fmt: skip
 
 

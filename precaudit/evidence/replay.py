@@ -16,7 +16,7 @@ from precaudit.mutations.keys import missing_keys
 from precaudit.mutations.parts import scaled_parts
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, of_policy, sharing_products
+from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, formula, of_policy, sharing_products
 from precaudit.policies import Policy
 from precaudit.references.closing import Yardstick
 from precaudit.references.textbook.closing import honest, yardstick
@@ -88,7 +88,7 @@ class Bench:
     """Rows of an operation to try variants on: what it read, how the policy may round, and what it has to reach.
 
     ``members``: the ensemble of honest roundings that noise is taken from; ``others``: inputs as they were before they
-    were rounded to be stored, which a compiler may have kept.
+    were rounded to be stored, which a compiler may have kept; ``formula``: FP64, with what a policy means by integers.
     """
 
     inputs: Inputs
@@ -97,6 +97,7 @@ class Bench:
     yardstick: Yardstick
     members: tuple[Rounding, ...]
     others: tuple[Inputs, ...] = ()
+    formula: Rounding = FP64
 
     def rows(self, some: slice) -> "Bench":
         """Return some of the rows."""
@@ -165,7 +166,7 @@ class Bench:
         if variant.kind != "semantics":
             return self.yardstick
         old, dtype = self.yardstick, self.yardstick.dtype
-        reference = self.make(variant.form, FP64, variant.ahead)
+        reference = self.make(variant.form, self.formula, variant.ahead)
         clean = np.where(np.isfinite(reference), reference, 0.0)
         shown = clean if old.hidden is None else np.where(old.hidden, 0.0, clean)
         with np.errstate(invalid="ignore"):
@@ -210,11 +211,11 @@ def replay(
     product read, tried where nothing made of q, k and v closes.
     """
     point, layer = o.place.point, o.place.layer
-    base = of_policy(policy, o.place.phase == "decode")
+    base = of_policy(policy, o.place.phase == "decode").starting(o.start)
     roundings = tuple(base.eliding(places) for places in elisions(point, model.config, policy))
     members = tuple(honest(o, model, policy, base))
     others = tuple(replace(read_by(o, model), values=tuple(values)) for values in unrounded)
-    whole = Bench(read_by(o, model), o.axes, roundings, yardstick(o, model, policy), members, others)
+    whole = Bench(read_by(o, model), o.axes, roundings, yardstick(o, model, policy), members, others, formula(policy))
     announced, *rest = variants(point, policy, model.config, layer)
     emulated = whole.nearest(announced)
     left = whole.yardstick.candidate - emulated
@@ -244,7 +245,8 @@ def replay(
 
 def read_by(o: Operation, model: Model) -> Inputs:
     """Return what an operation read."""
-    return Inputs(model, o.place.layer, o.place.point, np.asarray(o.positions), o.inputs, o.last)
+    at = np.asarray(o.positions)
+    return Inputs(model, o.place.layer, o.place.point, at, o.inputs, o.last, start=o.start, lengths=o.lengths)
 
 
 def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Bench:
@@ -304,7 +306,7 @@ def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
 
 
 def _fitted(part: Bench, fit: Fit) -> float | None:
-    r = sharing_products([FP64])[0]
+    r = sharing_products([part.formula])[0]
     c = part.yardstick.candidate
 
     def loss(x: float) -> float:

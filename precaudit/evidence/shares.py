@@ -43,7 +43,7 @@ def shares(recorded: Recorded, subject: Subject, prompt: str, objective: str = "
     if not np.isfinite(widen(candidate)[-1]).all():
         return unknown_shares(prompt, f"the logits of {prompt} are not finite", objective)
     with jax.enable_x64(True):
-        program, args = _prefill(subject, tokens)
+        program, args = prefill_of(subject, tokens, np.full((1, n), n))
         found = split(
             program, values, args, widen(candidate)[-1], lambda exact: goal_of(objective, exact), subject.lift,
             lambda f: jitted(f, subject.platform), {p: layers for p in values if POINTS[p].per_layer},
@@ -81,19 +81,24 @@ class Split(NamedTuple):
 def split(
     program: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...], recorded: Array,
     goal: Callable[[Array], Goal], lift: Mapping[str, Any] | None = None, compiled: Callable[..., Any] = jax.jit,
-    steps: Mapping[str, int] | None = None,
+    steps: Mapping[str, int] | None = None, held: Mapping[str, Array] | None = None,
 ) -> Split:  # fmt: skip
     """Return the shares of every tap's own error in ``goal(FP64's output)`` of what ``program(*args)`` returns, [N].
 
     ``values``: every tap as recorded; ``recorded``: the output [N] in FP64; ``steps``: how many steps the taps inside
-    scans have, those that are told one by one. All own errors together turn FP64 into what was recorded, so nothing
-    but the curvature of the goal is left over. Under ``jax.enable_x64(True)``.
+    scans have, those that are told one by one; ``held``: what was decided by loops, which FP64 goes on with. All own
+    errors together turn FP64 into what was recorded, so nothing but the curvature of the goal is left over. Under
+    ``jax.enable_x64(True)``.
     """
-    steps = steps or {}
-    planted, add = plant(program, "force", lift), plant(program, "add", lift)
-    errors = compiled(lambda planted_values, *a: planted(planted_values, *a)[1])(values, *args)
+    steps, held = steps or {}, dict(held or {})
+    planted, adding = plant(program, "force", lift), plant(program, "add", lift)
+
+    def add(d: Any, *a: Any) -> Any:
+        return adding({**d, **held}, *a)
+
+    errors = compiled(lambda planted_values, *a: planted({**planted_values, **held}, *a)[1])(values, *args)
     values.clear()
-    exact = np.asarray(compiled(shadow(program, lift))(*args))
+    exact = np.asarray(compiled(lambda *a: add({}, *a)[0] if held else shadow(program, lift)(*a))(*args))
     own = recorded - np.asarray(compiled(add)(errors, *args)[0])
     number_of = goal(exact)
 
@@ -114,8 +119,11 @@ def split(
     )  # fmt: skip
 
 
-def _prefill(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
-    """Return prefill of one prompt without padding as a function of its last row's logits [V], and arguments."""
+def prefill_of(subject: Subject, tokens: Array, lengths: Array) -> tuple[Any, tuple[Any, ...]]:
+    """Return prefill of tokens [T] without padding as a function of its last row's logits [V], and arguments.
+
+    ``lengths`` [1, T]: as ``Subject.tables`` takes them.
+    """
     n = len(tokens)
 
     def program(*a: Any) -> Any:
@@ -123,7 +131,9 @@ def _prefill(subject: Subject, tokens: Array) -> tuple[Any, tuple[Any, ...]]:
         return subject.decoder.prefill(params, tables, rest[0], rest[1], rest[2], None)[0][0, 0]
 
     rows = np.asarray([[n - 1]], np.int32)
-    return program, (subject.parameters, exact_tables(subject, n), tokens[None], np.zeros(1, np.int32), rows)
+    return program, (
+        subject.parameters, exact_tables(subject, n, lengths), tokens[None], np.zeros(1, np.int32), rows,
+    )  # fmt: skip
 
 
 def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
@@ -133,14 +143,14 @@ def own_errors(subject: Subject, tokens: Array) -> dict[str, float]:
     padded = np.zeros((1, bucket(n)), np.int32)
     padded[0, :n] = tokens
     taps = prefill_program(subject, capture)(
-        subject.parameters, subject.tables(bucket(n)), padded, np.zeros(1, np.int32), np.asarray([[n - 1]], np.int32),
-        None, None,
+        subject.parameters, subject.tables(bucket(n), np.full((1, bucket(n)), n)), padded, np.zeros(1, np.int32),
+        np.asarray([[n - 1]], np.int32), None, None,
     )[2]  # fmt: skip
     values = {p: np.asarray(x)[(slice(None),) * POINTS[p].per_layer + (slice(0, 1), slice(0, n))]
               for p, x in taps.items()}  # fmt: skip
     del taps
     with jax.enable_x64(True):
-        program, args = _prefill(subject, tokens)
+        program, args = prefill_of(subject, tokens, np.full((1, n), n))
         errors = _forced(program, subject)(values, *args)
     return {p: ratio(norm(np.asarray(e)), norm(widen(values[p]) - np.asarray(e))) for p, e in errors.items()}
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from precaudit.arrays import Array, as_format, widen
-from precaudit.evidence.caches import ENOUGH, State, explain
+from precaudit.evidence.caches import explain
+from precaudit.evidence.states import ENOUGH, State
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
 from precaudit.references.textbook.handover import expected_stream

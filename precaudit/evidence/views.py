@@ -7,6 +7,7 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.lengths import view_of
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.places import LAST, ORDER, Place
 from precaudit.runs.recorded import Recorded
@@ -89,10 +90,12 @@ def summary(recorded: Recorded, decode_found: bool, state_found: bool) -> str | 
         return "prefill and decode agree bit for bit wherever both were recorded"
     first = min(parted, key=lambda p: (LAST if p.layer is None else p.layer, ORDER[p.point]))
     where = first.point if first.layer is None else f"{first.point} of layer {first.layer}"
-    policy = recorded.run.record.policy
+    policy, rope = recorded.run.record.policy, recorded.config.rope_scaling
+    apart = view_of(recorded.config, first.against, len(recorded.fed_tokens(first.prompt))) == "rescore"
     kind = (
         "state: see the cache above" if state_found
         else "an error of decode, see above" if decode_found
+        else f"formula: {rope.kind} RoPE turned them by other lengths" if rope is not None and apart
         else "format: decode attention runs in float32" if policy["decode_attention"] == "float32"
         else "rounding of another shape: both views' own errors are the policy's"
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The verb ``gradcheck``: a kernel and its reference, outputs and gradients, each against FP64."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from precaudit.formats import FORMATS
 from precaudit.gradients.awkward import awkward
 from precaudit.gradients.differences import disagreements
 from precaudit.gradients.formula import DRAWS, Formula, differentiated, names, single
-from precaudit.gradients.lines import shares
+from precaudit.gradients.lines import inside, shares
 from precaudit.gradients.measure import Distance, distance
 from precaudit.gradients.noise import spread
 from precaudit.judging.rules import judge
@@ -26,6 +26,8 @@ from precaudit.limits import default_limits
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, value
 from precaudit.references.alone import measured
+from precaudit.tracing.manifest import versions
+from precaudit.transforms.kernel_lines import interpreted
 from precaudit.transforms.shadow import CannotLift
 
 KERNEL, REFERENCE = "kernel", "reference"
@@ -33,6 +35,7 @@ SEEDS = 3
 NEARLY = 0.9  # of an error that is a factor of the whole array
 SOME, NAMED = 0.1, 3  # of an error's energy, that a line is named for; and at most how many
 AGAIN = "again"
+INTERPRETED = "Pallas kernels run in interpret mode here: their float32 products are a CPU's, not a TPU's passes"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Checked(Brief):
     conclusions: tuple[str, ...]
     notes: tuple[str, ...] = ()
     failing: Mapping[str, tuple[Any, ...]] | None = None
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -95,8 +100,9 @@ def gradcheck(
 
     ``inputs``: the arguments of both, or a function of a seed (and, if it takes one, of a float format's name) that
     returns them or several of them by name. ``argnums``: which are differentiated (default: all that hold floats
-    alone). ``exact``: the formula on FP64 arrays; else the reference's own, traced on float32 inputs and lifted.
-    ``hostile``: with inputs made from the first ones that kernels fail on. The kernel is never lifted: it is run.
+    alone; where none is, outputs alone are judged). ``exact``: the formula on FP64 arrays; else the reference's own,
+    traced on float32 inputs and lifted. ``hostile``: with inputs made from the first ones that kernels fail on. The
+    kernel is never lifted: it is run.
     Raises UserError for what cannot be differentiated or does not fit.
     """
     check = _Check(kernel, reference, exact, argnums)
@@ -104,7 +110,7 @@ def gradcheck(
     notes: dict[str, None] = {}
     done: list[str] = []
     failing: dict[str, tuple[Any, ...]] = {}
-    conclusions: dict[tuple[str, str], str] = {}
+    conclusions: dict[tuple[str | None, ...], str] = {}
     cases = _cases(inputs, seeds, hostile)
     for i, (case, make) in enumerate(cases):
         advance(i, len(cases), case)
@@ -119,13 +125,18 @@ def gradcheck(
         for f in made:
             if f.verdict.status in ("fail", "nonfinite", "unknown"):
                 failing.setdefault(case, given)
-                if (f.side, f.array) not in conclusions:
-                    conclusions[f.side, f.array] = c.told(f, made, f.side not in {side for side, _ in conclusions})
-    notes |= dict.fromkeys(check.notes)
+                kind = (f.side, f.record.dtype, f.verdict.status, f.array)
+                if kind not in conclusions:
+                    first = kind[:3] not in {known[:3] for known in conclusions}
+                    conclusions[kind] = c.told(f, made, first or bool(c.own[f.side].places))
+    notes |= dict.fromkeys(check.told())
     left = dict.fromkeys(f.case for f in found if f.verdict.status == "not run")
     if left:
         notes[f"not judged where float32 leaves its range on both sides: {', '.join(left)}"] = None
-    return Checked(name, tuple(done), tuple(found), tuple(conclusions.values()), tuple(notes), failing)
+    return Checked(
+        name, tuple(done), tuple(found), tuple(conclusions.values()), tuple(notes), failing,
+        str(jax.devices()[0].device_kind), versions(),
+    )  # fmt: skip
 
 
 class NotApplicable(Exception):
@@ -143,6 +154,14 @@ class _Check:
         self.notes: dict[str, None] = {}
         self.asked = False  # finite differences, on the first inputs
         self.compiled: dict[Any, Any] = {}
+
+    def told(self) -> Iterator[str]:
+        """Yield what is to be known of every case."""
+        if self.argnums is not None and not self.argnums:
+            yield "outputs alone: no gradient was asked for"
+        if any(interpreted(x.jaxpr.jaxpr) for (_, *which), x in self.compiled.items() if which == [KERNEL]):
+            yield INTERPRETED
+        yield from self.notes
 
     def case(self, case: str, inputs: tuple[Any, ...]) -> tuple["_Case", list[Found]]:
         """Return every array of both sides."""
@@ -165,12 +184,6 @@ class _Check:
                     self.notes[f"{told}: a stop_gradient, or a derivative rule of its own?"] = None
         except CannotLift as error:
             raise UserError(f"the reference: {error}, or the formula in FP64 as exact") from None
-        c = _Case(
-            case, inputs, cotangents, called,
-            len(jax.tree.leaves(shapes[REFERENCE])), exact,
-            {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()},
-            {side: self._formula(key, side, f, cotangents, inputs) for side, f in both.items()},
-        )  # fmt: skip
         lost = [] if self.exact is not None else rounded.constants()
         for constant in lost:
             self.notes[f"the reference holds {constant}: if that was rounded, FP64 is too; give it as an input"] = None
@@ -178,6 +191,12 @@ class _Check:
         if self.exact is not None:  # draws are off their own formula, whatever that is
             own = rounded.exact(straight, held)
             draws = [[e + (x - o) for e, x, o in zip(exact, d, own, strict=True)] for d in draws]
+        c = _Case(
+            case, inputs, cotangents, called,
+            len(jax.tree.leaves(shapes[REFERENCE])), exact,
+            {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()},
+            {side: self._formula(key, side, f, cotangents, inputs) for side, f in both.items()}, draws,
+        )  # fmt: skip
         wider: list[list[Array]] = []
         found = []
         for i in range(len(c.names)):
@@ -240,7 +259,8 @@ class _Check:
             return [np.asarray(x) for x in jax.tree.leaves(self.compiled[key, "run", side](cotangents, *inputs))]
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
-            raise UserError(f"the {side} cannot be differentiated: {type(error).__name__}: {first}") from None
+            how = "differentiated" if self.argnums is None or self.argnums else "run"
+            raise UserError(f"the {side} cannot be {how}: {type(error).__name__}: {first}") from None
 
 
 @dataclass(frozen=True)
@@ -255,6 +275,7 @@ class _Case:
     exact: list[Array]
     runs: dict[str, list[Array]]
     own: dict[str, Formula]
+    draws: list[list[Array]]
 
     def judged(self, side: str, i: int, draws: Sequence[Sequence[Array]]) -> Found:
         """Judge one array by what honest realisations make of the same inputs."""
@@ -321,23 +342,41 @@ class _Case:
     def _line(self, f: Found) -> str:
         """Return the line whose rounding makes most of the error, if formats that the function declares explain it."""
         formula, i = self.own[f.side], self.names.index(f.array)
-        inside = formula.narrow()
-        if not inside:
+        narrow = formula.narrow()
+        if not narrow:
             return "no format narrower than float32 explains it: the formula differs"
+        if formula.places:
+            return self._inside(f, formula, i)
         try:
             draws = formula.draws(self.cotangents, self.inputs, jax.default_backend(), declared=True)
             if self.judged(f.side, i, draws).verdict.status != "pass":
                 return "rounding to the formats it declares does not explain it: the formula differs"
             lines = shares(formula, self.cotangents, self.inputs, i, self.exact[i])
         except CannotLift:
-            return f"formats narrower than float32 inside: {', '.join(map(_short, inside))}"
-        told = [f"{_short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME]
-        return f"rounding explains it: {', '.join(told)}"
+            return f"formats narrower than float32 inside: {', '.join(map(_short, narrow))}"
+        return f"rounding explains it: {_named(lines)}"
+
+    def _inside(self, f: Found, formula: Formula, i: int) -> str:
+        """Return the same of a function with Pallas kernels: it runs again with what they round in float32."""
+        straight = formula.raised(self.cotangents, self.inputs)
+        again = replace(self, runs={**self.runs, f.side: straight}).judged(f.side, i, self.draws)
+        before, after = (x.distance.normwise if x.distance is not None else np.inf for x in (f, again))
+        if again.verdict.status != "pass" and not after < NEARLY * before:
+            return "with all that its kernels round inside in float32 it does not pass either: the formula differs"
+        told = _named(inside(formula, self.cotangents, self.inputs, i, straight[i]))
+        if again.verdict.status != "pass":
+            return f"{after:.2g} of its norm without what rounds inside its kernels, {told}; the rest stands outside"
+        return f"rounding explains it, {after:.2g} of its norm without: {told}"
+
+
+def _named(lines: Sequence[tuple[str, float]]) -> str:
+    """Return the lines with the largest shares, in words."""
+    return ", ".join(f"{_short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME)
 
 
 def _short(line: str) -> str:
-    """Return ``FILE:LINE (function)`` from here."""
-    return line.removeprefix(f"{Path.cwd()}/")
+    """Return ``FILE:LINE (function)`` from here, or from where packages are installed."""
+    return line.rpartition("site-packages/")[2].removeprefix(f"{Path.cwd()}/")
 
 
 def _doubted(f: Found) -> Found:
@@ -384,8 +423,7 @@ def _cases(
 ) -> list[tuple[str, Callable[[], tuple[Any, ...]]]]:
     """Return (name, what makes the inputs); those that are made from others have a blank in their name."""
     found: list[tuple[str, Callable[[], tuple[Any, ...]]]] = []
-    formats = _formats(inputs) if callable(inputs) else ("",)
-    for form in formats:
+    for form in formats(inputs) if callable(inputs) else ("",):
         first: tuple[Any, ...] = ()
         for seed in range(seeds if callable(inputs) else 1):
             made = inputs if not callable(inputs) else _made(inputs, seed, form)
@@ -402,7 +440,8 @@ def _cases(
     return found
 
 
-def _formats(inputs: Callable[..., Any]) -> tuple[str, ...]:
+def formats(inputs: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the float formats that a function of inputs is asked for; one of no name where it takes none."""
     import inspect
 
     try:

@@ -1,7 +1,7 @@
 """A function and its vector-Jacobian product as one program: as it runs, in FP64, and as its equations round."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -12,8 +12,9 @@ import numpy as np
 from jax import tree_util
 
 from precaudit.arrays import Array
-from precaudit.transforms.emulate import Realisation, float_bits, sums_narrow, whole
+from precaudit.transforms.emulate import EXACT, Realisation, float_bits, sums_narrow, whole
 from precaudit.transforms.jax_versions import bodies, source
+from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 
@@ -21,11 +22,15 @@ Sums = Literal["single", "reversed", "shuffled"]
 DRAWS = 8
 SINGLE = 2.0**-24
 EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
+CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
 
 def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., Any]:
-    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats."""
+    """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats.
+
+    Without ``argnums`` the function is run and not differentiated.
+    """
     places = tuple(argnums)
 
     def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -35,6 +40,8 @@ def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Call
                 every[i] = x
             return function(*every)
 
+        if not places:
+            return asked(), ()
         out, pull = jax.vjp(asked, *(inputs[i] for i in places))
         return out, pull(jax.tree.map(lambda c, o: jnp.asarray(c).astype(o.dtype), cotangents, out))
 
@@ -119,6 +126,23 @@ class Formula:
             self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
         return self._compiled[device, sums, declared]
 
+    @cached_property
+    def places(self) -> dict[str, list[Any]]:
+        """Where Pallas kernels in it round to less than float32."""
+        return places(self.jaxpr.jaxpr)
+
+    def raised(self, cotangents: Any, inputs: Sequence[Any], narrow: Collection[str] = ()) -> list[Array]:
+        """Return the leaves as it gives them if the places in its Pallas kernels are in float32, but for ``narrow``."""
+        key = frozenset(narrow)
+        if key not in self._raised:
+            lifted = [e for place, equations in self.places.items() if place not in key for e in equations]
+            self._raised[key] = jax.jit(raised(self.jaxpr, lifted))
+        return [np.asarray(x) for x in self._raised[key](*self.leaves(cotangents, inputs))]
+
+    @cached_property
+    def _raised(self) -> dict[frozenset[str], Callable[..., list[Any]]]:
+        return {}
+
     def constants(self) -> list[str]:
         """Return constants of narrow formats that look rounded to them, ``0.69921875 in bfloat16 at FILE:LINE``.
 
@@ -127,8 +151,11 @@ class Formula:
         return list(dict.fromkeys(_narrow_constants(self.jaxpr.jaxpr, self.jaxpr.consts)))
 
     def narrow(self) -> list[str]:
-        """Return the lines at which results narrower than float32 are made, kernels' inside included."""
-        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr)))
+        """Return the lines at which results narrower than float32 are made, kernels' inside included.
+
+        What only moves them is left out, and what is rounded once to be given out.
+        """
+        return list(dict.fromkeys(_narrow_lines(self.jaxpr.jaxpr, outermost=True)))
 
 
 def _moved(x: Any, random: np.random.Generator, together: bool) -> Any:
@@ -161,9 +188,11 @@ def _full(x: float) -> bool:
     return bool(np.isfinite(x)) and np.frexp(x)[0] * 2.0**BITS % 1 != 0
 
 
-def _narrow_lines(jaxpr: Any) -> Iterator[str]:
+def _narrow_lines(jaxpr: Any, outermost: bool = False) -> Iterator[str]:
     for e in jaxpr.eqns:
-        if any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and source(e):
+        given = outermost and e.primitive.name == CAST and readers(e.outvars[0], jaxpr) <= {GIVEN}
+        made = any(_narrow(getattr(v.aval, "dtype", None)) for v in e.outvars) and e.primitive.name not in EXACT
+        if made and not given and source(e):
             yield source(e)
         for value in e.params.values():
             for body in bodies(value):

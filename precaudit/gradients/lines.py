@@ -45,6 +45,22 @@ def shares(
     return sorted(((line, size / total) for line, size in found if size), key=lambda x: -x[1])
 
 
+def inside(
+    formula: Formula, cotangents: Any, inputs: Sequence[Any], leaf: int, straight: Array
+) -> list[tuple[str, float]]:
+    """Return the same of the places inside a function's Pallas kernels, all others in float32.
+
+    ``straight``: the leaf with all of them in float32. Kernels are run and not lifted.
+    """
+    found = []
+    for place in formula.places:
+        made = formula.raised(cotangents, inputs, [place])[leaf].astype(np.float64)
+        error = made - straight.astype(np.float64)
+        found.append((place, float(np.sum(np.where(np.isfinite(error), error, 0.0) ** 2))))
+    total = sum(size for _, size in found)
+    return sorted(((place, size / total) for place, size in found if size), key=lambda x: -x[1])
+
+
 def _rounding(formula: Formula, line: str) -> Callable[..., list[Any]]:
     def run(*held: Any) -> list[Any]:
         return [up(x) for x in OneLine(line).run(formula.jaxpr.jaxpr, formula.jaxpr.consts, held)]

@@ -11,6 +11,7 @@ import numpy as np
 class Distance:
     """``componentwise``: max of |error| over the half ulp of its exact value; ``normwise``: relative L2 error.
 
+    ``once``: what rounding the exact values to the format leaves of the relative L2 error.
     ``worst``: index of the componentwise maximum. ``same_places``: NaN and each infinity stand where the exact ones
     do. Where it is False the two errors, over the places finite on both sides, say nothing of the whole.
     """
@@ -19,6 +20,12 @@ class Distance:
     normwise: float
     worst: tuple[int, ...]
     same_places: bool
+    once: float = 0.0
+
+    @property
+    def roundings(self) -> float:
+        """The normwise error in roundings of all elements to the format; 1 is the least there is."""
+        return self.normwise / self.once if self.once else (np.inf if self.normwise else 0.0)
 
 
 def distance(found: Any, exact: Any) -> Distance:
@@ -39,10 +46,13 @@ def distance(found: Any, exact: Any) -> Distance:
     exponent = np.where(size == 0, int(info.minexp), exponent)
     halves = error / np.ldexp(1.0, exponent - int(info.nmant) - 1)
     norm, lost = float(np.linalg.norm(size)), float(np.linalg.norm(error))
+    with np.errstate(over="ignore"):
+        once = float(np.linalg.norm(np.where(finite, size.astype(ours.dtype).astype(np.float64) - size, 0.0)))
     worst = np.unravel_index(int(np.argmax(halves)), halves.shape) if halves.size else ()
     return Distance(
         float(halves.max(initial=0.0)),
         lost / norm if norm else (np.inf if lost else 0.0),
         tuple(int(i) for i in worst),
         same,
+        once / norm if norm else 0.0,
     )

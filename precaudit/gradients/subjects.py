@@ -35,12 +35,23 @@ def named(kernel: str, reference: str | None, inputs: str | None, argnums: Seque
         given = read(Path(inputs))
     else:
         given = load_function(inputs or f"{module}:inputs")
+    if (why := missing(module)) is not None:
+        raise UserError(f"{module} does not run here: {why}")
     if argnums is None and has(f"{module}:ARGNUMS"):
         argnums = tuple(load_attribute(f"{module}:ARGNUMS"))
     return Named(
         kernel, load_function(full), load_function(reference or f"{module}:reference"), given,
         None if argnums is None else tuple(argnums),
     )  # fmt: skip
+
+
+def missing(module: str) -> str | None:
+    """Return why the kernel of a module does not run here, as its ``why_not_here()`` says; None where it does."""
+    try:
+        found = load_function(f"{module}:why_not_here")()
+    except UserError:
+        return None
+    return None if found is None else str(found)
 
 
 def read(path: Path) -> tuple[Any, ...]:

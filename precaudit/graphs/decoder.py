@@ -1,5 +1,6 @@
 """The decoder's operations, in program order: what each reads, rounds and sums (docs/design.md §4)."""
 
+from collections.abc import Sequence
 from math import log2
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,8 @@ POINTS = {
         Point(
             "attn_out", "mix", "THK", ("q", "k", "v"), "probs · v, before the output projection",
             place="attn_out", format="attn_out", operands=("probs", "activations"), inner=("scores", "probs"),
-            arithmetic="softmax", tensors=False, milestone=True, shows=("scores", "probs", "softmax", "attn_out"),
+            arithmetic="softmax", tensors=False, milestone=True,
+            shows=("scores", "probs", "softmax", "attn_out", "attention"),
             inside=(
                 _CAPPED,
                 Inside(("score_dot",), _fine_scale),
@@ -154,9 +156,19 @@ STREAM = next(p.handed for p in POINTS.values() if p.handed is not None)  # what
 CACHES = {p.name: p.cache for p in POINTS.values() if p.cache is not None}
 
 
+def point_of(names: Sequence[str]) -> str:
+    """Return the innermost name of a path that is a point; "" where none is."""
+    return next((name for name in reversed(names) if name in POINTS), "")
+
+
 def present(sparse: bool) -> tuple[str, ...]:
     """Return the points a model has; ``sparse``: a mixture of experts."""
     return tuple(p.name for p in POINTS.values() if p.only in (None, "sparse" if sparse else "dense"))
+
+
+def hidden(attention: str) -> tuple[str, ...]:
+    """Return the points that a policy's attention kernel does not show: those within the operation it makes at once."""
+    return () if attention == "naive" else tuple(p.name for p in POINTS.values() if p.attends and p.within is not None)
 
 
 def shape_of(axes: str, c: "DecoderConfig", positions: int = 1, keys: int = 1) -> tuple[int, ...]:

@@ -11,12 +11,15 @@ from jax import lax
 from precaudit.arrays import wider
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
-from precaudit.policies import PRECISIONS, Policy
+from precaudit.policies import PRECISIONS, Policy, check_kernel
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The dtypes of a policy's keys, and ``matmul``: a lax.Precision or a lax.DotAlgorithmPreset."""
+    """The dtypes of a policy's keys, and ``matmul``: a lax.Precision or a lax.DotAlgorithmPreset.
+
+    ``attention``: the kernel that attends.
+    """
 
     activations: np.dtype[Any]
     residual: np.dtype[Any]
@@ -31,15 +34,20 @@ class Arithmetic:
     logits: np.dtype[Any]
     matmul: Any
     decode_in_float32: bool
+    attention: str
+    inputs_in_int8: bool = False
 
     @classmethod
     def of(cls, policy: Policy) -> "Arithmetic":
         """Resolve a policy's names."""
-        keys = [f.name for f in fields(cls) if f.name not in ("matmul", "decode_in_float32")]
-        dtypes = {key: FORMATS[getattr(policy, key)].dtype for key in keys}
+        other = ("matmul", "decode_in_float32", "inputs_in_int8", "attention")
+        dtypes = {f.name: _dtype(getattr(policy, f.name)) for f in fields(cls) if f.name not in other}
         name = policy.matmul
         matmul = lax.Precision[name.upper()] if name in PRECISIONS else lax.DotAlgorithmPreset[name]
-        return cls(**dtypes, matmul=matmul, decode_in_float32=policy.decode_attention == "float32")
+        raised, int8 = policy.decode_attention == "float32", policy.projection_inputs == "int8"
+        return cls(
+            **dtypes, matmul=matmul, decode_in_float32=raised, attention=policy.attention, inputs_in_int8=int8
+        )  # fmt: skip
 
     def for_decode(self) -> "Arithmetic":
         """The arithmetic of decode attention: float32 throughout where the policy casts it up."""
@@ -47,6 +55,10 @@ class Arithmetic:
             return self
         single = FORMATS["float32"].dtype
         return replace(self, activations=single, scores=single, softmax=single, probs=single)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return FORMATS[name].dtype if name in FORMATS else np.dtype(name)
 
 
 def check_device(policy: Policy, platform: str) -> None:
@@ -59,6 +71,7 @@ def check_device(policy: Policy, platform: str) -> None:
             f"policy {policy.name}: matmul = {policy.matmul} is not honoured on cpu, which computes float32 products "
             "in full; use default, high or highest here"
         )
+    check_kernel(policy, platform)
     if platform == "tpu" and policy.matmul in ("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32"):
         raise UserError(f"policy {policy.name}: matmul = {policy.matmul} does not compile on tpu; use highest")
 

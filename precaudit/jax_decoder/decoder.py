@@ -15,9 +15,10 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
+from precaudit.jax_decoder.integers import IntegerMatrix, IntegerRows, product
 from precaudit.jax_decoder.parts import Parts, capped, near
 
-Cache = dict[str, jax.Array]
+Cache = dict[str, Any]
 Layer = dict[str, jax.Array]
 
 
@@ -33,6 +34,11 @@ class Step:
     sin: list[jax.Array]
     masks: list[jax.Array]
     slots: jax.Array | None
+
+
+def turned_at(table: jax.Array, positions: jax.Array) -> jax.Array:
+    """Return the rows [B, T, R/2] of a table [P, R/2], or of each sequence's own [B, P, R/2], at positions [B, T]."""
+    return table[positions] if table.ndim == 2 else jnp.take_along_axis(table, positions[..., None], axis=1)
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,13 @@ class Decoder:
     raised: tuple[int, Arithmetic] | None = None
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Return an empty cache: k and v [L, B, S, G, K] in the cache's format."""
+        """Return an empty cache: k and v [L, B, S, G, K] in the cache's format, int8 with a scale for every row."""
         c = self.config
         shape = (c.layers, batch, capacity, c.kv_heads, c.head_dim)
-        return {name: jnp.zeros(shape, self.arithmetic.kv_cache) for name in ("k", "v")}
+        a = self.arithmetic
+        if jnp.issubdtype(a.kv_cache, jnp.integer):
+            return {name: IntegerRows.empty(shape, a.activations) for name in ("k", "v")}
+        return {name: jnp.zeros(shape, a.kv_cache) for name in ("k", "v")}
 
     def prefill(
         self,
@@ -117,7 +126,7 @@ class Decoder:
         self, tables: tuple[jax.Array, jax.Array], rows: jax.Array, starts: jax.Array, keys: int, slots: Any
     ) -> Step:
         positions = jnp.maximum(rows - starts[:, None], 0)
-        cos, sin = ([kind[positions] for kind in table] for table in tables)
+        cos, sin = ([turned_at(kind, positions) for kind in table] for table in tables)
         mask = self.parts.mask(rows, keys, starts)
         masks = [mask] if self.config.window is None else [mask, mask & near(rows, keys, self.config.window)]
         return Step(cos, sin, masks, slots)
@@ -131,7 +140,8 @@ class Decoder:
 
     def _layers(self, params: Any, tokens: jax.Array, step: Step, cache: Any) -> tuple[jax.Array, Any]:
         with scope("resid_in"):
-            x = params["embed"][tokens]
+            embed = params["embed"]
+            x = embed.rows(tokens) if isinstance(embed, IntegerMatrix) else embed[tokens]
             if self.config.embed_scale != 1.0:
                 x = x.astype(jnp.float32) * jnp.float32(self.config.embed_scale)
             x = x.astype(self.arithmetic.residual)
@@ -244,6 +254,11 @@ class Decoder:
                 k = tap(parts.cache_read(cache["k"], layer), "k_cache").astype(a.activations)
             with scope("v_cache"):
                 v = tap(parts.cache_read(cache["v"], layer), "v_cache").astype(a.activations)
+        if a.attention != "naive":
+            with scope("attn_out"):
+                kernel = {"sdpa": parts.sdpa, "flash": parts.flash}[a.attention]
+                out = kernel(q, k, v, self._of(layer, step.masks), c.score_scale, c.score_cap, a)
+                return tap(out, "attn_out"), cache
         with scope("scores"):
             scores = parts.scores(q, k, c.score_scale, a)
             scores = tap(scores if c.score_cap is None else capped(scores, c.score_cap), "scores")
@@ -269,7 +284,8 @@ class Decoder:
             h = tap(self._norm(x, params, "final_norm"), "final_norm")
         with scope("logits"):
             h = jnp.take_along_axis(h, logit_rows[:, :, None], axis=1)
-            y = dot(h, head, (2, 1), a.logits, a)
+            integers = isinstance(head, IntegerMatrix)
+            y = product(h, head, a.logits, a) if integers else dot(h, head, (2, 1), a.logits, a)
             if c.logit_scale != 1.0:
                 y = (y.astype(jnp.float32) * jnp.float32(c.logit_scale)).astype(a.logits)
             return tap(y if c.logit_cap is None else capped(y, c.logit_cap), "logits")

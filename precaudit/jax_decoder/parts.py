@@ -5,13 +5,18 @@ Shapes: B batch, T new positions, S cached positions, D width, H query heads, G 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
+from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched, dot
+from precaudit.jax_decoder.integers import IntegerMatrix, IntegerRows, dequantised, product, quantised
+from precaudit.jax_decoder.kernels import flash, sdpa
+from precaudit.policies import Policy
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) -> jax.Array:
@@ -28,9 +33,12 @@ def rms_norm_once(x: jax.Array, weight: jax.Array, eps: float, a: Arithmetic) ->
     return (y * weight.astype(a.norm)).astype(a.activations)
 
 
-def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
+def project(x: jax.Array, weight: jax.Array | IntegerMatrix, bias: jax.Array | None, a: Arithmetic) -> jax.Array:
     """X · weightᵀ (+ bias); weight [out, in]."""
-    y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
+    if isinstance(weight, IntegerMatrix):
+        y = product(x, weight, a.activations, a, a.inputs_in_int8)
+    else:
+        y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
     return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
 
 
@@ -108,25 +116,36 @@ def near(rows: jax.Array, keys: int, window: int) -> jax.Array:
     return (jnp.arange(keys)[None, None, :] > rows[:, :, None] - window)[:, None]
 
 
-def cache_write(cache: jax.Array, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> jax.Array:
-    """Write rows [B, T, G, K] into cache [L, B, S, G, K] in place: at slot 0 of every sequence, or one row at slots."""
+def cache_write(cache: Any, layer: jax.Array, rows: jax.Array, slots: jax.Array | None) -> Any:
+    """Write rows [B, T, G, K] into cache [L, B, S, G, K] in place: at slot 0 of every sequence, or one row at slots.
+
+    A cache of integers takes them quantised, and their scales beside them.
+    """
+    if isinstance(cache, IntegerRows):
+        values, scales = quantised(rows)
+        held = cache_write(cache.values, layer, values, slots)
+        return IntegerRows(held, cache_write(cache.scales, layer, scales, slots), cache.read)
     rows = rows.astype(cache.dtype)
-    zero = jnp.int32(0)
+    zeros = (jnp.int32(0),) * rows.ndim
     if slots is None:
-        return lax.dynamic_update_slice(cache, rows[None], (layer, zero, zero, zero, zero))
+        return lax.dynamic_update_slice(cache, rows[None], (layer, *zeros))
     for b in range(rows.shape[0]):
-        cache = lax.dynamic_update_slice(cache, rows[None, b : b + 1], (layer, jnp.int32(b), slots[b], zero, zero))
+        cache = lax.dynamic_update_slice(cache, rows[None, b : b + 1], (layer, jnp.int32(b), slots[b], *zeros[2:]))
     return cache
 
 
-def cache_read(cache: jax.Array, layer: jax.Array) -> jax.Array:
-    """Return one layer's rows [B, S, G, K]."""
+def cache_read(cache: Any, layer: jax.Array) -> jax.Array:
+    """Return one layer's rows [B, S, G, K]; of integers scale · integer."""
+    if isinstance(cache, IntegerRows):
+        return dequantised(cache_read(cache.values, layer), cache_read(cache.scales, layer), cache.read)
     return lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
 
 
 @dataclass(frozen=True)
 class Parts:
     """The operations; ``dataclasses.replace(parts, rope=…)`` is another decoder.
+
+    A policy whose ``attention`` is ``sdpa`` or ``flash`` uses that part in place of scores, softmax and attend.
 
     >>> from dataclasses import replace
     >>> from precaudit import Parts
@@ -142,8 +161,21 @@ class Parts:
     scores: Callable[..., jax.Array] = attention_scores
     softmax: Callable[..., jax.Array] = masked_softmax
     attend: Callable[..., jax.Array] = attend
+    sdpa: Callable[..., jax.Array] = sdpa
+    flash: Callable[..., jax.Array] = flash
     activate: Callable[..., jax.Array] = swiglu
     route: Callable[..., jax.Array] = route
     mask: Callable[..., jax.Array] = causal_mask
     cache_write: Callable[..., jax.Array] = cache_write
     cache_read: Callable[..., jax.Array] = cache_read
+
+
+def check_parts(policy: Policy, parts: Parts) -> None:
+    """Raise UserError for operations of one's own that the policy's attention kernel would pass over."""
+    usual = Parts()
+    for name in ("scores", "softmax", "attend") if policy.attention != "naive" else ():
+        if getattr(parts, name) is not getattr(usual, name):
+            raise UserError(
+                f"parts: {name} is not used under attention = {policy.attention}; replace the part {policy.attention} "
+                "itself, or use attention = naive"
+            )

@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: str | list[str] = "*"
     phases: list[str] | None = None
     layers: str | None = None
-    kind: Literal["local", "forward", "state", "formula"] = "local"
+    kind: Literal["local", "forward", "state", "formula", "product"] = "local"
     metric: str | None = None
     scope: str = "tensor"
     limit: float | None = None
@@ -73,10 +73,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Known:
-    """Points and phases that were recorded."""
+    """Points and phases that were recorded, and kinds of records where they are known."""
 
     points: frozenset[str]
     phases: frozenset[str]
+    kinds: frozenset[str] = frozenset()
 
 
 def read_budgets(path: Path, known: Known | None = None) -> tuple[Budget, ...]:
@@ -130,6 +131,9 @@ def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> 
         found = {p for p in every if fnmatchcase(p, glob)}
         if not found:
             raise UserError(f"{where}: points {glob!r} names no point{nearest(glob, every)}")
+        if known is not None and known.kinds and entry.kind not in known.kinds:
+            kinds = ", ".join(sorted(known.kinds))
+            raise UserError(f"{where}: kind = {entry.kind!r} matches nothing recorded: {kinds}")
         if not (judged := {p for p in found if (_has(p, entry.kind) if known is None else entry.kind != "state")}):
             raise UserError(f"{where}: points {glob!r} have no {entry.kind} errors")
         named |= judged
@@ -143,6 +147,8 @@ def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> 
 def _has(point: str, kind: str) -> bool:
     """Whether a point has errors of a kind."""
     p = POINTS[point]
+    if kind == "product":
+        return False
     if kind == "formula":
         return not p.keyed
     return p.state if kind == "state" else not p.state and (kind == "forward" or bool(p.inputs))

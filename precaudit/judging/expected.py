@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit
 from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.judging import predictions
 from precaudit.judging.baselines import Judged
 from precaudit.judging.verdicts import Status, Verdict
 from precaudit.limits import Limits
@@ -99,6 +100,7 @@ def disturbed(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterat
                 f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
                 "excess_precision=off, and look again",
             )  # fmt: skip
+        yield from predictions.moved(n.predicted, n.prompts, n.phase, n.step)
     checked = {n.phase for n in run.record.neutrality}
     captured = {p.phase for p in run.points if p.point != LOGITS}
     for phase in asked.phases:

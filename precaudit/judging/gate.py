@@ -14,6 +14,7 @@ import msgspec
 from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.frames import flat, frame, joined, worst
+from precaudit.graphs.decoder import POINTS
 from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
@@ -28,7 +29,7 @@ from precaudit.runs.written import Comparison, recall
 from precaudit.store import Run, once
 
 CHUNK = 1 << 22
-JUDGED = ("local", "forward", "state", "formula")
+JUDGED = ("local", "forward", "state", "formula", "product")
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,6 +86,7 @@ class Rules:
     stale: tuple[str, ...] = ()
     seen: Seen = field(default_factory=Seen)
     passed: int = 0
+    free: int = 0  # products that no budget is of: they have no limit of their own
     ran: set[str] = field(default_factory=set)  # points with numbers
     places: dict[tuple[int | None, str], None] = field(default_factory=dict)
 
@@ -101,6 +103,9 @@ class Rules:
         if e.skipped is None:
             self.ran.add(e.point)
         under = select(self.budgets, e) if self.budgets else []
+        if e.kind == "product" and not under:
+            self.free += 1
+            return None
         verdict = self._budgeted(e, under) if under else judge(e, self.limits)
         if verdict is not None and verdict.status == "pass":
             self.passed += 1
@@ -113,6 +118,8 @@ class Rules:
         if verdict is None or verdict.status in ("missing", "nonfinite", "not run"):
             return verdict
         stated = [v for b in under if (v := self._stated(e, b)) is not None]
+        if e.kind == "product" and verdict.status == "pass" and not stated:
+            return None
         if verdict.status == "unknown":
             allowed = next((b for b in under if b.entry.unknown == "allow"), None)
             if allowed is not None:
@@ -177,11 +184,22 @@ def gate(
     rules = Rules(limits or default_limits(), (), frozen)
     if not isinstance(source, Comparison) and is_program_run(source):
         return _gate_program(Path(source), rules, budgets, across_devices)
-    rules.budgets = read_budgets(budgets) if budgets is not None else ()
     if not isinstance(source, Comparison) and Path(source).is_file():
         return _gate_file(Path(source), rules, budgets)
+    rules.budgets = read_budgets(budgets) if budgets is not None else ()
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
+
+
+def judge_records(
+    name: str, records: Iterable[ErrorRecord], budgets: Sequence[Budget], more: Iterable[Verdict] = ()
+) -> Judgement:
+    """Judge records that are at hand by the default limits and budgets, with verdicts that were made elsewhere."""
+    rules = Rules(default_limits(), tuple(budgets))
+    verdicts = [v for e in records if (v := rules.apply(e, name)) is not None]
+    given = list(more)
+    rules.passed += sum(v.status == "pass" for v in given)
+    return _judgement(name, [*verdicts, *(v for v in given if v.status != "pass")], rules, (), ())
 
 
 def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
@@ -196,7 +214,7 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     errors = programs.errors_of(opened)
     verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
     verdicts = programs.suspect(verdicts, errors)
-    verdicts += programs.uncovered(opened, rules.seen)
+    verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
     whole = _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
@@ -269,10 +287,14 @@ def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
     if budgets is not None:
-        places = {(e.point, e.layer, e.phase) for e in _stream(path)}
-        layers = 1 + max((layer for _, layer, _ in places if layer is not None), default=0)
-        known = Known(frozenset(point for point, _, _ in places), frozenset(phase for *_, phase in places))
-        rules.budgets = resolve(rules.budgets, budgets, layers, known)
+        places = {(e.point, e.layer, e.phase, e.kind) for e in _stream(path)}
+        layers = 1 + max((layer for _, layer, *_ in places if layer is not None), default=0)
+        known = Known(
+            frozenset(point for point, *_ in places), frozenset(phase for *_, phase, _ in places),
+            frozenset(kind for *_, kind in places),
+        )  # fmt: skip
+        own = not known.points <= POINTS.keys()
+        rules.budgets = resolve(read_budgets(budgets, known if own else None), budgets, layers, known)
     verdicts: list[Verdict] = []
     layers = 0
     with _without_collector():
@@ -283,7 +305,8 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
                 verdicts.append(verdict)
     if rules.baseline is not None:
         verdicts += absent(rules.baseline.lines, rules.seen, str(rules.baseline.path))
-    return _judgement(path.name, suspect(verdicts, layers), rules, [], ())
+    free = f'{rules.free:,} products are under no budget: one of kind = "product" limits them'
+    return _judgement(path.name, suspect(verdicts, layers), rules, [free] if rules.free else [], ())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
+from precaudit.judging import predictions
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
@@ -102,6 +103,12 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
                     )  # fmt: skip
 
 
+def disturbed(opened: Opened) -> Iterator[Verdict]:
+    """Yield ``unknown`` for every case of a predicted run whose products taps change in precision."""
+    for n in opened.record.neutrality:
+        yield from predictions.moved(n.predicted, (n.case,), PROGRAM_CALL, 0)
+
+
 def provenance(opened: Opened) -> BaselineRecord:
     """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
     r = opened.record
@@ -143,10 +150,11 @@ def sources(opened: Opened) -> dict[str, str]:
 def notes(opened: Opened) -> list[str]:
     """Return what the run rests on, and what tapping did to the program's outputs."""
     changed = [n for n in opened.record.neutrality if not n.bitwise]
+    told = [*opened.record.warnings, *predictions.notes((PROGRAM_CALL, n.predicted) for n in opened.record.neutrality)]
     if not changed:
-        return [*opened.record.warnings, "tapping left the outputs as they are, bit for bit"]
+        return [*told, "tapping left the outputs as they are, bit for bit"]
     worst = ", ".join(f"{n.case} by up to {n.max_diff}" for n in changed[:3])
     return [
-        *opened.record.warnings,
+        *told,
         f"tapping changed the outputs ({worst}): another honest rounding, or the compiler fused otherwise",
     ]

@@ -8,8 +8,11 @@ from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, va
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
-    """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair)."""
-    if e.kind not in ("local", "forward", "state", "formula"):
+    """Judge an error record by the default rule; None for kinds that only inform (accum, weights, pair).
+
+    A product has no limit but those that budgets state: it passes here where it is finite.
+    """
+    if e.kind not in ("local", "forward", "state", "formula", "product"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -21,6 +24,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
     if "nan" in (e.mae, e.max_diff, e.rel_l2):
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
+    if e.kind == "product":
+        return PASS
     if e.kind == "state":
         return _state(e)
     if e.kind == "formula":
@@ -72,8 +77,8 @@ def judge_pair(p: PrefillDecodeRecord) -> Verdict:
     """Judge two views of one position: their top-1 and FP64's agree, or they are near ties in FP64."""
     if not p.finite:
         return Verdict.of_pair(p, "fail", text="logits are NaN or infinite: there is no top-1")
-    if p.match and p.f64_match:
-        return Verdict.of_pair(p, "pass")
+    if p.agree:
+        return Verdict.of_pair(p, "pass", text="" if p.match else "each as FP64 is with its own lengths in RoPE")
     if p.near_tie:
         return Verdict.of_pair(p, "pass", text="near tie")
     if p.near_tie is None or p.f64_match is None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.decoder import point_of
 from precaudit.tpu.hlo import JAX_FILES
 from precaudit.transforms.jax_versions import bodies, called, closed, frames, scanned
 from precaudit.transforms.primitives import CALLS
@@ -217,11 +217,6 @@ def widened(graph: Graph, e: Equation, i: int) -> bool:
     values = graph.behind(e.inputs[i], in_place)
     ends = [v for v in values if v not in graph.joins and not any(True for _ in _inputs(graph, v))]
     return bool(ends) and all(_held(graph, v) for v in ends)
-
-
-def point_of(names: tuple[str, ...]) -> str:
-    """Return the innermost name of a path that is a point; "" where none is."""
-    return next((name for name in reversed(names) if name in POINTS), "")
 
 
 def user_frames(found: Iterable[str]) -> tuple[str, ...]:

@@ -12,12 +12,14 @@ from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import check_device, compiler_options
 from precaudit.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
 from precaudit.lint.rules import every
-from precaudit.lint.view import PRODUCTS, View, array, primitive_of
+from precaudit.lint.view import View
 from precaudit.policies import Policy
 from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
+from precaudit.tpu import units
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
+from precaudit.tpu.units import counted
 from precaudit.tracing.programs import CACHE, bucket
 from precaudit.tracing.subject import Subject, load
 
@@ -130,18 +132,8 @@ def numbers(view: View) -> Mapping[str, Any]:
 
 def products(view: View) -> dict[str, int]:
     """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
-    made = {"passes1": 0, "passes3": 0, "passes6": 0, "vector": 0}
-    for _, i in view.instructions:
-        if i.opcode in PRODUCTS:
-            made[f"passes{passes(i.attributes.get('operand_precision', ''))}"] += 1
-        elif i.opcode == "reduce" and primitive_of(i) == "dot_general" and array(i) is not None:
-            made["vector"] += 1
-    return made
-
-
-def passes(precision: str) -> int:
-    """Return how many bfloat16 passes a product takes at an ``operand_precision`` as HLO writes it."""
-    return 6 if "highest" in precision else 3 if "high" in precision else 1
+    assert view.module is not None
+    return counted(units.products(view.module))
 
 
 def _view(

@@ -6,12 +6,11 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from precaudit.lint.flow import Equation, Graph, build, point_of, user_frames
+from precaudit.graphs.decoder import point_of
+from precaudit.lint.flow import Equation, Graph, build, user_frames
 from precaudit.policies import Policy
 from precaudit.tpu.hlo import Instruction, Module, Shape, Type
 from precaudit.tpu.target import Compiled, Target
-
-PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.point import Point
 from precaudit.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
-from precaudit.mutations.flash import narrow_softmax, unshifted
+from precaudit.mutations.flash import narrow_softmax, not_rescaled, unshifted
 from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
 from precaudit.mutations.variants import NARROW, Variant, at, roundings_of, stored, sums
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.policies import Policy
+from precaudit.policies import FLASH_BLOCK, Policy
 
 semantics = partial(Variant, kind="semantics")
 
@@ -31,6 +31,8 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
         yield from masks(config.window_of(layer))
     if row.kind == "mix":
         yield from stored(row.place, policy.attn_out)
+        for name, says, form in not_rescaled(FLASH_BLOCK) if policy.attention == "flash" else ():
+            yield semantics(name, says=says, form=form)
         yield from _cached(policy)
     if row.reads_keys:
         yield from sums(row)
@@ -166,7 +168,7 @@ def _cached(policy: Policy) -> Iterator[Variant]:
     stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,)}
     for what, which in stores.items():
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
-            if FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
+            if policy.kv_cache != "int8" and FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:
                 yield Variant(
                     f"{what} in {name}", "format", f"{what} are rounded to {name}", _changed(which, rounder(name))
                 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import POINTS
 from precaudit.mutations.attention import attention_variants
+from precaudit.mutations.integers import integer_variants
 from precaudit.mutations.normalisation import norm_variants
 from precaudit.mutations.products import (
     logit_variants,
@@ -32,6 +33,7 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
             yield from other_layers(config, layer)
     if row.projects:
         yield from projection_variants(row, policy, config)
+        yield from integer_variants(row, policy, config)
         yield from other_layers(config, layer)
     if row.kind == "sum":
         yield from residual_variants()

@@ -1,7 +1,7 @@
 """Other ways to sum attention: a block of keys at a time, and softmax without its maximum."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,19 +9,21 @@ from precaudit.arrays import Array, identity
 from precaudit.metrics.rows import unseen
 from precaudit.mutations.forms import Inputs, grouped
 from precaudit.numpy_decoder.model import all_scores
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.numpy_decoder.operators import Rule, in_blocks
+from precaudit.numpy_decoder.rounding import Blocks, Cast, Rounding
 
 
 @dataclass(frozen=True)
 class Flash:
     """Attention a block of keys at a time with a running maximum (Dao et al. 2022, algorithm 1).
 
-    Exponentials are rounded as probabilities before they are normalised; ``total`` rounds the running output and sum.
+    Exponentials are rounded as probabilities before they are normalised; ``total`` rounds the running output and sum,
+    ``rescale``: what the sum and the output are multiplied with where the maximum rises.
     """
 
     block: int = 128
     total: Callable[[Array], Array] = identity
+    rescale: tuple[Cast, Cast] = (np.exp, np.exp)
 
     def __call__(self, o: Inputs, r: Rounding) -> Array:
         """Return attention's output [T, H, K]."""
@@ -29,24 +31,20 @@ class Flash:
         rule = Rule.of(o.config, o.layer)
         hidden = unseen(np.asarray(o.positions), len(k), rule.window)
         s = np.where(hidden, -np.inf, all_scores(q, k, rule, r))
+        running, blocks = replace(r, running=self.total), Blocks(self.block, o.start)
         heads = enumerate(grouped(o, q.shape[1]))
-        return np.stack([self.attend(s[h], v[:, g], r) for h, g in heads], axis=1)
+        return np.stack([in_blocks(s[h], v[:, g], running, blocks, self.rescale) for h, g in heads], axis=1)
 
-    def attend(self, s: Array, v: Array, r: Rounding) -> Array:
-        """Return one head's output [T, K] from its scores [T, S], −inf where masked, and values [S, K]."""
-        top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
-        out = np.zeros((len(s), v.shape[1]))
-        for i in range(0, s.shape[1], self.block):
-            part = s[:, i : i + self.block]
-            new = np.maximum(top, part.max(axis=1, keepdims=True))
-            with np.errstate(invalid="ignore"):
-                shrink = np.where(np.isfinite(top), np.exp(top - new), 0.0)
-                e = np.where(np.isfinite(part), np.exp(part - new), 0.0)
-            mass = self.total(mass * shrink + e.sum(axis=1, keepdims=True))
-            out = self.total(out * shrink + r.dot(r.probs(e), v[i : i + self.block]))
-            top = new
-        with np.errstate(invalid="ignore"):
-            return r.attn_out(out / mass)
+
+def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
+    """Yield (name, what it means, form) of blocks whose sums are not rescaled when the running maximum rises."""
+    ways: dict[str, tuple[Cast, Cast]] = {
+        "sum and output": (np.ones_like, np.ones_like), "output": (np.exp, np.ones_like), "sum": (np.ones_like, np.exp),
+    }  # fmt: skip
+    for name, rescale in ways.items():
+        says = f"the running {name} of blocks of {block} keys are not rescaled when the maximum rises"
+        says = says if "and" in name else says.replace(" are not", " is not")
+        yield f"{name} not rescaled", says, Flash(block=block, rescale=rescale)
 
 
 def unshifted(s: Array, r: Rounding) -> Array:

@@ -35,7 +35,9 @@ class Inputs:
     """What an operation read: its rows at ``positions`` [T], for attention q [T, H, K], k and v [S, G, K].
 
     ``last``: the keys and values of the last row where they differ from those of the rows before (decode);
-    ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k.
+    ``tensors``: what is done to the layer's tensors; ``probs`` [H, T, S]: what attn_out is made from in place of q, k;
+    ``lengths`` [T]: how long the sequence was when each row was turned (precaudit/lengths.py);
+    ``start``: the slot of the first key.
     """
 
     model: Model
@@ -46,6 +48,8 @@ class Inputs:
     last: tuple[Array, ...] = ()
     tensors: Callable[[Weight], Weight] = same
     probs: Array | None = None
+    lengths: Array | None = None
+    start: int = 0
 
     @property
     def row(self) -> Point:
@@ -59,7 +63,7 @@ class Inputs:
 
     def context(self, rounding: Rounding) -> Context:
         """Return the context of the layer's operations."""
-        c = self.model.context(self.layer, self.positions, rounding)
+        c = self.model.context(self.layer, self.positions, rounding, self.lengths)
         return replace(c, weight=self.tensors(c.weight))
 
     def rows(self, some: slice) -> "Inputs":
@@ -70,6 +74,7 @@ class Inputs:
         return replace(
             self, positions=self.positions[some], values=(first, *others), last=self.last if whole else (),
             probs=None if self.probs is None else self.probs[:, some],
+            lengths=None if self.lengths is None else self.lengths[some],
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What an operation needs besides its inputs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
@@ -13,7 +13,8 @@ class Context:
     """What an operation needs besides its inputs.
 
     ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
-    ``positions`` [T] are the rows' positions in their sequences; ``layer`` is None outside layers.
+    ``positions`` [T] are the rows' positions in their sequences, ``lengths`` [T] how long these were where RoPE depends
+    on it (None: within the original context); ``layer`` is None outside layers.
     """
 
     config: DecoderConfig
@@ -21,6 +22,12 @@ class Context:
     positions: Array
     rounding: Rounding
     layer: int | None = None
+    lengths: Array | None = None
+
+    def rows(self, a: int, b: int) -> "Context":
+        """Return the same for rows a to b."""
+        lengths = None if self.lengths is None else self.lengths[a:b]
+        return replace(self, positions=self.positions[a:b], lengths=lengths)
 
     def tensor(self, name: str) -> Array:
         """Return a tensor every model of the family has."""

@@ -45,9 +45,14 @@ def ensemble(
     if dtype in ("float32", "float64"):
         more = SHUFFLES if few else 0
         orders = (one_by_one, backwards, single_precision_dot, *(shuffled(i) for i in range(more)))
-        return tuple(replace(in_single(redrawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders))
+        return tuple(replace(in_single(_drawn(base, i), i), dot=summed(base.dot, dot)) for i, dot in enumerate(orders))
     kept = [base.eliding(places) for places in elisions(point, config, policy)]
-    return (*kept, *(in_single(redrawn(base, seed), seed) for seed in range(1, 1 + DRAWS)))
+    return (*kept, *(in_single(_drawn(base, seed), seed) for seed in range(1, 1 + DRAWS)))
+
+
+def _drawn(base: Rounding, seed: int) -> Rounding:
+    """Return other rounding errors on the same operand: integers made of recorded rows are known."""
+    return replace(redrawn(base, seed), operand=base.operand)
 
 
 def weights(members: int, dtype: str) -> list[float]:
@@ -71,7 +76,8 @@ def common(point: str, config: DecoderConfig) -> float:
 def in_single(rounding: Rounding, seed: int) -> Rounding:
     """Return ``rounding`` with float32 inside norm, softmax and activation; but for seed 0, ULPS off at random."""
     place = rounder("float32") if seed == 0 else _inaccurate(seed)
-    return replace(rounding, norm_scale=place, shifted=rounder("float32"), exponential=place, curve=place)
+    single = rounder("float32")
+    return replace(rounding, norm_scale=place, shifted=single, running=single, exponential=place, curve=place)
 
 
 def _inaccurate(seed: int) -> Callable[[Array], Array]:

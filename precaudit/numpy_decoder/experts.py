@@ -33,8 +33,8 @@ def mixed(c: Context, mlp_norm: Array, weights: Array) -> Array:
     for e in range(weights.shape[1]):
         rows = np.flatnonzero(weights[:, e])
         if len(rows):
-            x = mlp_norm[rows]
+            x = r.operand(mlp_norm[rows])
             gate, up, down = (c.tensor(f"mlp.experts.{e}.{n}_proj.weight") for n in ("gate", "up", "down"))
             act = gated(r.dot(x, gate.T), r.dot(x, up.T), c.config.activation, r)
-            out[rows] += weights[rows, e : e + 1] * r.linear(r.dot(act, down.T))
+            out[rows] += weights[rows, e : e + 1] * r.linear(r.dot(r.operand(act), down.T))
     return out

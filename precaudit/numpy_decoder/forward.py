@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -48,18 +48,21 @@ def forward(
     emit: Emit,
     progress: Callable[[int], None] = lambda layer: None,
     decoding: Decoding | None = None,
+    lengths: Sequence[Array] | None = None,
 ) -> None:
     """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
     ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
     Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
-    rows). ``decoding``: rows that attend over the cache. An emitted array is the caller's. Rows of all sequences go
-    through each matrix together, and a layer's tensors are widened once for all roundings.
+    rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
+    were turned (precaudit/lengths.py; None: each as long as it is). An emitted array is the caller's. Rows of all
+    sequences go through each matrix together, and a layer's tensors are widened once for all roundings.
     """
-    lengths = [len(s) for s in sequences]
-    edges = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
+    sizes = [len(s) for s in sequences]
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
     spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
-    positions = np.concatenate([np.arange(n) for n in lengths])
+    positions = np.concatenate([np.arange(n) for n in sizes])
+    turned = np.concatenate(lengths if lengths is not None else [np.full(n, n) for n in sizes])
     embedded = model.embed(np.concatenate(sequences))
     states = [r.residual(embedded) for r in roundings]
     with one_blas_thread():
@@ -72,7 +75,7 @@ def forward(
 
             for n, rounding in enumerate(roundings):
                 cached = None if decoding is None else (decoding.first, decoding.roundings[n])
-                here = model.context(layer, positions, rounding)
+                here = model.context(layer, positions, rounding, turned)
                 states[n] = _layer(here, states[n], spans, points, at_layer, cached)
             progress(layer)
         for x, rounding in zip(states, roundings, strict=True):
@@ -149,7 +152,7 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
 
     def rows(a: int, b: int) -> None:
         own = {name: x[a:b] for name, x in known.items()}
-        here = replace(context, positions=context.positions[a:b])
+        here = context.rows(a, b)
         for point in chain:
             if POINTS[point].within is not None and point not in kept:
                 continue

@@ -15,9 +15,9 @@ from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
 from precaudit.numpy_decoder.ensemble import backwards
 from precaudit.numpy_decoder.model import Attend, Softmax
-from precaudit.numpy_decoder.operators import attend, exponentials, hide, softmax
+from precaudit.numpy_decoder.operators import attend, exponentials, hide, in_blocks, softmax
 from precaudit.numpy_decoder.passes import in_passes
-from precaudit.numpy_decoder.rounding import Rounding, single_precision_dot
+from precaudit.numpy_decoder.rounding import Blocks, Rounding, single_precision_dot
 
 Dot = Callable[[Array, Array], Array]
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys of a block under a running maximum
@@ -143,18 +143,7 @@ def _divided_last(rounded: bool, s: Array, v: Array, positions: Array, window: i
 
 def _flash(block: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """Attention a block of keys at a time (Dao et al. 2022, algorithm 1); running sums in float32."""
-    s = hide(s, positions, window)
-    top, mass = np.full((len(s), 1), -np.inf), np.zeros((len(s), 1))
-    out = np.zeros((len(s), v.shape[1]))
-    for i in range(0, s.shape[1], block):
-        part = s[:, i : i + block]
-        new = np.maximum(top, part.max(axis=1, keepdims=True))
-        safe = np.where(np.isfinite(new), new, 0.0)
-        shrink, e = np.exp(top - safe), r.exponential(np.exp(r.shifted(part - safe)))
-        mass = single(mass * shrink + e.sum(axis=1, keepdims=True))
-        out = single(out * shrink + r.dot(r.probs(e), v[i : i + block]))
-        top = new
-    return r.attn_out(out / mass)
+    return in_blocks(hide(s, positions, window), v, replace(r, running=single), Blocks(block))
 
 
 def _split(parts: int, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:

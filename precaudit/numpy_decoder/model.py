@@ -7,6 +7,7 @@ import numpy as np
 
 from precaudit.arrays import Array, identity, release, widen
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, expected_tensors
+from precaudit.lengths import telling
 from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
@@ -31,8 +32,11 @@ class Model:
     _layer: int | None = None
     _held: dict[str, Array] = field(default_factory=dict)
 
-    def context(self, layer: int | None, positions: Array, rounding: Rounding) -> Context:
-        """Return the context of a layer's operations (None: those outside layers)."""
+    def context(self, layer: int | None, positions: Array, rounding: Rounding, lengths: Array | None = None) -> Context:
+        """Return the context of a layer's operations (None: those outside layers) on rows of sequences.
+
+        ``lengths`` [T]: how long each row's sequence was when it was turned (precaudit/lengths.py).
+        """
         if layer != self._layer:
             self._held, self._layer = {}, layer
         expected = expected_tensors(self.config)
@@ -47,7 +51,7 @@ class Model:
                 release(stored)
             return self._held[full]
 
-        return Context(self.config, weight, positions, rounding, layer)
+        return Context(self.config, weight, positions, rounding, layer, telling(self.config, lengths))
 
     def warm(self, layer: int) -> None:
         """Widen a layer's tensors before threads ask for them."""
@@ -108,13 +112,13 @@ class Model:
         self._touch(point, context, inputs)
 
         def part(a: int, b: int) -> Array:
-            return operation(replace(context, positions=context.positions[a:b]), *(x[a:b] for x in inputs))
+            return operation(context.rows(a, b), *(x[a:b] for x in inputs))
 
         return np.concatenate(each(part, ranges))
 
     def _touch(self, point: str, context: Context, inputs: Sequence[Array]) -> None:
         """Run the operation on one row, so that threads find its tensors widened."""
-        one = replace(context, positions=context.positions[:1], rounding=Rounding())
+        one = replace(context.rows(0, 1), rounding=Rounding())
         operations(self.config)[point](one, *(x[:1] for x in inputs))
 
 
@@ -138,6 +142,7 @@ def attention_variants(
 
     def block(a: int, b: int, heads: Sequence[int]) -> None:
         first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
+        first -= first % BLOCK  # a whole number of blocks of keys, where attention runs over them
         keys, products = int(positions[b - 1]) + 1, {}
         values = together([v[first:keys, h // group] for h in heads])
         for out, r in zip(outs, roundings, strict=True):

@@ -48,7 +48,8 @@ def _table(norm: Norm) -> dict[str, Operation]:
             y = normed(c, y, f"self_attn.{name}_norm").reshape(heads)
         elif c.config.qk_norm == "head":
             y = normed(c, y.reshape(heads), f"self_attn.{name}_norm")
-        return c.rounding.rows(rope(y.reshape(heads), c.positions, rope_frequencies(c.config, c.layer), c.rounding))
+        frequencies = rope_frequencies(c.config, c.layer, c.lengths)
+        return c.rounding.rows(rope(y.reshape(heads), c.positions, frequencies, c.rounding))
 
     def q(c: Context, attn_norm: Array) -> Array:
         """Queries after QK norm and RoPE [T, H, K]."""

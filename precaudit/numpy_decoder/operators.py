@@ -6,13 +6,14 @@ Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S k
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import erf
 
 import numpy as np
 
 from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.numpy_decoder.rounding import Cast, Rounding
+from precaudit.numpy_decoder.rounding import Blocks, Cast, Rounding
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,18 @@ def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
-    """X · weightᵀ + bias; weight [out, in]. The product's rounding is the place ``linear``, the sum's the caller's."""
-    y = r.dot(x, weight.T)
+    """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``."""
+    y = r.dot(r.operand(x), weight.T)
     return y if bias is None else r.linear(y) + bias
 
 
-def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, float]:
+def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | None = None) -> tuple[Array, float]:
     """Return a layer's radians per position [R/2], R the dimensions turned, and the factor on cos and sin.
 
     θ^(−2i/R) (Su et al. 2021); linear: Chen et al. 2023; YaRN: Peng et al. 2023, §3.2; llama3: by wavelength, as in
-    Llama 3.1's published code.
+    Llama 3.1's published code. [T, R/2] for rows of sequences that were ``lengths`` [T] long: LongRoPE (Ding et al.
+    2024) divides by its long factors beyond the original context; dynamic NTK grows the base to
+    θ · (s·length/original − s + 1)^(R/(R−2)) there (Peng et al. 2023, appendix A.1).
     """
     half, scaling, theta = config.turned // 2, config.rope_scaling, config.rope_theta
     if config.local_rope_theta is not None and config.window_of(layer) is not None:
@@ -62,7 +65,15 @@ def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, f
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "longrope":
-        return plain / np.asarray(scaling.divisors), scaling.attention
+        divisors = np.asarray(scaling.divisors)
+        if lengths is not None:
+            divisors = np.where(lengths[..., None] > scaling.original, scaling.long, divisors)
+        return plain / divisors, scaling.attention
+    if scaling.kind == "dynamic":
+        if lengths is None:
+            return plain, 1.0
+        grown = 1 + scaling.factor * (np.maximum(lengths, scaling.original) / scaling.original - 1)
+        return plain * grown[..., None] ** (-np.arange(half) / (half - 1)), 1.0
     turns = scaling.original * plain / (2 * np.pi)  # within the original context
     if scaling.kind == "llama3":
         kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
@@ -80,7 +91,7 @@ def rope_frequencies(config: DecoderConfig, layer: int | None) -> tuple[Array, f
 def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding) -> Array:
     """Rotate pairs (i, i + R/2) of the first R dimensions of x [T, H, K] by position · frequency (Su et al. 2021)."""
     each, factor = frequencies
-    half = len(each)
+    half = each.shape[-1]
     angle = np.asarray(positions, np.float64)[:, None] * each
     cos, sin = (r.rope_table(f(angle) * factor)[:, None] for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half : 2 * half]
@@ -135,12 +146,36 @@ def exponentials(s: Array, r: Rounding) -> tuple[Array, Array]:
 def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """softmax(s) · v: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions; or heads first in all.
 
-    Divides after the product where nothing is rounded.
+    Divides after the product where nothing is rounded. Over blocks of keys where ``r`` has them.
     """
+    if r.blocks is not None:
+        return in_blocks(hide(s, positions, window), v, r, r.blocks)
     weights, total = exponentials(hide(s, positions, window), r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(by_head(r.dot, r.probs(weights / total), v))
+
+
+def in_blocks(s: Array, v: Array, r: Rounding, blocks: Blocks, rescale: tuple[Cast, Cast] = (np.exp, np.exp)) -> Array:
+    """softmax(s) · v, a block of keys at a time under a running maximum (Dao et al. 2022, algorithm 1).
+
+    s [T, S] with −∞ where a key is not seen, v [S, K]; or heads first in both. Exponentials are rounded as
+    probabilities before a block's product, and divided by their whole sum at the end. ``rescale``: what the difference
+    of two running maxima multiplies the sum and the output with.
+    """
+    top, mass = np.full((*s.shape[:-1], 1), -np.inf), np.zeros((*s.shape[:-1], 1))
+    out = np.zeros((*s.shape[:-1], v.shape[-1]))
+    with np.errstate(invalid="ignore"):
+        for first, end in pairwise(blocks.edges(s.shape[-1])):
+            part = s[..., first:end]
+            new = np.maximum(top, part.max(axis=-1, keepdims=True))
+            base = np.where(new == -np.inf, 0.0, new)  # a row that has seen no key yet
+            of_sum, of_output = (f(top - base) for f in rescale)
+            e = by_head(r.exponential, np.exp(r.shifted(part - base)))
+            mass = r.running(mass * of_sum + e.sum(axis=-1, keepdims=True))
+            out = r.running(out * of_output + by_head(r.dot, r.probs(e), v[..., first:end, :]))
+            top = new
+        return r.attn_out(out / mass)
 
 
 def by_head(function: Callable[..., Array], *arrays: Array) -> Array:

@@ -12,27 +12,43 @@ from precaudit.arrays import Array, identity, rescaled, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
+from precaudit.integers import InRows
 from precaudit.numpy_decoder.passes import products
-from precaudit.policies import Policy
+from precaudit.policies import FLASH_BLOCK, Policy
 
 Cast = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of ``size`` keys; the first key stands at slot ``start``, and blocks begin at multiples of their size."""
+
+    size: int
+    start: int = 0
+
+    def edges(self, keys: int) -> list[int]:
+        """Return where blocks of ``keys`` keys begin, and the end."""
+        return [0, *range(self.size - self.start % self.size, keys, self.size), keys]
 
 
 @dataclass(frozen=True)
 class Rounding:
     """One callable per named place, with the policy key of its format, and ``dot``, the product all sums go through.
 
-    ``score_product``: that of q · kᵀ where it is another than ``dot``.
+    ``score_product``: that of q · kᵀ where it is another than ``dot``. ``blocks``: where attention runs over blocks of
+    keys under a running maximum, which ones.
 
     Places inside one operation, which a compiler may keep unrounded: norm_inner (before the weight), linear (a
     projection before bias, norm or RoPE), biased (its sum with the bias, before norm or factor), score_dot (before the
     scale), score_scaled (before a cap), scores, probs, gate, up, silu, added (what is added to a residual narrower than
     it). norm_scale (1/rms), shifted (scores minus their
-    maximum), exponential and curve (tanh, the logistic function) are those of float32 arithmetic inside norm, softmax
-    and activation.
+    maximum), exponential, running (a kernel's sums of blocks) and curve (tanh, the logistic function) are those of
+    float32 arithmetic inside norm, softmax, attention and activation. operand: what a layer's projections multiply,
+    which no compiler leaves out.
     """
 
     rope_table: Annotated[Cast, "rope"] = identity
+    operand: Annotated[Cast, "projection_inputs"] = identity
     norm_scale: Cast = identity
     norm_inner: Annotated[Cast, "activations"] = identity
     norm: Annotated[Cast, "activations"] = identity
@@ -45,6 +61,7 @@ class Rounding:
     scores: Annotated[Cast, "scores"] = identity
     shifted: Cast = identity
     exponential: Cast = identity
+    running: Cast = identity
     probs: Annotated[Cast, "probs"] = identity
     attn_out: Annotated[Cast, "attn_out"] = identity
     proj: Annotated[Cast, "activations"] = identity
@@ -58,6 +75,7 @@ class Rounding:
     added: Annotated[Cast, "residual"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
+    blocks: Blocks | None = None
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
         """Return the same with ``places`` left unrounded (excess precision kept by the compiler)."""
@@ -70,13 +88,17 @@ class Rounding:
         made.__dict__.update(self.__dict__, dot=dot)
         return made
 
+    def starting(self, slot: int) -> "Rounding":
+        """Return the same where a sequence's first key stands at a slot; only blocks of keys depend on it."""
+        return self if self.blocks is None or not slot else replace(self, blocks=replace(self.blocks, start=slot))
+
     def exact(self, place: str) -> bool:
         """Whether nothing is rounded at ``place``."""
         return getattr(self, place) is identity
 
 
 FP64 = Rounding()
-PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product"))
+PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "blocks"))
 _HINTS = get_type_hints(Rounding, include_extras=True)
 FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 
@@ -104,11 +126,30 @@ def of_policy(policy: Policy, decode: bool = False) -> Rounding:
     """
     single = ("scores", "probs") if decode and policy.decode_attention == "float32" else ()
     places: dict[str, Any] = {
-        name: rounder("float32" if key in single else getattr(policy, key))
+        name: rounder("float32") if key in single else _cast(policy, key)
         for name, key in FORMAT_OF.items()
         if name != "added" or _narrows(policy)
     }
-    return Rounding(**places, dot=products(policy.matmul))
+    blocks = Blocks(FLASH_BLOCK) if policy.attention == "flash" else None
+    return Rounding(**places, dot=products(policy.matmul), blocks=blocks)
+
+
+@cache
+def formula(policy: Policy, decode: bool = False) -> Rounding:
+    """Return FP64 with the casts to integers a policy asks for, in FP64: they are meant, and are no rounding error.
+
+    ``decode``: the cache's, too.
+    """
+    operand = InRows(exact=True) if policy.projection_inputs == "int8" else identity
+    return Rounding(operand=operand, cache=InRows(exact=True) if decode and policy.kv_cache == "int8" else identity)
+
+
+def _cast(policy: Policy, key: str) -> Cast:
+    """Return what a policy does to the values of a key; rows of a cache of integers are read as activations."""
+    value = getattr(policy, key)
+    if value == "int8":
+        return InRows(stored=policy.activations if key == "kv_cache" else None)
+    return identity if value == "as-activations" else rounder(value)
 
 
 def _format(place: str, policy: Policy) -> str:
@@ -124,18 +165,20 @@ def _narrows(policy: Policy) -> bool:
 def redrawn(rounding: Rounding, seed: int) -> Rounding:
     """Return ``rounding`` with other rounding errors of the same size: every place rounds to its grid times a factor.
 
-    round(x · s) / s with s drawn from [1, 2) for each place: the errors of a program whose values had fallen elsewhere
-    between the format's numbers (in the spirit of Monte Carlo arithmetic: Parker, Pierce & Eggert 2000). Seed 0 draws
-    s = 1: the policy itself.
+    round(x · s) / s with s drawn from [1, 2) for each place; of integers, on a grid moved by a part of its step: the
+    errors of a program whose values had fallen elsewhere between the format's numbers (in the spirit of Monte Carlo
+    arithmetic: Parker, Pierce & Eggert 2000). Seed 0 draws s = 1: the policy itself.
     """
     if seed == 0:
         return rounding
     draw = np.random.default_rng(seed)
     scaled: dict[str, Any] = {}
     for place in PLACES:
-        factor = float(2.0 ** draw.uniform(0.0, 1.0))
-        if not rounding.exact(place):
-            scaled[place] = rescaled(getattr(rounding, place), factor)
+        step, made = draw.uniform(0.0, 1.0), getattr(rounding, place)
+        if isinstance(made, InRows):
+            scaled[place] = made.moved(step - 0.5)
+        elif not rounding.exact(place):
+            scaled[place] = rescaled(made, float(2.0**step))
     return replace(rounding, **scaled)
 
 

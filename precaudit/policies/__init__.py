@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError, nearest
-from precaudit.formats import ALIASES, parse_format
+from precaudit.formats import ALIASES, INTEGERS, parse_format
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
@@ -30,7 +30,14 @@ class Policy:
     more bits inside fusions than the formats say, ``off`` forbids it. decode_attention: ``as-prefill`` or
     ``float32`` (q and the cache are cast up, attention runs in float32). embed_factor: Gemma's √width that multiplies
     embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``; in other families
-    it is exact, and recorded so.
+    it is exact, and recorded so. attention: which kernel attends, ``naive`` (scores, softmax and P · v one after
+    another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
+    last two decide some formats themselves (``KERNELS``).
+
+    weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
+    ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
+    projection_inputs: ``int8`` quantises what a layer's projections read, row by row, and multiplies integers.
+    kv_cache ``int8``: a scale for every token and head; what attention reads is of the activations' format.
     """
 
     name: str = "bf16"
@@ -50,6 +57,9 @@ class Policy:
     excess_precision: str = "platform"
     decode_attention: str = "as-prefill"
     embed_factor: str = "published"
+    embeddings: str = "as-weights"
+    projection_inputs: str = "as-activations"
+    attention: str = "naive"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -58,13 +68,24 @@ class Policy:
 
 KEYS = tuple(f.name for f in fields(Policy) if f.name != "name")
 WORDS = {
-    "weights": ("as-stored", *STORAGE),
-    "kv_cache": STORAGE,
+    "weights": ("as-stored", *STORAGE, *INTEGERS),
+    "kv_cache": (*STORAGE, "int8"),
     "matmul": (*PRECISIONS, *PRESETS),
     "excess_precision": ("platform", "off"),
     "decode_attention": ("as-prefill", "float32"),
     "embed_factor": ("published", "exact"),
+    "embeddings": ("as-weights", "as-stored"),
+    "projection_inputs": ("as-activations", "int8"),
+    "attention": ("naive", "sdpa", "flash"),
 }
+# What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
+# format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
+KERNELS = {
+    "naive": {},
+    "sdpa": {"scores": "float32", "softmax": "float32", "probs": "activations", "attn_out": "activations"},
+    "flash": {"scores": "float32", "softmax": "float32"},
+}
+FLASH_BLOCK = 128  # keys of a block, as in JAX's Pallas kernel for TPUs (flash_attention.BlockSizes)
 
 
 def on_device(policy: Policy, device: str) -> Policy:
@@ -92,12 +113,28 @@ def recorded_policy(record: Any) -> Policy:
 
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
-    return {"embed_factor": "exact"} | dict(recorded)
+    then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
+    return then | {"attention": "naive"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
     """Return the policy of a run as it was declared."""
     return Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
+
+
+def held_weights(policy: Policy) -> str:
+    """Return what a policy makes of a checkpoint's values, as a key: FP64 values of one are not those of another."""
+    apart = policy.embeddings == "as-stored" and policy.weights != "as-stored"
+    return f"{policy.weights}, embeddings as stored" if apart else policy.weights
+
+
+def check_settings(policy: Policy) -> None:
+    """Raise UserError for keys that do not go together."""
+    if policy.projection_inputs == "int8" and policy.weights not in INTEGERS:
+        raise UserError(
+            f"policy {policy.name}: projection_inputs = int8 multiplies integers, and weights = {policy.weights} are "
+            f"none; set weights to {', '.join(INTEGERS)}"
+        )
 
 
 def fused(policy: Policy) -> bool:
@@ -130,11 +167,45 @@ def load_policy(name: str) -> Policy:
 
 
 def apply_settings(policy: Policy, settings: dict[str, str], rename: bool = True) -> Policy:
-    """Return ``policy`` with keys replaced, named like ``bf16+scores=float32``; raises UserError."""
+    """Return ``policy`` with keys replaced, named like ``bf16+scores=float32``; raises UserError.
+
+    Formats that its attention kernel decides follow, unless they are named here with another value, which is refused.
+    """
     clean = {key: _value(key, text) for key, text in settings.items()}
-    changed = {k: v for k, v in clean.items() if getattr(policy, k) != v}
+    made = replace(policy, **clean)
+    made = replace(made, **{k: v for k, v in kernel_formats(made).items() if k not in clean})
+    check_kernel(made)
+    changed = {k: v for k, v in made.settings().items() if getattr(policy, k) != v}
     label = "".join(f"+{k}={v}" for k, v in sorted(changed.items())) if rename else ""
-    return replace(policy, name=policy.name + label, **changed)
+    return replace(made, name=policy.name + label)
+
+
+def kernel_formats(policy: Policy) -> dict[str, str]:
+    """Return the formats that a policy's attention kernel decides, whatever is asked."""
+    return {k: getattr(policy, v, v) for k, v in KERNELS[policy.attention].items()}
+
+
+def check_kernel(policy: Policy, platform: str | None = None) -> None:
+    """Raise UserError for keys that the policy's attention kernel would not honour, or a platform not make.
+
+    For float16 operands ``jax.nn``'s asks for F16_F16_F32, which XLA:CPU and libtpu refuse when they compile.
+    """
+    for key, made in kernel_formats(policy).items():
+        if (asked := getattr(policy, key)) != made:
+            raise UserError(
+                f"policy {policy.name}: attention = {policy.attention} keeps {key} in {made}, so {key} = {asked} is "
+                "not honoured; leave it out, or use attention = naive"
+            )
+    if policy.attention == "sdpa" and policy.matmul not in PRECISIONS:
+        raise UserError(
+            f"policy {policy.name}: attention = sdpa chooses the preset of its products itself, so matmul = "
+            f"{policy.matmul} is not honoured there; use {', '.join(PRECISIONS)}, or attention = flash or naive"
+        )
+    if policy.attention == "sdpa" and policy.activations == "float16" and platform in ("cpu", "tpu"):
+        raise UserError(
+            f"policy {policy.name}: attention = sdpa multiplies float16 by the preset F16_F16_F32, which {platform} "
+            "does not have; use attention = flash or naive"
+        )
 
 
 def parse_settings(items: tuple[str, ...]) -> dict[str, str]:
@@ -154,7 +225,7 @@ def _value(key: str, text: str) -> str:
     allowed = WORDS.get(key, ARITHMETIC)
     value = ALIASES.get(text, text)
     if value not in allowed:
-        if key not in ("matmul", "excess_precision", "decode_attention", "embed_factor", "weights"):
+        if key not in WORDS or key == "kv_cache":
             parse_format(text)
         raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
     return value

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from precaudit.graphs.decoder import LOGITS
+from precaudit.lengths import row_lengths
 from precaudit.programs.program import Program
 from precaudit.tracing.subject import Subject
 
@@ -20,7 +21,8 @@ def prefill_of(subject: Subject, cases: Mapping[str, Sequence[int]]) -> Program:
         return logits[0]
 
     given = {name: (jnp.asarray(tokens, jnp.int32),) for name, tokens in cases.items()}
-    return Program(call, (subject.parameters, subject.tables(n)), given, outputs=LOGITS)
+    tables = subject.tables(n, row_lengths("prefill", n, n, n)[None])
+    return Program(call, (subject.parameters, tables), given, outputs=LOGITS)
 
 
 def decode_of(subject: Subject, cases: Mapping[str, Sequence[int]]) -> Program:
@@ -39,4 +41,5 @@ def decode_of(subject: Subject, cases: Mapping[str, Sequence[int]]) -> Program:
     cache = subject.decoder.init_cache(1, n)
     ids = {name: jnp.asarray(tokens, jnp.int32) for name, tokens in cases.items()}
     given = {name: (x[0], jnp.int32(0), x, cache) for name, x in ids.items()}
-    return Program(call, (subject.parameters, subject.tables(n)), given, n - 1, advance, outputs=(LOGITS, "cache"))
+    tables = subject.tables(n, row_lengths("prefill", 1, n, n)[None])
+    return Program(call, (subject.parameters, tables), given, n - 1, advance, outputs=(LOGITS, "cache"))

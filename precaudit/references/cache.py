@@ -1,8 +1,8 @@
 """FP64 forward values on disk, one file a point, named by the hash of everything they depend on.
 
-A file is a line of JSON (format and shape, padded to whole cache lines), the values, and the XXH3-128 of both: one that
-was damaged or altered is computed again. It is no .npy, whose header is Python source: CPython 3.11 cannot parse that in
-two threads at once (SystemError, "AST constructor recursion depth mismatch").
+A file is a line of JSON (format and shape, padded to whole cache lines), the values, and the XXH3-128 of both: one
+that was damaged or altered is computed again. It is no .npy, whose header is Python source: CPython 3.11 cannot parse
+that in two threads at once (SystemError, "AST constructor recursion depth mismatch").
 """
 
 import hashlib
@@ -47,11 +47,17 @@ class References:
     checked: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
-    def of(cls, root: Path, weights: str, config: DecoderConfig, tokens: tuple[int, ...]) -> "References":
-        """Return the place of a sequence; ``weights`` identifies the tensors as they are used."""
+    def of(
+        cls, root: Path, weights: str, config: DecoderConfig, tokens: tuple[int, ...], lengths: Array | None = None
+    ) -> "References":
+        """Return the place of a sequence; ``weights`` identifies the tensors as they are used.
+
+        ``lengths``: how long it was when its rows were turned, where that tells (precaudit/lengths.py).
+        """
         parts = (
             computed_by(READS), weights, msgspec.json.encode(config).decode(),
             np.asarray(tokens, np.int64).tobytes().hex(),
+            *(() if lengths is None else (lengths.astype(np.int64).tobytes().hex(),)),
         )  # fmt: skip
         return cls(root / hashlib.sha256("|".join(parts).encode()).hexdigest()[:32])
 

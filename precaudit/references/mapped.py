@@ -86,6 +86,12 @@ class Textbook:
 
     def values(self, sequences: Array) -> dict[tuple[int | None, str], Array]:
         """Return {(layer, point): FP64 values [B, T, …]} of token ids [B, T], of every paired point and its inputs."""
+        scaling, n = self.config.rope_scaling, sequences.shape[1]
+        if scaling is not None and scaling.by_length and n > scaling.original:
+            raise UserError(
+                f"{n} tokens: RoPE ({scaling.kind}) depends on the length of each call beyond {scaling.original} "
+                "positions, and is held against the textbook within them; give shorter cases"
+            )
         points = {p.point for p in self.pairs}
         points |= {name for p in points for name in inputs_of(p, self.config.sparse)}
         found: dict[tuple[int | None, str], list[Array]] = {}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from precaudit.evidence.records import Finding
     from precaudit.gradients.check import Checked
     from precaudit.judging.gate import Judgement
+    from precaudit.probing.probe import Probed
     from precaudit.programs.program import Program
     from precaudit.runs.programs import Opened, ProgramErrors
     from precaudit.runs.written import Comparison
@@ -234,8 +235,21 @@ def _checked(c: "Checked") -> Card:
     return Card(f"Kernel {c.name} and its reference against FP64", facts, c.conclusions[:WORST])
 
 
+def _probed(p: "Probed") -> Card:
+    shapes = list(dict.fromkeys(r.prompt for r in p.records))
+    taken = sum(r.unknown is None for r in p.records)
+    replaced = sum(r.honoured == "replaced" for r in p.records)
+    facts = (
+        ("shapes", _named(shapes)), ("products", f"{taken:,} of {len(p.records):,} are taken"),
+        ("replaced", f"{replaced:,}"), ("exit code", str(p.exit_code)),
+    )  # fmt: skip
+    bad = () if p.judgement is None else p.judgement.verdicts[:WORST]
+    return Card(f"Products of attention scores on {p.device}", facts, tuple(map(_verdict, bad)))
+
+
 CARDS: dict[str, Callable[[Any], Card]] = {
     "Run": _run, "Opened": _opened, "Imported": _imported, "Comparison": _comparison, "Between": _between,
     "ProgramErrors": _program_errors, "Judgement": _judgement, "Diagnosis": _diagnosis, "Diagnosed": _diagnosed,
     "Program": _program, "Subject": _subject, "Repeat": _repeat, "Checked": _checked,
+    "Probed": _probed,
 }  # fmt: skip

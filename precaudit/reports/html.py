@@ -1,11 +1,8 @@
 """The report as one HTML file that needs no network, of what is written beside a run (templates/report.html)."""
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import sha256
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +10,15 @@ from precaudit.errors import UserError
 from precaudit.evidence.records import LineRemedy, Remedy
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import value
-from precaudit.reports import charts, program
+from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import KINDS, Cell, cells, story
 from precaudit.reports.diagnosis import details, first_of, headline, shared
-from precaudit.reports.escaping import html, script
+from precaudit.reports.escaping import script
 from precaudit.reports.fitting import Table
 from precaudit.reports.gathered import Gathered, gather
 from precaudit.reports.headline import Headline
 from precaudit.reports.headline import headline as judged
-from precaudit.reports.meanings import meaning, words
+from precaudit.reports.meanings import words
 from precaudit.reports.program_diagnosis import growth
 from precaudit.reports.provenance import facts, subtitle, title
 from precaudit.reports.summary import sentences
@@ -65,15 +62,15 @@ def page(found: Gathered) -> str:
     shown = {kind: _cells(found, kind) for kind in KINDS}
     specs, drawn = _charts(found, shown)
     data = {"charts": specs, **_stories(found, shown)}
-    scripts = [_libraries(), _template("report.js")]
-    made = _page().render(
+    scripts = [_libraries(), templates.text("report.js")]
+    made = templates.page("report.html").render(
         title=title(found), subtitle=subtitle(found), verdict=_verdict(found), run=str(found.folder), charts=drawn,
         maps=[drawn[kind] for kind in MAPS if kind in drawn], bands={k: charts.bands(k)[:-1] for k in MAPS},
         shares=[c for c in drawn.values() if c.id.startswith("share")], sentences=_sentences(found),
         tokens=_tokens(found), pairs=_pairs(found), remedies=_remedies(found), diagnosed=found.findings is not None,
         findings=[(headline(f), details(f)) for f in found.findings or ()], notes=_notes(found),
         details=_details(found), facts=facts(found), words=words(), data=script(data), scripts=scripts,
-        style=_template("report.css"), policy=_policy(scripts), of_model=found.compared is not None,
+        style=templates.text("report.css"), policy=templates.policy(scripts), of_model=found.compared is not None,
     )  # fmt: skip
     return str(made)
 
@@ -208,28 +205,3 @@ def _libraries() -> str:
         raise UserError(charts.MISSING) from None
     # the text of a script element ends where it says so, whatever language it is in
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy: nothing is fetched, and no script runs but these."""
-    known = " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    return f"default-src 'none'; script-src {known}; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
-
-
-def _template(name: str) -> str:
-    return (resources.files("precaudit") / "templates" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _page() -> Any:
-    """Return the template, in which every text is escaped."""
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    def shown(x: Any) -> Any:
-        return Markup(html(x)) if isinstance(x, str) and not isinstance(x, Markup) else x
-
-    made = Environment(autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True)
-    made.filters["raw"] = Markup
-    made.globals["meaning"] = meaning
-    return made.from_string(_template("report.html"))

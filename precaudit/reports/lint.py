@@ -1,6 +1,6 @@
 """Findings of lint: the first sentence, a table by rule and place, why and what to change, what phases take; SARIF."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,7 @@ def table(findings: Sequence[LintRecord]) -> Table:
         at = " ".join(filter(None, (f.point, "" if f.layers is None else f"0:{f.layers}")))
         phases = rows.setdefault((f.severity, f.rule, at, brief(f.source)), {})
         phases[f.phase or "all"] = phases.get(f.phase or "all", 0) + f.count
-    cells = tuple(
-        (*key, ", ".join(p if n == 1 else f"{n} × {p}" for p, n in phases.items())) for key, phases in rows.items()
-    )
+    cells = tuple((*key, _counted(phases)) for key, phases in rows.items())
     columns = ("severity", "rule", "point, layers", "line", "phase")
     return Table("", columns, cells, columns, 2)
 
@@ -76,6 +74,13 @@ def reasons(findings: Sequence[LintRecord]) -> Iterator[str]:
         if (f.rule, f.says) not in seen:
             seen.add((f.rule, f.says))
             yield f"- {f.rule}: {f.says} To change: {f.fix}. Rests on: {f.rests}."
+
+
+def _counted(phases: Mapping[str, int]) -> str:
+    """Return the phases with how often; one number for both where it is the same."""
+    if len(phases) > 1 and {1} != set(phases.values()) == {max(phases.values())}:
+        return f"{max(phases.values())} × each"
+    return ", ".join(p if n == 1 else f"{n} × {p}" for p, n in phases.items())
 
 
 def phases(found: Linted) -> Table:

@@ -32,13 +32,14 @@ def render(comparison: Comparison) -> str:
         tables.append(detail(errors))
     for table in tables:
         if table is not None:
-            body += [f"## {table.title}", "", *_markdown(table), ""]
+            body += [f"## {table.title}", "", *rows_of(table), ""]
     return "\n".join([*head, *body])
 
 
-def _markdown(table: Table) -> list[str]:
-    rule = [":--" if c in table.left else "--:" for c in table.columns]
-    return [_row(table.columns), _row(rule), *(_row(r) for r in table.rows)]
+def rows_of(table: Table) -> list[str]:
+    """Return a table's head and rows in Markdown, their texts escaped."""
+    rule = " | ".join(":--" if c in table.left else "--:" for c in table.columns)
+    return [_row(table.columns), f"| {rule} |", *(_row(r) for r in table.rows)]
 
 
 def _row(cells: tuple[str, ...] | list[str]) -> str:

@@ -9,6 +9,7 @@ from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import Count, ErrorRecord, Number, Record, number, value
 from precaudit.references.attribution import attribute
+from precaudit.reports.cells import over
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.runs.recorded import Recorded
@@ -18,9 +19,9 @@ from precaudit.runs.written import Comparison
 class PolicyRow(Record, frozen=True, omit_defaults=False):
     """A run of a policy against FP64; ``why``: it is not known, and the rest is empty.
 
-    ``local``: the largest local error, at ``where``; ``explained`` of ``operations`` local errors are rounding.
-    ``logits``: the largest forward error; ``kl``: the largest KL from FP64; ``flips`` of ``positions`` have another
-    top-1 than FP64.
+    ``local``: the largest local error, at ``where``; ``excess``: the number of any that is farthest over its limit, in
+    units of it; ``explained`` of ``operations`` local errors are rounding. ``logits``: the largest forward error;
+    ``kl``: the largest KL from FP64; ``flips`` of ``positions`` have another top-1 than FP64, ``flip`` is the first.
     """
 
     policy: str
@@ -35,6 +36,8 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     flips: Count = 0
     positions: Count = 0
     verdict: str = ""
+    excess: Number | None = None
+    flip: str = ""
 
 
 def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
@@ -56,7 +59,18 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
         flips=sum(not x >= 1 for d in spread for x in d.top1),
         positions=sum(len(d.top1) for d in spread),
         verdict=_verdict(judgement),
+        excess=_largest([number(over(e)) for e in local]),
+        flip=_first_flip(logits),
     )
+
+
+def _first_flip(logits: Iterable[ErrorRecord]) -> str:
+    """Return where the first top-1 stands that is not FP64's: the prompt, the phase and the position."""
+    for e in logits:
+        for position, top in zip(e.distribution.positions, e.distribution.top1, strict=True) if e.distribution else ():
+            if not top >= 1:
+                return f"{e.prompt} {e.phase} t{position}"
+    return ""
 
 
 def _rank(x: Number | None) -> float:

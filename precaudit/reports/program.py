@@ -88,7 +88,7 @@ def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]
 def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Yield what a reader should take away."""
     yield from opened.record.warnings
-    local = [e for e in errors if e.kind == "local"]
+    local = [e for e in errors if e.kind == "local" and e.skipped is None]
     closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
     yield (
         f"{len(local)} segments made again from recorded inputs, as the program's equations round: "

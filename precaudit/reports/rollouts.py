@@ -27,7 +27,7 @@ def headline(p: Parity) -> Headline:
     if open_:
         return Headline("?", f"{open_[0].limit.metric} is not defined of these rollouts.")
     last = next(r for r in reversed(p.whole) if r.rollout == "engine")
-    found = f"{last.trainer}: kl {_cell(last, 'kl')}, largest |Δ log p| {_cell(last, 'abs_diff_max')}"
+    found = f"{last.trainer}: kl {cell(last, 'kl')}, largest |Δ log p| {cell(last, 'abs_diff_max')}"
     if p.held:
         return Headline("✓", f"all {len(p.held)} limits hold; engine against {found}.")
     return Headline("?", f"measured, not judged: engine against {found}. Give limits with --fail-above.")
@@ -41,7 +41,7 @@ def _held(h: Held) -> str:
 def table(p: Parity) -> Table:
     """Return a row a metric and a column a comparison."""
     columns = tuple(f"{r.rollout} / {r.trainer}" for r in p.whole)
-    rows = [(name, *(_cell(r, name) for r in p.whole)) for name in METRICS]
+    rows = [(name, *(cell(r, name) for r in p.whole)) for name in METRICS]
     return Table(f"rollout / trainer ({p.model}, policy {p.policy})", ("metric", *columns), tuple(rows), ("metric",))
 
 
@@ -56,7 +56,7 @@ def worst(p: Parity) -> Table:
         at, token, ours, theirs = r.worst
         first = r.mismatch.first_divergence
         rows.append((
-            r.id or "", str(r.mismatch.tokens), _cell(r, "kl"), _cell(r, "abs_diff_max"), f"{at} (id {token})",
+            r.id or "", str(r.mismatch.tokens), cell(r, "kl"), cell(r, "abs_diff_max"), f"{at} (id {token})",
             f"{value(ours):.8g}", f"{value(theirs):.8g}", "" if first is None else str(first),
         ))  # fmt: skip
     columns = ("sequence", "tokens", "kl", "max |Δ log p|", "at token", "engine", trainer, "first clipped")
@@ -81,7 +81,8 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _cell(r: RolloutRecord, name: str) -> str:
+def cell(r: RolloutRecord, name: str) -> str:
+    """Return a metric of a record as tables have it."""
     given = getattr(r.mismatch, name)
     digits = 6 if name in NEAR_ONE else 4
     return "undefined" if given is None else f"{value(given):.{digits}g}"

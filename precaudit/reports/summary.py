@@ -226,7 +226,9 @@ def prefill_decode_sentence(pairs: Sequence[PrefillDecodeRecord]) -> str | None:
     largest = f"; largest KL {max(kls):.1e}" if kls else ""
     none = sum(not p.finite for p in pairs)
     largest += f"; {none} have none: logits are NaN or infinite" if none else ""
+    formula = sum(bool(p.agree) and not p.match for p in pairs)
     rest = f", {near} of the others near ties" if match + none < len(pairs) else ""
+    rest += f", {formula} as FP64 with RoPE's other lengths" if formula else ""
     return f"Prefill and decode: top-1 equal at {match} of {len(pairs)} positions{rest}{largest}."
 
 

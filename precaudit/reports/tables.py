@@ -123,6 +123,11 @@ def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     return Table(title, ("layer", *columns), tuple(table))
 
 
+def _match(p: PrefillDecodeRecord) -> str:
+    """Return how two top-1 go together; by length: each is FP64's with its own lengths in RoPE."""
+    return "yes" if p.match else "near tie" if p.near_tie else "by length" if p.agree else "NO"
+
+
 def prefill_decode(pairs: Sequence[PrefillDecodeRecord], names: Mapping[int, str] | None = None) -> Table | None:
     """Return prefill's last position against decode0 for every prompt, and rescore against decode where they differ.
 
@@ -139,8 +144,7 @@ def prefill_decode(pairs: Sequence[PrefillDecodeRecord], names: Mapping[int, str
                 p.prompt, p.against if p.against == "prefill" else f"rescore {p.step}",
                 token(p.prefill_top1), token(p.decode_top1), token(p.f64_top1),
                 _gap(p.prefill_gap), _gap(p.decode_gap),
-                _gap(p.f64_gap), "yes" if p.match else "near tie" if p.near_tie else "NO", short(p.kl),
-                short(p.max_diff),
+                _gap(p.f64_gap), _match(p), short(p.kl), short(p.max_diff),
             ))  # fmt: skip
     columns = ("prompt", "against", "top-1", "decode", "FP64", "gap", "decode", "FP64", "match", "KL")
     title = "Prefill against decode at the same position: top-1 tokens and gaps to the second"

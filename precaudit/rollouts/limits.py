@@ -9,16 +9,18 @@ from precaudit.records import Number, Record, value
 from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch
 
 ENGINE = "engine"
-Side = Literal["engine", "policy", "fp64"]
+Side = Literal["engine", "policy", "trainer", "fp64"]
 
 
-class RolloutRecord(Record, frozen=True, omit_defaults=False):
+class RolloutRecord(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="mismatch"):
     """A line of rollouts.jsonl: ``rollout`` against ``trainer`` over the whole file (id None) or one sequence of it.
 
-    ``worst``: of a sequence, the index of the generated token with the largest |Δ log p|, its id, and both values.
+    ``policy``: by whose prefill the side ``policy`` is scored, and under which rollouts of ours were drawn. ``worst``:
+    of a sequence, the index of the generated token with the largest |Δ log p|, its id, and both values.
     """
 
     id: str | None
+    policy: str
     rollout: Side
     trainer: Side
     mismatch: Mismatch

@@ -8,7 +8,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.errors import CannotJudge
 from precaudit.numpy_decoder.model import Model
-from precaudit.progress import Advance
+from precaudit.progress import Advance, silent
 from precaudit.records import Number, number
 from precaudit.rollouts.limits import ENGINE, Held, Limit, RolloutRecord, Side, hold
 from precaudit.rollouts.mismatch import mismatch
@@ -52,33 +52,39 @@ def parity(
     limits: Sequence[Limit] = (),
     temperature: float = 1.0,
     exact: bool = True,
-    tell: Advance = lambda done, total, what: None,
+    tell: Advance = silent,
+    trainer: Subject | None = None,
 ) -> Parity:
-    """Score the rollouts' tokens and return the Parity. ``exact``: in FP64, too.
+    """Score the rollouts' tokens and return the Parity. ``exact``: in FP64, too; ``trainer``: by its prefill, too.
 
     ``temperature``: what the engine's log-probabilities were divided by before its softmax. Raises UserError for tokens
-    that are not the model's, CannotJudge where no rollout has a token.
+    that are not the model's, or the trainer's, CannotJudge where no rollout has a token.
     """
-    check(subject, rollouts)
+    for scoring in (subject,) if trainer is None else (subject, trainer):
+        check(scoring, rollouts)
     if not any(r.tokens for r in rollouts):
         raise CannotJudge(f"none of the {len(rollouts)} rollouts has a token")
     sides: dict[Side, Array] = {}
     sides["engine"], mask = padded([r.logprobs for r in rollouts])
     sides["policy"], _ = padded([x.tolist() for x in by_policy(subject, rollouts, temperature, tell)])
+    if trainer is not None:
+        sides["trainer"], _ = padded([x.tolist() for x in by_policy(trainer, rollouts, temperature, tell)])
     if exact:
         model = Model(subject.config, subject.checkpoint.tensors.read)
         sides["fp64"], _ = padded([x.tolist() for x in by_fp64(model, rollouts, temperature, tell)])
-    pairs: list[tuple[Side, Side]] = [("engine", "policy")]
-    pairs += [("engine", "fp64"), ("policy", "fp64")] if exact else []
-    whole, each = [], []
-    for rollout, trainer in pairs:
-        a, b = sides[trainer], sides[rollout]
-        whole.append(RolloutRecord(id=None, rollout=rollout, trainer=trainer, mismatch=mismatch(a, b, mask)))
+    pairs: list[tuple[Side, Side]] = [("engine", side) for side in sides if side != ENGINE]
+    pairs += [(side, "fp64") for side in sides if exact and side not in (ENGINE, "fp64")]
+    name, whole, each = subject.policy.name, [], []
+    for rollout, against in pairs:
+        a, b = sides[against], sides[rollout]
+        found = mismatch(a, b, mask)
+        whole.append(RolloutRecord(id=None, policy=name, rollout=rollout, trainer=against, mismatch=found))
         for i, r in enumerate(rollouts):
-            one = mismatch(a[i : i + 1], b[i : i + 1], mask[i : i + 1])
-            each.append(RolloutRecord(
-                id=r.id, rollout=rollout, trainer=trainer, mismatch=one, worst=_worst(r, a[i], b[i])
-            ))  # fmt: skip
+            alone = mismatch(a[i : i + 1], b[i : i + 1], mask[i : i + 1])
+            worst = _worst(r, a[i], b[i])
+            each.append(
+                RolloutRecord(id=r.id, policy=name, rollout=rollout, trainer=against, mismatch=alone, worst=worst)
+            )
     held = [hold(r, limit) for r in whole if r.rollout == ENGINE for limit in limits]
     return Parity(subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held))
 

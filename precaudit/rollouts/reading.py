@@ -1,7 +1,7 @@
 """Rollouts made elsewhere: token ids and their log-probabilities, a sequence a line (docs/rollouts.md)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,18 @@ def read_rollouts(path: Path) -> list[Rollout]:
     if not found:
         raise UserError(f"{path}: no rollout in it; a line is like {FORM}")
     return list(found.values())
+
+
+def written(rollouts: Iterable[tuple[str, Rollout]], temperature: float) -> str:
+    """Return (policy, rollout) pairs as JSONL that ``read_rollouts`` takes, NaN as Python writes it."""
+    lines = [
+        json.dumps({
+            "id": r.id, "prompt_token_ids": r.prompt, "token_ids": r.tokens, "logprobs": r.logprobs, "policy": policy,
+            "temperature": temperature,
+        })
+        for policy, r in rollouts
+    ]  # fmt: skip
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _rollouts(raw: Any, where: str, number: str) -> Iterator[Rollout]:

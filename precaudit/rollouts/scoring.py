@@ -56,13 +56,15 @@ def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float,
     done, total = 0, sum(bool(r.tokens) for r in rollouts)
     for length, rows, chosen in _batches(rollouts):
         tokens, at, next_ = (np.zeros((BATCH, n), np.int32) for n in (length, rows, rows))
+        turned = np.zeros(tokens.shape, np.int64)  # a trainer's prefill has the last token, too
         for b, i in enumerate(chosen):
             r = rollouts[i]
             whole, n = (*r.prompt, *r.tokens), len(r.tokens)
             tokens[b, : len(whole) - 1], next_[b, :n] = whole[:-1], r.tokens
+            turned[b] = len(whole)
             at[b, :n] = np.arange(len(r.prompt) - 1, len(whole) - 1)
         given = jax.device_put((tokens, np.zeros(BATCH, np.int32), at, next_), subject.device)
-        made = score(subject.parameters, subject.tables(length), *given, jnp.float32(temperature))
+        made = score(subject.parameters, subject.tables(length, turned), *given, jnp.float32(temperature))
         values = np.asarray(made, np.float64)
         for b, i in enumerate(chosen):
             found[i] = values[b, : len(rollouts[i].tokens)]
@@ -76,10 +78,14 @@ def _batches(rollouts: Sequence[Rollout]) -> Iterator[tuple[int, int, list[int]]
     groups: dict[tuple[int, int], list[int]] = {}
     for i, r in enumerate(rollouts):
         if r.tokens:
-            key = bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
-            groups.setdefault(key, []).append(i)
+            groups.setdefault(buckets_of(r), []).append(i)
     for (length, rows), members in sorted(groups.items()):
         yield from ((length, rows, members[k : k + BATCH]) for k in range(0, len(members), BATCH))
+
+
+def buckets_of(r: Rollout) -> tuple[int, int]:
+    """Return the lengths that a rollout, and what was drawn of it, are padded to."""
+    return bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
 
 
 @lru_cache(maxsize=4)
@@ -116,6 +122,7 @@ def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell:
             ids = np.array(rollouts[group[i]].tokens)
             found[group[i]] = log_softmax(logits / temperature)[np.arange(len(ids)), ids]
 
-        forward(model, sequences, [FP64], Wanted({LOGITS}, (), rows), emit)
+        turned = [np.full(len(s), len(s) + 1) for s in sequences]
+        forward(model, sequences, [FP64], Wanted({LOGITS}, (), rows), emit, lengths=turned)
         tell(total - len(waiting), total, "scoring in FP64")
     return found

@@ -12,7 +12,7 @@ import msgspec
 from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.frames import errors_frame
-from precaudit.records import Count, ErrorRecord, Index, Number, Record, read_record
+from precaudit.records import Count, ErrorRecord, Index, Number, Prediction, Record, read_record
 from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
@@ -39,11 +39,23 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
 
 
 class Disturbance(Record, frozen=True, omit_defaults=False):
-    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not."""
+    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not.
+
+    ``predicted``: of a TPU that was not there, None of a device that was.
+    """
 
     case: str
     bitwise: bool
     max_diff: Number
+    predicted: Prediction | None = None
+
+
+class ProgramLoop(Record, frozen=True, omit_defaults=False):
+    """A while loop that holds points: its name, the user's line, and the most iterations that it took in any call."""
+
+    name: str
+    source: str
+    iterations: Count
 
 
 class ProgramRun(Record, frozen=True, omit_defaults=False):
@@ -51,6 +63,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
 
     ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
+    ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     """
 
@@ -70,6 +83,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     outputs: tuple[ProgramPoint, ...] = ()
     renamed: dict[str, str] = msgspec.field(default_factory=dict)
     layers: tuple[Index, ...] | None = None
+    loops: tuple[ProgramLoop, ...] = ()
     neutrality: tuple[Disturbance, ...] = ()
     warnings: tuple[str, ...] = ()
     bytes: Count = 0
@@ -162,12 +176,17 @@ def cut(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Arr
 
 
 def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
-    """Return why a point was not run in a step of its scans: a branch that was not taken; None where it was run."""
+    """Return why a point was not run in a step of its loops: a branch that was not taken, or a loop that had ended.
+
+    None where it was run.
+    """
     marks = taps.get(f"{p.name}@taken")
     if marks is None:
         return None
-    taken = marks.reshape(-1)
-    return None if taken[index_of(run, p, layer) if len(taken) > 1 else 0] else "its branch was not taken"
+    taken = marks.reshape(-1)  # of the loops around the branch; the point may be in more, within it
+    if taken[index_of(run, p, layer) * len(taken) // max(prod(p.stacked), 1)]:
+        return None
+    return "its loop had ended, or its branch was not taken" if run.loops and p.stacked else "its branch was not taken"
 
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:

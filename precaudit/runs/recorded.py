@@ -6,11 +6,14 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.arrays import Array, widen
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import HASH_FORMAT, config_of, entries, misfit
+from precaudit.coverage import HASH_FORMAT, config_of, entries, misfit, point_format
+from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import CACHES, POINTS
+from precaudit.integers import InRows
 from precaudit.places import Place
+from precaudit.policies import declared_policy
 from precaudit.records import PointRecord, Requested
 from precaudit.store import Run, positions_of, unpack_positions
 
@@ -98,6 +101,13 @@ class Recorded:
         first = asked.index(prompt) // self.requested.batch * self.requested.batch
         return tuple(p for p in asked[first : first + self.requested.batch] if p in self.run.prompts)
 
+    def start_of(self, prompt: str) -> int:
+        """Return the slot of a prompt's first token: how far its batch padded it on the left."""
+        if self.requested.pad != "left" or prompt not in self.requested.prompts:
+            return 0
+        lengths = {p: len(self.run.prompts[p].tokens) for p in self.batch_of(prompt)}
+        return max(lengths.values()) - lengths[prompt]
+
     def rows(self, prompt: str, phase: str, layer: int | None, point: str) -> Rows | None:
         """Return a point's rows of a phase (axis T first); None where any step lacks them."""
         values: list[Array] = []
@@ -119,6 +129,15 @@ class Recorded:
         return Rows(np.concatenate(values), np.concatenate(positions), tuple(steps))
 
     def expected_cache(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
+        """Return what a cache at ``step`` has to give: the rows earlier calls recorded, as it holds them."""
+        rows = self.cached_rows(prompt, layer, cache, step)
+        if rows is None:
+            return None
+        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
+        names = [record.dtype for record in held if record is not None]
+        return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
+
+    def cached_rows(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
         """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""
         point = {c: row for row, c in CACHES.items()}[cache]
         n = len(self.run.prompts[prompt].tokens)
@@ -126,10 +145,7 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(step + 1)]
         if before is None or len(before) != n or any(m is None for m in made):
             return None
-        held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
-        names = [record.dtype for record in held if record is not None]
-        rows = np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
-        return _cast(rows, names[0] if names else self.run.record.policy["kv_cache"])
+        return np.concatenate([before[: n - 1], *(m for m in made if m is not None)])
 
     def written(self, prompt: str, layer: int, cache: str) -> Array | None:
         """Return the expected rows of a cache at the last step whose row was recorded: those before are its first."""
@@ -150,8 +166,14 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(1, last + 1)]
         if first is None or final is None or any(m is None for m in made):
             return None
-        since = [_cast(m, first.dtype.name) for m in made if m is not None]
+        since = [self._cached(m, first.dtype.name) for m in made if m is not None]
         return np.concatenate([first, *since]), final
+
+    def _cached(self, rows: Array, name: str) -> Array:
+        """Return what is read of rows that a cache holds, in format ``name``."""
+        if self.run.record.policy["kv_cache"] == "int8":
+            return InRows(stored=name)(widen(rows)).astype(FORMATS[name].dtype)
+        return rows if rows.dtype.name == name else rows.astype(FORMATS[name].dtype)
 
     def fed_tokens(self, prompt: str) -> tuple[int, ...]:
         """Return the prompt's tokens and those fed after it, as far as the run went."""
@@ -168,9 +190,3 @@ class Recorded:
     def shape_axes(self, point: str) -> str:
         """Return a point's axes."""
         return POINTS[point].axes
-
-
-def _cast(x: Array, name: str) -> Array:
-    from precaudit.formats import FORMATS
-
-    return x if x.dtype.name == name else x.astype(FORMATS[name].dtype)

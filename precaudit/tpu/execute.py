@@ -51,6 +51,16 @@ def function(
     return jax.jit(program, compiler_options={"xla_allow_excess_precision": False})
 
 
+def rounds_inside(module: Module) -> bool:
+    """Whether a fusion holds a bfloat16 result that ``rounded_inside`` decides about: one that it does not return."""
+    inside = {name for _, x in module.walk() if x.opcode == "fusion" for name in x.called}
+    return any(
+        computation.name in inside and not x.root and x.opcode in (*ELEMENTWISE, "convert", "reduce", "select")
+        and isinstance(x.type, Shape) and x.type.dtype == "bf16"
+        for computation, x in module.walk()
+    )  # fmt: skip
+
+
 def _known(instruction: Instruction, targets: Mapping[str, Rule]) -> None:
     name = instruction.opcode
     for end in ("-start", "-update", "-done"):

@@ -33,7 +33,27 @@ def _shaped(x: Any, dims: Sequence[int]) -> Any:
 
 def transpose(call: Call) -> Any:
     """Transpose."""
-    return lax.transpose(call.inputs[0], call.ints("dimensions"))
+    return turned(call.inputs[0], call.ints("dimensions"))
+
+
+def turned(x: Any, order: Sequence[int]) -> Any:
+    """Return x with its dimensions in an order; those of size 1 and those that stay side by side are not told apart.
+
+    Of a matrix that a product reads that is one transposition, which XLA:CPU makes none of: the product reads it so.
+    """
+    real = [i for i in range(x.ndim) if x.shape[i] != 1]
+    groups: list[list[int]] = []
+    for i in order:
+        if x.shape[i] == 1:
+            continue
+        if groups and real.index(i) == real.index(groups[-1][-1]) + 1:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    before = sorted(groups)
+    merged = lax.reshape(x, [math.prod(x.shape[i] for i in group) for group in before])
+    moved = lax.transpose(merged, [before.index(group) for group in groups])
+    return lax.reshape(moved, [x.shape[i] for i in order])
 
 
 def bitcast(call: Call) -> Any:
@@ -48,11 +68,11 @@ def bitcast(call: Call) -> Any:
     alike_stored = (source.dtype, source.layout) == (call.shape.dtype, call.shape.layout)
     if alike_stored and x.size > math.prod(dims) and all(map(int.__ge__, source.dims, dims)):
         return lax.slice(x, [0] * x.ndim, dims)
-    line = lax.reshape(lax.transpose(x, source.layout[::-1]), (x.size,))
+    line = lax.reshape(turned(x, source.layout[::-1]), (x.size,))
     slowest = call.shape.layout[::-1]
     line = line if source.dtype == call.shape.dtype else _same_bits(line.astype(dtype_of(source)), call.dtype)
     physical = _shaped(line, tuple(dims[i] for i in slowest))
-    return lax.transpose(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
+    return turned(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
 
 
 def _same_bits(x: Any, dtype: np.dtype[Any]) -> Any:

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from precaudit.errors import UserError, nearest
-from precaudit.policies import Policy
+from precaudit.policies import Policy, check_kernel
 from precaudit.tpu.environment import prepare
 
 EXTRA = "pip install 'precaudit[tpu]'"
@@ -89,6 +89,7 @@ def untested(version: str) -> str | None:
 
 def check_policy(policy: Policy, target: Target) -> None:
     """Raise UserError for a policy whose products the target's compiler refuses."""
+    check_kernel(policy, "tpu")
     if policy.matmul in REFUSED:
         raise UserError(
             f"policy {policy.name}: matmul = {policy.matmul} does not compile for {target.generation} (libtpu "

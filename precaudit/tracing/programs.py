@@ -1,5 +1,6 @@
 """The compiled programs of a trace: prefill and decode, bare or with taps."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
 from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import Predicted
+from precaudit.tracing.predicting import program_for
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap
 from precaudit.transforms.narrow import held, moved_as_bits
@@ -62,6 +63,33 @@ def jitted(program: Callable[..., Any], platform: str, **how: Any) -> Callable[.
     return OnBits(jax.jit(moved_as_bits(program), **how)) if platform == "cpu" else jax.jit(program, **how)
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled for arguments of given shapes, and the seconds that took: to trace, to lower, to compile."""
+
+    call: Callable[..., Any]
+    on_bits: bool
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its arguments, results that are none of them, and temporaries."""
+        found = self.call.memory_analysis()  # type: ignore[attr-defined]
+        own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+        return int(own + found.temp_size_in_bytes)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+        return self.call(*held(args)) if self.on_bits else self.call(*args)
+
+
+def compiled(program: Any, *args: Any) -> Compiled:
+    """Compile what ``jitted`` returned for the shapes of ``args``, or read it from JAX's persistent cache."""
+    began = time.perf_counter()
+    call = program.lower(*args).compile()
+    return Compiled(call, isinstance(program, OnBits), time.perf_counter() - began)
+
+
 def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens, starts, logit_rows, cache, take) → (logits, cache, taps)."""
     return _program(subject, capture, "prefill")
@@ -98,7 +126,7 @@ def _compiled(
 def _predicted(
     decoder: Any, capture: Capture | None, phase: str, options: tuple[Any, ...], target: Target
 ) -> Callable[..., Any]:
-    return Predicted(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
+    return program_for(target, _collecting(decoder, capture, phase), (CACHE,), dict(options))
 
 
 def _collecting(decoder: Any, capture: Capture | None, phase: str) -> Callable[..., Any]:

@@ -13,9 +13,11 @@ import numpy as np
 from precaudit.arrays import Array, single
 from precaudit.coverage import Entry, entries
 from precaudit.graphs.decoder import LOGITS, POINTS, shape_of
+from precaudit.lengths import row_lengths
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
+from precaudit.tracing.predicting import predicted
 from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
@@ -58,6 +60,11 @@ class Batch:
             starts[b] = longest - len(sequence) if self.pad == "left" else 0
             tokens[b, starts[b] : starts[b] + len(sequence)] = sequence
         return tokens, starts
+
+    def lengths(self, phase: str) -> Array:
+        """Return how long each sequence was when a row of it was turned [B, length] (precaudit/lengths.py)."""
+        sizes = [len(p.tokens) for p in self.prompts]
+        return np.stack([row_lengths(phase, n, n + self.steps, self.length) for n in sizes])
 
     def tokens(self, requested: Requested) -> int:
         """How many tokens its calls run, padding among them; a decode step runs one of each prompt."""
@@ -127,9 +134,15 @@ class Session:
         width = max(map(len, lists))
         return np.asarray([rows + rows[-1:] * (width - len(rows)) for rows in lists], np.int32)
 
-    def _call(self, program: Any, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None) -> Any:
-        capacity = tokens.shape[1] if cache is None else jax.tree.leaves(cache)[0].shape[2]
-        return program(self.subject.parameters, self.subject.tables(capacity), tokens, starts, rows, cache, take)
+    def _call(self, batch: Batch, phase: str, program: Any, *given: Any) -> Any:
+        return program(*self._whole(batch, phase, *given))
+
+    def _whole(
+        self, batch: Batch, phase: str, tokens: Any, starts: Array, rows: Any, cache: Any, take: Any = None
+    ) -> tuple[Any, ...]:
+        """Return all arguments of a call: the parameters, RoPE's tables, and its own."""
+        tables = self.subject.tables(batch.length, batch.lengths(phase))
+        return self.subject.parameters, tables, tokens, starts, rows, cache, take
 
     def _cache(self, batch: Batch) -> Any:
         """Return an empty cache; None when nothing is decoded."""
@@ -163,10 +176,12 @@ class Session:
         given = (tokens, starts, rows, self._cache(batch), take)
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._unchecked(phase, capture, given)
-        logits, _, taps = self._call(program, *given)
+        logits, _, taps = self._call(batch, phase, program, *given)
         if check:
-            bare = self._call(prefill_program(self.subject, None), tokens, starts, rows, self._cache(batch))
-            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, bare[0])
+            run = program, self._whole(batch, phase, *given)
+            plain = prefill_program(self.subject, None)
+            bare = plain, self._whole(batch, phase, tokens, starts, rows, self._cache(batch))
+            self._compare(Call(phase, 0, capture, starts, (), None, {}, logits), batch, tokens.shape, run, bare)
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
@@ -191,12 +206,13 @@ class Session:
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
             before = jax.tree.map(jnp.copy, cache) if check else None
-            logits, cache, taps = self._call(decode_program(self.subject, capture), *given)
+            logits, cache, taps = self._call(batch, "decode", decode_program(self.subject, capture), *given)
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                bare = self._call(decode_program(self.subject, None), token, starts, slots, before)
-                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], bare[0])
+                whole = self._whole(batch, "decode", token, starts, slots, before)
+                run, bare = ((decode_program(self.subject, c), whole) for c in (capture, None))
+                self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], run, bare)
             self._record(batch, call)
             token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
             fed.append(token)
@@ -210,7 +226,8 @@ class Session:
         capture = self._capture(batch, "prefill", 0)
         take = self._take(batch, capture, "prefill", starts)
         rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), self._width(batch))).astype(np.int32)
-        return self._call(prefill_program(self.subject, capture), tokens, starts, rows, self._cache(batch), take)[1]
+        program = prefill_program(self.subject, capture)
+        return self._call(batch, "prefill", program, tokens, starts, rows, self._cache(batch), take)[1]
 
     def _next(self, batch: Batch, step: int, logits: Any) -> jax.Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
@@ -241,9 +258,15 @@ class Session:
         self.checked.add(program)
         return first
 
-    def _compare(self, call: Call, batch: Batch, shape: Sequence[int], bare: Any) -> None:
-        """Note whether capturing left a call's logits as they were, bit for bit."""
-        a, b = np.asarray(call.logits), np.asarray(bare)
+    def _compare(
+        self, call: Call, batch: Batch, shape: Sequence[int], run: tuple[Any, Any], bare: tuple[Any, Any]
+    ) -> None:
+        """Note whether capturing left a call's logits as they were, bit for bit.
+
+        ``run``, ``bare``: the program with taps and without, each with its arguments, which the second may take over.
+        """
+        expected = predicted(*run, *bare)
+        a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
         if not same:
@@ -254,7 +277,7 @@ class Session:
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=number(diff), apart=tuple(map(number, apart)),
+                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected,
             )
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The program's FP64 shadow, in the batches that were recorded, against the independent FP64 reference (JAX)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +9,11 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
-from precaudit.numpy_decoder.forward import Wanted, forward
+from precaudit.lengths import row_lengths, telling, view_of
+from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_frequencies
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.numpy_decoder.rounding import Rounding, formula
 from precaudit.records import PromptRecord, Requested
 from precaudit.tracing.programs import bucket, jitted
 from precaudit.tracing.session import Batch
@@ -68,7 +69,12 @@ def distances(subject: Subject, model: Model, work: Work) -> Iterator[Distance]:
         points = work.points if i == 0 else frozenset(p for p in work.points if POINTS[p].per_layer)
         with jax.enable_x64(True):
             calls = list(_calls(subject, work, points, layers))
-        yield from _compared(model, work, points, layers, calls)
+        for decode in (False, True):
+            some = [c for c in calls if (c.phase == "decode") == decode]
+            if formula(subject.policy, True) == formula(subject.policy):
+                some = [] if decode else calls
+            if some:
+                yield from _compared(model, work, points, layers, some, formula(subject.policy, decode))
 
 
 def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
@@ -95,12 +101,13 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
 
     def cache() -> Any:
         shapes = jax.eval_shape(lambda: subject.decoder.init_cache(len(sequences), batch.length))
-        return jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
+        return jax.tree.map(lambda x: np.zeros(x.shape, np.float64 if x.dtype.kind != "i" else x.dtype), shapes)
 
     def prefill(phase: str, fed: list[list[int]], filled: Any) -> Call:
         x, first = batch.arrays(fed)
         last = (first + np.asarray([len(s) - 1 for s in fed], np.int32))[:, None]
-        _, taps = run(subject.parameters, exact_tables(subject, x.shape[1]), x, first, last, filled)
+        tables = exact_tables(subject, batch.length, batch.lengths(phase))
+        _, taps = run(subject.parameters, tables, x, first, last, filled)
         return Call(phase, 0, _host(taps), first, tuple(np.arange(len(s)) for s in fed))
 
     if "prefill" in work.phases:
@@ -108,9 +115,8 @@ def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[i
     if "decode" in work.phases:
         cut = tokens.copy()
         cut[np.arange(len(cut)), ends - 1] = 0
-        where = (exact_tables(subject, cut.shape[1]), cut, starts, (ends - 1)[:, None])
-        held = run(subject.parameters, *where, cache())[0][1]
-        tables = exact_tables(subject, batch.length)
+        tables = exact_tables(subject, batch.length, batch.lengths("decode"))
+        held = run(subject.parameters, tables, cut, starts, (ends - 1)[:, None], cache())[0][1]
         for step in range(min(len(a) - len(b) for a, b in zip(longer, sequences, strict=True)) + 1):
             rows = tuple(np.asarray([len(s) - 1 + step]) for s in sequences)
             token = np.asarray([a[int(r[0])] for a, r in zip(longer, rows, strict=True)], np.int32)
@@ -135,13 +141,17 @@ def _host(taps: Mapping[str, Any]) -> dict[str, Array]:
     return {name: np.asarray(x, np.float64) for name, x in taps.items()}
 
 
-def exact_tables(subject: Subject, positions: int) -> tuple[list[Array], list[Array]]:
-    """Return RoPE's cos and sin in FP64, of full layers and of windowed ones where they have their own."""
+def exact_tables(subject: Subject, positions: int, lengths: Array | None = None) -> tuple[list[Array], list[Array]]:
+    """Return RoPE's cos and sin in FP64, of full layers and of windowed ones where they have their own.
+
+    ``lengths`` as ``Subject.tables`` takes them.
+    """
     c = subject.config
+    lengths = telling(c, lengths)
     layers = [c.full_layers[0] if c.full_layers else None]
     if c.local_rope_theta is not None:
         layers.append(next(i for i in range(c.layers) if i not in c.full_layers))
-    found = [rope_frequencies(c, layer) for layer in layers]
+    found = [rope_frequencies(c, layer, lengths) for layer in layers]
     angles = [np.arange(positions)[:, None] * speed for speed, _ in found]
     factors = [factor for _, factor in found]
     cos = [np.cos(a) * f for a, f in zip(angles, factors, strict=True)]
@@ -149,24 +159,37 @@ def exact_tables(subject: Subject, positions: int) -> tuple[list[Array], list[Ar
 
 
 def _compared(
-    model: Model, work: Work, points: frozenset[str], layers: tuple[int, ...], calls: Sequence[Call]
+    model: Model, work: Work, points: frozenset[str], layers: tuple[int, ...], calls: Sequence[Call], meant: Rounding
 ) -> list[Distance]:
-    """Return the distances of all taps from the reference, which is held a layer at a time."""
+    """Return the distances of all taps from the reference, which is held a layer at a time.
+
+    ``meant``: FP64 with the casts to integers that the policy means; those of a cache are of decode's rows alone.
+    """
     sequences = [np.asarray(work.fed[p.id], np.int32) for p in work.prompts]
     rows = [np.arange(len(s)) if LOGITS in points else np.arange(0) for s in sequences]
     found: list[Distance] = []
+    views: dict[str, list[Call]] = {}
+    for call in calls:
+        views.setdefault(view_of(model.config, call.phase, max(map(len, sequences))), []).append(call)
 
-    def emit(i: int, layer: int | None, point: str, reference: Array) -> None:
+    def emit(turned: str, i: int, layer: int | None, point: str, reference: Array) -> None:
         caches = {row: cache for row, cache in CACHES.items() if cache in points}
         for name in (point, caches[point]) if point in caches else (point,):
-            for call in calls:
+            for call in views[turned]:
                 if name in points and name in call.taps:
                     tap = call.taps[name] if layer is None else call.taps[name][layers.index(layer)]
-                    pair = _rows(name, tap[i], reference, int(call.starts[i]), call.rows[i], call.phase)
+                    read = meant.cache(reference) if name in CACHES.values() else reference
+                    pair = _rows(name, tap[i], read, int(call.starts[i]), call.rows[i], call.phase)
                     found.append(_distance(work.prompts[i].id, call, layer, name, *pair))
 
     plain = {p for p in points if not POINTS[p].state} | {r for r, c in CACHES.items() if c in points}
-    forward(model, sequences, [FP64], Wanted(plain, set(layers), rows), emit)
+    wanted, first = Wanted(plain, set(layers), rows), [len(p.tokens) - 1 for p in work.prompts]
+    cached = None if meant.exact("cache") else Decoding(first, [meant])
+    for view in views:
+        lengths = [
+            row_lengths(view, len(p.tokens), len(s), len(s)) for p, s in zip(work.prompts, sequences, strict=True)
+        ]
+        forward(model, sequences, [meant], wanted, partial(emit, view), decoding=cached, lengths=lengths)
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
 from precaudit.configs import DecoderConfig
@@ -13,12 +14,17 @@ from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, check_device
 from precaudit.jax_decoder.family import parts as family_parts
+from precaudit.jax_decoder.kernels import check_config
 from precaudit.jax_decoder.parameters import parameters, rope_tables
-from precaudit.policies import Policy, apply_settings, declared_policy, load_policy
+from precaudit.jax_decoder.parts import check_parts
+from precaudit.lengths import telling
+from precaudit.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
 from precaudit.store import Run
 from precaudit.tpu.target import Target, check_policy
 from precaudit.tracing.devices import choose_device, platform_of
 from precaudit.tracing.predicting import target_of
+
+TABLES = 8  # of RoPE, kept on the device
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +46,7 @@ class Subject(Brief):
     raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     predicted: Target | None = None
-    _tables: dict[int, Any] = field(default_factory=dict)
+    _tables: dict[tuple[int, bytes | None], Any] = field(default_factory=dict)
 
     @property
     def config(self) -> DecoderConfig:
@@ -62,7 +68,8 @@ class Subject(Brief):
     def parameters(self) -> Any:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
-        return parameters(self.config, self.checkpoint.tensors.read, activations, self.device)
+        tensors = self.checkpoint
+        return parameters(self.config, tensors.tensors.read, tensors.integers, activations, self.device)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
@@ -76,14 +83,21 @@ class Subject(Brief):
         """The model's tokenizer (transformers)."""
         return self.checkpoint.make_tokenizer()
 
-    def tables(self, positions: int) -> Any:
-        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives."""
+    def tables(self, positions: int, lengths: Array | None = None) -> Any:
+        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives.
+
+        ``lengths`` [B, positions]: how long each sequence was when a row of it was turned (precaudit/lengths.py).
+        """
         import jax
 
-        if positions not in self._tables:
-            tables = rope_tables(self.config, positions, self.policy)
-            self._tables[positions] = jax.device_put(tables, self.device)
-        return self._tables[positions]
+        lengths = telling(self.config, lengths)
+        key = (positions, None if lengths is None else lengths.tobytes())
+        if key not in self._tables:
+            if len(self._tables) >= TABLES:
+                self._tables.clear()
+            tables = rope_tables(self.config, positions, self.policy, lengths)
+            self._tables[key] = jax.device_put(tables, self.device)
+        return self._tables[key]
 
 
 def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subject | None:
@@ -116,7 +130,8 @@ def load(
     """
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     chosen = apply_settings(chosen, settings or {})
-    checkpoint = open_checkpoint(subject, allow).with_weights(chosen.weights).with_factor(chosen.embed_factor)
+    check_settings(chosen)
+    checkpoint = open_checkpoint(subject, allow).under(chosen).with_factor(chosen.embed_factor)
     if not checkpoint.rounds_factor:
         chosen = replace(chosen, embed_factor="exact")
     target = target_of(device)
@@ -125,5 +140,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
+    check_config(chosen, checkpoint.config)
     made = parts or family_parts(checkpoint.config)
+    check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -13,7 +13,7 @@ from precaudit.caching import TRACES, computed_by
 from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import present, support
+from precaudit.graphs.decoder import hidden, present, support
 from precaudit.policies import fused
 from precaudit.progress import Progress
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
@@ -32,7 +32,8 @@ from precaudit.tracing.writer import Background
 class Options:
     """How to run; ``tokens_from``: a run whose prompts and generated tokens are used instead of greedy ones.
 
-    ``resume``: go on with a run that was cut off, which is the one that is asked for.
+    ``forced``: tokens that are fed after each prompt, by its id, at least as many as steps. ``resume``: go on
+    with a run that was cut off, which is the one that is asked for.
     """
 
     decode_steps: int = 8
@@ -42,6 +43,7 @@ class Options:
     force: bool = False
     command: str = "precaudit.trace(...)"
     resume: bool = False
+    forced: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,11 @@ def _request(
     if options.tokens_from is not None:
         found, forced, steps = _given(open_run(options.tokens_from), select, options)
     else:
-        found = _encoded(subject, prompts, select, say)
+        found = encoded(subject, prompts, select, say)
+        forced = dict(options.forced or {})
+        few = [p.id for p in found if options.forced is not None and len(forced.get(p.id, ())) < steps]
+        if few:
+            raise UserError(f"prompt {few[0]!r} has fewer tokens to feed than {steps}, the steps")
     more = 0 if select.phases == ("prefill",) else steps
     for p in found:
         given = forced.get(p.id, ())
@@ -202,7 +208,8 @@ def _request(
         )
         if not parse_positions(select.positions, len(p.tokens)) and "prefill" in select.phases:
             raise UserError(f"--positions {select.positions} names none of prompt {p.id!r}'s {len(p.tokens)} positions")
-    points = tuple(p for p in select.points if p in present(subject.config.sparse))
+    points = _shown(select, subject.policy.attention, say)
+    points = tuple(p for p in points if p in present(subject.config.sparse))
     if not points:
         raise UserError(f"none of {', '.join(select.points)} is a point of {subject.checkpoint.name}")
     requested = Requested(
@@ -222,9 +229,23 @@ def _request(
     return found, forced, requested
 
 
-def _encoded(
+def _shown(select: Selection, attention: str, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Return the points asked for without those that the attention kernel hides and nobody named, and say which."""
+    lost = [p for p in select.points if p in hidden(attention)]
+    if named := [p for p in lost if p not in select.unnamed]:
+        raise UserError(
+            f"--points {','.join(named)}: attention = {attention} has no such point, it is inside the kernel; leave it "
+            "out (attn_out shows it), or use --set attention=naive"
+        )
+    if lost:
+        say(f"left out: {', '.join(lost)}: attention = {attention} does not show them")
+    return tuple(p for p in select.points if p not in lost)
+
+
+def encoded(
     subject: Subject, prompts: Path | str | Sequence[Prompt] | None, select: Selection, say: Callable[[str], None]
 ) -> list[PromptRecord]:
+    """Return the token ids of prompts: of a file, of records, or (None) the shipped ones that the model takes."""
     if prompts is None:
         listed = shipped_prompts()
     elif isinstance(prompts, Path | str):

@@ -16,8 +16,9 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import bind, bodies
-from precaudit.transforms.plant import Planted, Values, planting
-from precaudit.transforms.shadow import Lift, Shadow
+from precaudit.transforms.plant import Planted, Values, fitting, planting
+from precaudit.transforms.shadow import Lift
+from precaudit.transforms.sites import STATE, numbered, sites
 from precaudit.transforms.wide import up, wide
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
@@ -89,14 +90,30 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
 
     ``how``: None for FP64, where ``seed`` is not read; else each ``seed``, instead of its own, is another realisation
     of one compiled function. Leaves and outputs are FP64 where they are floats, whatever their declared formats, so
-    that a call's outputs may be the next one's inputs. Under ``jax.enable_x64(True)``.
+    that a call's outputs may be the next one's inputs. ``held``: values of taps, as ``plant`` takes them, that the
+    program goes on with. Under ``jax.enable_x64(True)``.
     """
 
-    def run(seed: Any, *leaves: Any) -> list[Any]:
-        found = Shadow(dict(lift or {})) if how is None else Emulated(dict(lift or {}), (), how, seed)
-        return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
+    def run(seed: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+        def interpreter(names: Collection[str]) -> Planted:
+            known = dict(lift or {})
+            return Planted(known, "read", names) if how is None else Emulated(known, names, how, seed)
+
+        return holding(interpreter, jaxpr, leaves, held)
 
     return run
+
+
+def holding(
+    interpreter: Callable[[Collection[str]], Planted], jaxpr: Any, leaves: Sequence[Any], held: Values | None
+) -> list[Any]:
+    """Return the outputs of a closed jaxpr by the interpreter of the taps that have values, which it goes on with."""
+    given = held or {}
+    names = frozenset(n.partition("#")[0] for n in given)
+    found = sites(jaxpr.jaxpr, names)
+    values = [fitting(n, s, given.get(n)) for n, s in zip(numbered(found), found, strict=True)]
+    out, _ = interpreter(names).planted(jaxpr.jaxpr, jaxpr.consts, leaves, values)
+    return [up(jnp.asarray(x)) for x in out]
 
 
 def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
@@ -198,7 +215,7 @@ class Emulated(Planted):
 
     def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
-        if equation.primitive.name != "name":
+        if equation.primitive.name != "name" or equation.params["name"].startswith(STATE):
             return super().enter(equation, inputs, values)
         read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
         x = up(jnp.asarray(inputs[0]))

@@ -1,6 +1,7 @@
 """What differs between JAX 0.8.2 and the newest: the shape of jaxpr parameters and how an equation is bound again."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -37,6 +38,11 @@ def bind(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | No
     with equation.ctx.manager:
         result = equation.primitive.bind(*functions, *arguments, **known)
     return list(result) if equation.primitive.multiple_results else [result]
+
+
+def located(equation: Any) -> AbstractContextManager[Any]:
+    """Return the context in which what is bound is of the user's line that an equation was written in."""
+    return source_info_util.user_context(getattr(equation.source_info, "traceback", None))
 
 
 def source(equation: Any) -> str:

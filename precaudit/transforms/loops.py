@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from precaudit.transforms.jax_versions import closed, scanned
+from precaudit.transforms.jax_versions import closed, manual_axes, scanned
 from precaudit.transforms.rules import select_batched
 
 Run = Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]]
@@ -60,6 +61,37 @@ def cond(run: Run, hold: Hold, params: Any, inputs: Sequence[Any]) -> list[Any]:
     """Run the branch that an index chooses."""
     branches = [lambda *a, b=b: [hold(x) for x in run(*closed(b), a)] for b in params["branches"]]
     return list(lax.switch(jnp.asarray(inputs[0]).astype(np.int32), branches, *inputs[1:]))
+
+
+def shard_map(run: Run, hold: Hold, params: Any, inputs: Sequence[Any], checked: bool = False) -> list[Any]:
+    """Run a body on the shards of a mesh; ``checked``: what differs between these is declared in it."""
+    jaxpr, consts = closed(params["jaxpr"])
+    return mapped(lambda args, _: ([hold(x) for x in run(jaxpr, consts, args)], []), params, inputs, [], checked)[0]
+
+
+def mapped(
+    body: Callable[[Sequence[Any], list[Any]], tuple[list[Any], Any]], params: Any, inputs: Sequence[Any],
+    values: list[Any], checked: bool = False,
+) -> tuple[list[Any], Any]:  # fmt: skip
+    """Return ``body(inputs, values) → (outputs, told)`` on the shards of a shard_map equation's mesh.
+
+    Values and what is told are [shards, …], in the order of the mesh's axes: each shard has its own.
+    """
+    axes = manual_axes(params)
+
+    def each(args: Sequence[Any], mine: list[Any]) -> tuple[list[Any], Any]:
+        out, told = body(args, jax.tree.map(lambda x: x[0], mine))
+        return out, jax.tree.map(lambda x: x[None], told)
+
+    function = jax.shard_map(
+        each,
+        mesh=params["mesh"],
+        in_specs=(list(params["in_specs"]), PartitionSpec(axes)),
+        out_specs=(list(params["out_specs"]), PartitionSpec(axes)),
+        axis_names=set(axes),
+        check_vma=checked,
+    )
+    return function(list(inputs), values)
 
 
 LOOPS = {"scan": scan, "while": while_loop, "cond": cond}

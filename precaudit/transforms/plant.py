@@ -9,9 +9,10 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import called, closed, scanned, walk
+from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import lifting
 from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
-from precaudit.transforms.sites import Site, merged, numbered, sites, sites_of, unknown_tap
+from precaudit.transforms.sites import STATE, Site, merged, numbered, sites, sites_of, unknown_tap
 from precaudit.transforms.wide import up, wide
 
 Values = dict[str, Any]
@@ -27,10 +28,12 @@ def plant(
     branch is taken; ``name@taken`` is not read. ``force`` overwrites a tap and gives ``errors[name]`` = planted −
     computed, FP64 in the shape of ``values``: what this operation alone added, 0 where a branch was not taken. ``add``
     adds to it, so that a gradient by ``values`` is one by every tap, and gives no errors; scan bodies are computed
-    again in the backward pass. Under ``jax.enable_x64(True)``.
+    again in the backward pass. What a loop decided (taps named ``@…``, of ``tagged``) is overwritten in both and has no
+    errors. Under ``jax.enable_x64(True)``.
 
     Raises CannotLift as ``shadow`` does, ValueError for a name the program lacks or a value of another shape, and
-    NotImplementedError for a tap inside a while loop or another primitive that gives it no value of its own.
+    NotImplementedError for a tap inside a primitive that gives it no value of its own, such as a while loop that is not
+    ``bounded``.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -62,7 +65,7 @@ def planting(
         names = {n: s for n, s in zip(numbered(found), found, strict=True) if s.name in _bases(values, found)}
         run = interpreter(frozenset(s.name for s in names.values()))
         run.steps = None if steps is None else tuple(steps)
-        mine = [_fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
+        mine = [fitting(n, s, values.get(n), run.steps) for n, s in names.items()]
         out, errors = run.planted(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs), mine)
         told = {n: e for n, e in zip(names, errors, strict=True) if e is not None}
         return (jax.tree.unflatten(structure, [up(x) for x in out]), told) if outputs else told
@@ -80,7 +83,7 @@ def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     return {names[n].name for n in given}
 
 
-def _fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None) -> Any:
+def fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None = None) -> Any:
     """Return a tap's value, lifted where it is planted: a step of a scan at a time; raises for one of another shape."""
     if value is None:
         return None
@@ -127,12 +130,16 @@ class Planted(Shadow):
         name, params = equation.primitive.name, equation.params
         if name in self.lift:
             raise NotImplementedError(f"a planted tap lies inside {name}, which has a given meaning")
+        if name == "name" and params["name"].startswith(STATE):
+            return [self.chosen(values[0], inputs[0])], [None]
         if name == "name":
             return self.tap(up(jnp.asarray(inputs[0])), up(values[0]), equation.outvars[0].aval.dtype)
         if name == "scan":
             return self.planted_scan(params, inputs, values)
         if name == "cond":
             return self.planted_cond(params, inputs, values)
+        if name == "shard_map":
+            return self.planted_shards(params, inputs, values)
         return self.planted(*called(params, lifting(name).body), inputs, values)
 
     def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
@@ -196,8 +203,8 @@ class Planted(Shadow):
     def planted_cond(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a cond; the taps of a branch that is not taken have no error."""
         branches = [closed(b) for b in params["branches"]]
-        _, places = merged([sites(b, self.names) for b, _ in branches])
-        zeros = [self.none(v) for v in values]
+        found, places = merged([sites(b, self.names) for b, _ in branches])
+        zeros = [None if s.name.startswith(STATE) else self.none(v) for s, v in zip(found, values, strict=True)]
 
         def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
@@ -210,3 +217,13 @@ class Planted(Shadow):
         calls = [filled(b, at) for b, at in zip(branches, places, strict=True)]
         out, errors = lax.switch(inputs[0].astype("int32"), calls, *inputs[1:])
         return list(out), errors
+
+    def planted_shards(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run a body on the shards of a mesh; every shard takes its slice of the values."""
+        jaxpr, consts = closed(params["jaxpr"])
+
+        def body(args: Sequence[Any], mine: list[Any]) -> tuple[list[Any], list[Any]]:
+            out, errors = self.planted(jaxpr, consts, args, mine)
+            return [up(x) for x in out], errors
+
+        return mapped(body, params, inputs, values)

@@ -34,6 +34,10 @@ RULES = {
     "scan": "its body is lifted",
     "while": "condition and body are lifted; a batched condition keeps what has ended",
     "cond": "its branches are lifted",
+    "shard_map": "its body is lifted, on the same mesh; what differs between shards is not declared any more",
+    "psum_invariant": "as psum",
+    "all_gather_invariant": "as all_gather",
+    "pvary": "nothing: what differs between shards is not declared any more",
     "empty": "zeros: what is read before it is written means nothing",
     "empty2": "zeros: what is read before it is written means nothing",
     "layout_constraint": "nothing: a layout",
@@ -43,6 +47,7 @@ RULES |= dict.fromkeys(["debug_callback", "debug_print", "inspect_sharding", "dc
 
 # Bound again with floats in FP64: what they compute does not depend on the format.
 BOUND = """
+all_gather all_to_all axis_index pmax pmin ppermute psum reduce_scatter
 abs acos acosh add add_any and argmax argmin asin asinh atan atan2 atanh bessel_i0e bessel_i1e broadcast_in_dim cbrt
 ceil cholesky cholesky_update clamp clz complex concatenate conj copy cos cosh cumlogsumexp cummax cummin cumprod
 cumsum device_put digamma div dynamic_slice dynamic_update_slice eig eigh eq eq_to erf erf_inv erfc exp exp2 expm1 fft
@@ -66,13 +71,13 @@ REFUSED = {
     "what it gives is a matter of the format's bits": "nextafter scaled_dot stochastic_round",
     "the numbers drawn depend on the format": "random_gamma rng_uniform",
     "the device chooses what it gives": "approx_top_k rng_bit_generator",
-    "the axes of a mesh exist inside shard_map alone, and its shards are no whole values": """
-        shard_map global_array_to_host_local_array host_local_array_to_global_array
-        xla_pmap all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
-        all_gather_start all_to_all all_to_all_done all_to_all_start axis_index full_to_shard pbroadcast pbroadcast_done
+    "it is of shards, and no whole value": """
+        global_array_to_host_local_array host_local_array_to_global_array
+        xla_pmap all_gather_done all_gather_reduced all_gather_reduced_start
+        all_gather_start all_to_all_done all_to_all_start full_to_shard pbroadcast pbroadcast_done
         pbroadcast_dynamic
-        pbroadcast_start pgather pmax pmin ppermute ppermute_done ppermute_start precv preduced psend psum psum_done
-        psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all reduce_scatter reduce_scatter_done
+        pbroadcast_start pgather ppermute_done ppermute_start precv preduced psend psum_done
+        psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done
         reduce_scatter_start reduced_vary_cast reduced_vary_cast_p shard_to_full unreduced_psum unreduced_psum_start
         unreduced_reduce_scatter unreduced_reduce_scatter_start
         unreduced_pmax unreduced_pmin vary_unreduced_cast vary_unreduced_cast_p

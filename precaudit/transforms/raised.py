@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.transforms.emulate import EXACT, Emulated, Realisation, float_bits, rounded
+from precaudit.transforms.emulate import EXACT, Emulated, Realisation, float_bits, holding, rounded
 from precaudit.transforms.jax_versions import bodies
 from precaudit.transforms.labels import of_equation
+from precaudit.transforms.plant import Values
 from precaudit.transforms.shadow import Lift
-from precaudit.transforms.wide import up
 
 WIDE = np.dtype(np.float32)
 
@@ -71,9 +71,11 @@ def raising(
     """
     order = {line: i for i, line in enumerate(lines)}
 
-    def run(seed: Any, raised: Any, *leaves: Any) -> list[Any]:
-        found = _Raised(dict(lift or {}), (), how, seed, order, raised)
-        return [up(jnp.asarray(x)) for x in found.run(jaxpr.jaxpr, jaxpr.consts, leaves)]
+    def run(seed: Any, raised: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+        def interpreter(names: Collection[str]) -> _Raised:
+            return _Raised(dict(lift or {}), names, how, seed, order, raised)
+
+        return holding(interpreter, jaxpr, leaves, held)
 
     return run
 

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from precaudit.transforms.jax_versions import bind, called, closed, manual_axes, scanned, varying, walk
+from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.rules import select_batched
 from precaudit.transforms.sites import merged, numbered, sites, sites_of, unknown_tap
@@ -255,19 +256,10 @@ class _Reaper:
         axes = manual_axes(params)
         within = replace(self, shards=(*self.shards, *axes)) if params["check_vma"] else self
 
-        def body(*args: Any) -> tuple[list[Any], list[Tap]]:
-            out, taps = within.run(jaxpr, consts, args)
-            return out, jax.tree.map(lambda x: x[None], taps)
+        def body(args: Sequence[Any], _: list[Any]) -> tuple[list[Any], list[Tap]]:
+            return within.run(jaxpr, consts, args)
 
-        mapped = jax.shard_map(
-            body,
-            mesh=params["mesh"],
-            in_specs=tuple(params["in_specs"]),
-            out_specs=(list(params["out_specs"]), PartitionSpec(axes)),
-            axis_names=set(axes),
-            check_vma=params["check_vma"],
-        )
-        return mapped(*inputs)
+        return mapped(body, params, inputs, [], params["check_vma"])
 
 
 def _sharding(given: Any) -> Sharding | None:

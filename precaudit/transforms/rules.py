@@ -129,7 +129,19 @@ def select_batched(chosen: Any, new: Any, old: Any) -> Any:
     return jnp.where(jnp.expand_dims(chosen, axes), new, old)
 
 
+def psum(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Sum over the axes of a mesh."""
+    return [lax.psum(inputs[0], params["axes"])]
+
+
+def all_gather(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+    """Put the shards along axes of a mesh together."""
+    at, tiled = params["all_gather_dimension"], params["tiled"]
+    return [lax.all_gather(inputs[0], params["axis_name"], axis=at, tiled=tiled)]
+
+
 RULES: dict[str, Rule] = {
+    "psum_invariant": psum, "all_gather_invariant": all_gather, "pvary": lambda run, params, inputs: inputs,
     "convert_element_type": convert, "reduce_precision": same, "layout_constraint": same,
     "bitcast_convert_type": bitcast, "reduce": reduce, "reduce_window": reduce_window,
     "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,

@@ -14,7 +14,7 @@ import numpy as np
 
 from precaudit.transforms import large
 from precaudit.transforms.jax_versions import bind, called, source, walk
-from precaudit.transforms.loops import LOOPS
+from precaudit.transforms.loops import LOOPS, shard_map
 from precaudit.transforms.primitives import PRODUCTS, lifting
 from precaudit.transforms.rules import RULES
 from precaudit.transforms.wide import given, traced_as, up, wide
@@ -121,6 +121,8 @@ class Shadow:
             return self.run(*called(params, how.body), inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, _lifted, params, inputs)
+        if name == "shard_map":
+            return shard_map(self.run, _lifted, params, inputs)
         if name in MOVES | SLICES and _as_stored(equation, inputs):
             moved = bind(equation, inputs)
             return moved if name in MOVES else _checked(equation, [up(x) for x in moved])

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 from precaudit.transforms.jax_versions import bodies, closed, manual_axes
 from precaudit.transforms.primitives import CALLS
 
+STATE = "@"  # begins the names of taps that say what a loop decided: no points, but recorded beside them
+
 
 class Site(NamedTuple):
     """One tap: its name, what it is stacked over, its own shape and format, and the loop it is in that stacks nothing.
 
-    ``stacked``: lengths of the scans around it and numbers of shards, outermost first. ``inside``: the name of the
-    outermost primitive around it that is no call, scan or cond; empty where there is none.
+    ``stacked``: lengths of the scans around it and numbers of shards, outermost first. ``sharded``: whether numbers
+    of shards are among these. ``inside``: the name of the
+    outermost primitive around it that is no call, scan, cond or shard_map; empty where there is none.
     """
 
     name: str
@@ -22,6 +25,7 @@ class Site(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     inside: str = ""
+    sharded: bool = False
 
 
 def sites(jaxpr: Any, names: Collection[str] | None = None) -> tuple[Site, ...]:
@@ -43,7 +47,7 @@ def sites_of(equation: Any, names: Collection[str] | None = None) -> tuple[Site,
         return tuple(s._replace(stacked=(params["length"], *s.stacked)) for s in found)
     if name == "shard_map":
         shards = prod(params["mesh"].shape[axis] for axis in manual_axes(params))
-        return tuple(s._replace(stacked=(shards, *s.stacked), inside=name) for s in found)
+        return tuple(s._replace(stacked=(shards, *s.stacked), sharded=True) for s in found)
     return tuple(s if name in CALLS else s._replace(inside=name) for s in found)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import PRODUCTS, View, array, place_of
+from precaudit.lint.view import View, array, place_of
+from precaudit.tpu.units import PRODUCTS
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:

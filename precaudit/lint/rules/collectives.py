@@ -1,36 +1,62 @@
 """In what format a sharded program's chips exchange and add values."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from precaudit.lint.rule import Hit, Rule, Severity
-from precaudit.lint.view import View, place_of
+from precaudit.lint.rule import Hit, Rule
+from precaudit.lint.stored import callers
+from precaudit.lint.view import View, formats_of, place_of
+from precaudit.tpu.hlo import Instruction, Module
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
          "collective-broadcast")  # fmt: skip
 NARROW = ("bf16", "f16")
+SCATTERED = "all-reduce-scatter"  # libtpu's name of a computation that adds up over chips and keeps a part
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
-    """Hit every collective with the formats it reads."""
+    """Hit every collective with the formats it reads, adds in and leaves."""
     for view in views:
         assert view.module is not None
         for name, i in view.instructions:
             kind = i.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
-            formats = sorted(view.reads(name, i))
-            adds = any(view.module.computations[c].root.opcode == "add" for c in i.called)
-            source, point = place_of(view, i)
-            says, severity = f"{kind} of {', '.join(formats)}.", _severity(formats, adds)
-            if severity == "warning":
-                says = f"{kind} adds in {', '.join(formats)}: the sum is rounded with every chip."
-            yield Hit(view.phase, source, point, says, severity=severity)
+            kind = "reduce-scatter" if name.startswith(SCATTERED) else kind
+            added = adds_in(view.module, i)
+            narrow = added in NARROW
+            says = f"{kind} adds in {added}: {SAYS}" if narrow else described(kind, view.reads(name, i), added, i)
+            source, point = whence(view, name, i)
+            yield Hit(view.phase, source, point, says, severity="warning" if narrow else "note")
 
 
-def _severity(formats: Sequence[str], adds: bool) -> Severity:
-    return "warning" if adds and set(formats) & set(NARROW) else "note"
+def adds_in(module: Module, instruction: Instruction) -> str:
+    """Return the format a collective adds in; "" of one that does not add."""
+    roots = [module.computations[name].root for name in instruction.called]
+    return next((x for root in roots if root.opcode == "add" for x in formats_of(root.type)), "")
 
 
+def described(kind: str, reads: Iterable[str], added: str, instruction: Instruction) -> str:
+    """Return what is exchanged and, where it is another format, what is added in and what is left."""
+    given, left = sorted(reads), sorted(set(formats_of(instruction.type)))
+    how = [f"added in {added}"] if added and [added] != given else []
+    if instruction.opcode in KINDS and left != ([added] if added else given):
+        how.append(f"stored as {', '.join(left)}")
+    return ", ".join([f"{kind} of {', '.join(given)}", *how]) + "."
+
+
+def whence(view: View, computation: str, instruction: Instruction) -> tuple[str, str]:
+    """Return (FILE:LINE, point): its own, of the fusion it lies in, or of the only equation of its primitive."""
+    assert view.module is not None
+    for x in (instruction, *(fusion for _, fusion in callers(view.module, computation))):
+        if (place := place_of(view, x))[0]:
+            return place
+    applied = [view.module.computations[name].parameters for name in instruction.called]
+    names = {x.op_name for parameters in applied for x in parameters}
+    found = [e for e in view.equations if e.primitive in names]
+    return (found[0].source, found[0].point) if len(found) == 1 else ("", "")
+
+
+SAYS = "the sum is rounded with every chip."
 RULE = Rule(
     "collectives",
     "note",

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.flow import NARROW
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import PRODUCTS, View, array, place_of
-from precaudit.tpu.hlo import Computation, Instruction
+from precaudit.lint.stored import readers
+from precaudit.lint.view import View, array, place_of
+from precaudit.tpu.hlo import Instruction, Module
+from precaudit.tpu.units import PRODUCTS
 
-MOVES = ("bitcast", "copy", "reshape", "transpose")
+ROUNDS = ("convert", "all-reduce", "reduce-scatter")
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -20,17 +22,15 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
                 continue
             made = view.made_of(i)
             asked = all(e.result in NARROW or view.graph.rounded(e.outputs[0]) for e in made)
-            if made and asked and not rounded(view.module.computations[name], i):
+            if made and asked and not rounded(view.module, name, i):
                 source, point = place_of(view, i)
                 yield Hit(view.phase, source, point)
 
 
-def rounded(computation: Computation, instruction: Instruction) -> bool:
-    """Whether all that reads an instruction where it lies, moved or not, rounds it."""
-    users = [x for x in computation.instructions.values() if instruction.name in x.operands]
-    return bool(users) and all(
-        rounded(computation, x) if x.opcode in MOVES else x.opcode == "convert" and is_narrow(x) for x in users
-    )
+def rounded(module: Module, computation: str, instruction: Instruction) -> bool:
+    """Whether all that reads an instruction, moved or not, rounds it; a sum over chips may, once it is added."""
+    users = list(readers(module, computation, instruction.name))
+    return bool(users) and all(x.opcode in ROUNDS and is_narrow(x) for x in users)
 
 
 def is_narrow(instruction: Instruction) -> bool:

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.flow import NARROW, Equation
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import PRODUCTS, View, array, place_of
-from precaudit.tpu.hlo import Instruction, Module
+from precaudit.lint.stored import results
+from precaudit.lint.view import View, array, place_of
+from precaudit.tpu.hlo import Instruction
+from precaudit.tpu.units import PRODUCTS
 
-STORED = ("fusion", "copy", "dynamic-update-slice", "concatenate", "transpose")
-MOVES = ("bitcast", "copy", "reshape", "transpose")
+STORED = ("fusion", "copy", "dynamic-update-slice", "concatenate", "transpose", "all-reduce", "reduce-scatter")
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -20,32 +21,29 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
         for e in view.equations:
             makes.setdefault(e.source, set()).update(str(getattr(v.aval, "dtype", "")) for v in e.made.outvars)
         for computation, i in view.instructions:
-            shape = array(i)
-            if computation in inside or i.opcode not in STORED or shape is None or shape.dtype != "bf16":
+            if computation in inside or i.opcode not in STORED:
                 continue
-            root = rooted(view.module, i)
-            if root.opcode in PRODUCTS or any(asked(view, e) for e in view.made_of(root)):
-                continue
-            source, point = place_of(view, i)
-            formats = makes.get(source, set())
-            if "float32" in formats and "bfloat16" not in formats:
-                yield Hit(view.phase, source, point)
+            for shape, made in results(view.module, i):
+                if shape.dtype != "bf16" or is_narrow_product(made):
+                    continue
+                source, point = place_of(view, made)
+                if not source:  # what only moves or rounds what it is given says nothing of where it is from
+                    made, (source, point) = i, place_of(view, i)
+                formats = makes.get(source, set())
+                unasked = not any(asked(view, e) for e in view.made_of(made))
+                if source and unasked and "float32" in formats and "bfloat16" not in formats:
+                    yield Hit(view.phase, source, point)
+
+
+def is_narrow_product(instruction: Instruction) -> bool:
+    """Whether it is a product whose own result is bfloat16: ``added_rounding``'s."""
+    shape = array(instruction)
+    return instruction.opcode in PRODUCTS and shape is not None and shape.dtype == "bf16"
 
 
 def asked(view: View, e: Equation) -> bool:
     """Whether the program itself rounds what an equation makes."""
     return e.result in NARROW or view.graph.rounded(e.outputs[0])
-
-
-def rooted(module: Module, instruction: Instruction) -> Instruction:
-    """Return what makes the value of a fusion, before it is moved; an instruction that is none is its own."""
-    if instruction.opcode != "fusion":
-        return instruction
-    computation = module.computations[instruction.called[0]]
-    made = computation.root
-    while made.opcode in MOVES:
-        made = computation.instructions[made.operands[0]]
-    return made
 
 
 RULE = Rule(

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.flow import Equation, Graph, widened
 from precaudit.lint.rule import Hit, Rule
-from precaudit.lint.view import PRODUCTS, View, place_of
+from precaudit.lint.view import View, place_of
+from precaudit.tpu.units import PRODUCTS
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.rules.one_pass import wide
-from precaudit.lint.view import PRODUCTS, View, array, place_of, primitive_of
+from precaudit.lint.view import View, place_of
+from precaudit.tpu.units import unit_of
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
@@ -12,13 +13,11 @@ def check(views: Sequence[View]) -> Iterator[Hit]:
     made: dict[tuple[str, str], dict[str, set[str]]] = {}
     for view in views:
         for _, i in view.instructions:
-            product = i.opcode in PRODUCTS
-            if not product and not (i.opcode == "reduce" and primitive_of(i) == "dot_general" and array(i)):
-                continue
-            if product and i.attributes.get("operand_precision"):
+            unit = unit_of(i)
+            if unit not in ("passes1", "vector"):
                 continue
             if any(wide(view.graph, e) for e in view.made_of(i)):
-                kind = "one bfloat16 pass" if product else "float32 on the vector unit"
+                kind = "one bfloat16 pass" if unit == "passes1" else "float32 on the vector unit"
                 made.setdefault(place_of(view, i), {}).setdefault(kind, set()).add(view.phase)
     for (source, point), kinds in made.items():
         if len(kinds) > 1 and len({frozenset(phases) for phases in kinds.values()}) > 1:

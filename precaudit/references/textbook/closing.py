@@ -12,7 +12,7 @@ from precaudit.metrics.sizes import canonical, half_ulp
 from precaudit.numpy_decoder.ensemble import FEW, common, ensemble, weights
 from precaudit.numpy_decoder.magnitudes import inner_roundoff
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, Rounding, of_policy
+from precaudit.numpy_decoder.rounding import Rounding, formula, of_policy
 from precaudit.policies import Policy
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.textbook.operations import Operation
@@ -24,7 +24,7 @@ def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
     """Return the yardstick of an operation recorded under a policy."""
     base = of_policy(policy, o.place.phase == "decode")
     members = honest(o, model, policy, base)
-    reference, *made = (canonical(y, o.axes) for y in o.evaluate([FP64, *members]))
+    reference, *made = (canonical(y, o.axes) for y in o.evaluate([formula(policy), *members]))
     return measure(o, model, policy, reference, made)
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from precaudit.arrays import Array, widen
 from precaudit.caching import prune
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import LOGITS, POINTS
+from precaudit.lengths import View, row_lengths, telling, view_of
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.rows import measured, unseen
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
@@ -24,6 +26,7 @@ from precaudit.progress import Advance
 from precaudit.records import ErrorRecord, Selected, number
 from precaudit.references.cache import References
 from precaudit.runs.recorded import Recorded
+from precaudit.selection import PHASES
 
 OPEN = 256
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
@@ -32,64 +35,92 @@ KEPT = 1 << 28  # bytes of them in all
 Dot = Callable[[Array, Array], Array]
 
 
+class Sequenced(NamedTuple):
+    """A sequence of FP64: its prompt, the tokens fed to it, and whose lengths turn its rows (precaudit/lengths.py)."""
+
+    prompt: str
+    tokens: tuple[int, ...]
+    first: int
+    view: View
+
+    @property
+    def lengths(self) -> Array:
+        """By how many tokens each row was turned; ``first`` of them are the prompt's."""
+        return row_lengths(self.view, self.first, len(self.tokens), len(self.tokens))
+
+    def place(self, root: Path, weights: str, config: DecoderConfig) -> References:
+        """Return where its values are kept."""
+        return References.of(root, weights, config, self.tokens, telling(config, self.lengths))
+
+
+def sequence_of(recorded: Recorded, prompt: str, phase: str) -> Sequenced:
+    """Return the sequence whose rows a phase of a prompt has; of a phase that was not run, prefill's."""
+    tokens, ran = recorded.fed_tokens(prompt), phase in recorded.requested.phases
+    view = view_of(recorded.config, phase if ran else "prefill", len(tokens))
+    return Sequenced(prompt, tokens, len(recorded.run.prompts[prompt].tokens), view)
+
+
 @dataclass
 class Whole:
     """FP64 values of every prompt's sequence, and what the emulated policy's rounding does to them.
 
-    ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(prompt, layer,
+    ``noise``: squared error of the emulated policy, the mean over RUNS draws of its rounding errors, {(sequence, layer,
     point): [T, H]}, H 1 where a point has no heads; ``decoded``: the same where attention reads the cache, if it
     rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled. ``wanted``:
-    what was asked for. ``alike``: {prompt: the first prompt of the same tokens and rows}, which stands for it.
+    what was asked for. ``alike``: {(prompt, phase): the first sequence of the same tokens, rows and lengths}, which
+    stands for it: a phase's rows are another sequence's where RoPE turned them by another length.
     """
 
-    prompts: tuple[str, ...]
-    places: dict[str, References]
+    places: dict[Sequenced, References]
     rows: dict[str, Array]
     vocab: int
-    noise: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
-    decoded: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
-    kl: dict[str, Array] = field(default_factory=dict)
-    decoded_kl: dict[str, Array] = field(default_factory=dict)
+    alike: dict[tuple[str, str], Sequenced] = field(default_factory=dict)
+    noise: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
+    decoded: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
+    kl: dict[Sequenced, Array] = field(default_factory=dict)
+    decoded_kl: dict[Sequenced, Array] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
-    alike: dict[str, str] = field(default_factory=dict)
-    _open: dict[tuple[str, int | None, str], Array] = field(default_factory=dict)
+    _open: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
 
     @property
-    def distinct(self) -> list[str]:
-        """The prompts that stand for all."""
-        return list(dict.fromkeys(self.alike[p] for p in self.prompts))
+    def distinct(self) -> list[Sequenced]:
+        """The sequences that stand for all."""
+        return list(dict.fromkeys(self.alike.values()))
 
     @property
     def said(self) -> list[str]:
         """What a reader should know of the cache."""
         return list(dict.fromkeys(text for place in self.places.values() for text in place.said))
 
-    def values(self, prompt: str, layer: int | None, point: str) -> Array | None:
-        """Return FP64 values of the whole sequence (logits: of the recorded rows)."""
-        prompt = self.alike[prompt]
-        key = (prompt, layer, point)
+    def values(self, prompt: str, phase: str, layer: int | None, point: str) -> Array | None:
+        """Return FP64 values of the whole sequence as a phase runs it (logits: of the recorded rows)."""
+        return self.of(self.alike[prompt, phase], layer, point)
+
+    def of(self, sequence: Sequenced, layer: int | None, point: str) -> Array | None:
+        """Return FP64 values of one of the distinct sequences."""
+        key = (sequence, layer, point)
         if key not in self._open:
             if len(self._open) >= OPEN:
                 self._open.clear()  # every map holds a file descriptor
-            found = self.places[prompt].load(layer, point, self.rows[prompt])
+            found = self.places[sequence].load(layer, point, self.rows[sequence.prompt])
             if found is None:
                 return None
             self._open[key] = found
             return found
         return self._open[key]
 
-    def logits(self, prompt: str, position: int) -> Array | None:
-        """Return the FP64 logits [V] at a position."""
-        values, at = self.values(prompt, None, LOGITS), np.flatnonzero(self.rows[prompt] == position)
+    def logits(self, prompt: str, phase: str, position: int) -> Array | None:
+        """Return the FP64 logits [V] at a position, as a phase runs the sequence."""
+        values, at = self.values(prompt, phase, None, LOGITS), np.flatnonzero(self.rows[prompt] == position)
         return None if values is None or not len(at) else values[int(at[0])]
 
     def energy(self, place: Place) -> tuple[Array, Array | None]:
         """Return (noise [T, H], KL's [R] for logits) of a place's phase."""
-        prompt = self.alike[place.prompt]
-        key = (prompt, place.layer, place.point)
+        sequence = self.alike[place.prompt, place.phase]
+        key = (sequence, place.layer, place.point)
         decoded = place.phase == "decode" and bool(self.decoded)
         kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
-        return kinds[0][key], kinds[1].get(prompt) if place.point == LOGITS else None
+        return kinds[0][key], kinds[1].get(sequence) if place.point == LOGITS else None
 
     @property
     def sigma(self) -> float:
@@ -100,8 +131,9 @@ class Whole:
         sizes = [self._rms(kind) for kind in (self.noise, self.decoded) if kind]
         return max(sizes, default=float("nan"))
 
-    def _rms(self, kind: dict[tuple[str, int | None, str], Array]) -> float:
-        rows = [kind[self.alike[p], None, LOGITS] for p in self.prompts]
+    def _rms(self, kind: dict[tuple[Sequenced, int | None, str], Array]) -> float:
+        of_prompts = dict.fromkeys((prompt, sequence) for (prompt, _), sequence in self.alike.items())
+        rows = [kind[sequence, None, LOGITS] for _, sequence in of_prompts]
         n = sum(len(e) for e in rows) * self.vocab
         return float(np.sqrt(sum(e.sum() for e in rows) / n)) if n else float("nan")
 
@@ -119,40 +151,41 @@ def establish(
 
     ``weights`` identifies the tensors' values; ``root``: where references are kept.
     """
-    prompts, layers = selected.prompts, selected.layers
-    tokens = {p: recorded.fed_tokens(p) for p in prompts}
-    rows = {p: recorded.logit_rows(p) for p in prompts}
-    alike: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    for p in prompts:
-        alike[p] = first.setdefault((tokens[p], rows[p].tobytes()), p)
-    places = {p: References.of(root, weights, model.config, tokens[p]) for p in first.values()}
-    whole = Whole(prompts, places, rows, model.config.vocab, alike=alike)
+    layers, rows = selected.layers, {p: recorded.logit_rows(p) for p in selected.prompts}
+    whole = Whole({}, rows, model.config.vocab)
+    first: dict[tuple[Any, ...], Sequenced] = {}
+    for prompt, phase in product(selected.prompts, PHASES):
+        own = sequence_of(recorded, prompt, phase)
+        told = telling(model.config, own.lengths)
+        same = (own.tokens, rows[prompt].tobytes(), None if told is None else told.tobytes())
+        sequence = whole.alike[prompt, phase] = first.setdefault(same, own)
+        if sequence not in whole.places:
+            whole.places[sequence] = own.place(root, weights, model.config)
     wanted = [p for p in selected.points if not POINTS[p].state]
     wanted += [] if LOGITS in wanted else [LOGITS]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
-    absent = [p for p in whole.distinct if any(whole.values(p, at, name) is None for at, name in names)]
+    absent = [s for s in whole.distinct if any(whole.of(s, at, name) is None for at, name in names)]
 
     def save(i: int, layer: int | None, point: str, values: Array) -> None:
-        places[absent[i]].save(layer, point, whole.rows[absent[i]], values)
+        whole.places[absent[i]].save(layer, point, rows[absent[i].prompt], values)
 
-    def want(chosen: list[str] | tuple[str, ...]) -> Wanted:
-        return Wanted(set(wanted), set(layers), [whole.rows[p] for p in chosen])
+    def want(chosen: list[Sequenced]) -> Wanted:
+        return Wanted(set(wanted), set(layers), [rows[s.prompt] for s in chosen])
 
     n = model.config.layers
     if absent:
-        sequences = [np.asarray(tokens[p]) for p in absent]
+        sequences, turned = [np.asarray(s.tokens) for s in absent], [s.lengths for s in absent]
         fed = sum(map(len, sequences))
         seconds = seconds_for(model.config, 1000)
         takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
-        forward(model, sequences, [FP64], want(absent), save, _telling(tell, what, n))
-    for place in places.values():
+        forward(model, sequences, [FP64], want(absent), save, _telling(tell, what, n), lengths=turned)
+    for place in whole.places.values():
         place.touch()
 
     whole.wanted = want(whole.distinct)
     emulate(whole, model, recorded, policy, single_precision_dot, tell)
-    prune(root, {p.folder for p in places.values()})
+    prune(root, {p.folder for p in whole.places.values()})
     return whole
 
 
@@ -171,7 +204,8 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
 
     ``dot``: how its products are summed. What was pooled before is forgotten.
     """
-    n, sequences = model.config.layers, [np.asarray(recorded.fed_tokens(p)) for p in whole.distinct]
+    n, sequences = model.config.layers, [np.asarray(s.tokens) for s in whole.distinct]
+    turned = [s.lengths for s in whole.distinct]
     for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl):
         pooled.clear()
     declared = (of_policy(policy, d) for d in (False, True))
@@ -179,12 +213,12 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
     passes: list[tuple[Pool, Decoding | None]] = [(Pool(whole, model.config, whole.noise, whole.kl), None)]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
-        first = [len(recorded.run.prompts[p].tokens) - 1 for p in whole.distinct]
+        first = [len(recorded.run.prompts[s.prompt].tokens) - 1 for s in whole.distinct]
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
         passes.append((Pool(whole, model.config, whole.decoded, whole.decoded_kl), decoding))
     for pool, rows in passes:
         what = "emulated policy" if rows is None else "emulated policy of decode"
-        forward(model, sequences, draws, whole.wanted, pool.add, _telling(tell, what, n), rows)
+        forward(model, sequences, draws, whole.wanted, pool.add, _telling(tell, what, n), rows, turned)
         pool.finish()
 
 
@@ -199,23 +233,23 @@ class Pool:
 
     whole: Whole
     config: DecoderConfig
-    noise: dict[tuple[str, int | None, str], Array]
-    kl: dict[str, Array]
-    errors: dict[str, list[Array]] = field(default_factory=dict)
+    noise: dict[tuple[Sequenced, int | None, str], Array]
+    kl: dict[Sequenced, Array]
+    errors: dict[Sequenced, list[Array]] = field(default_factory=dict)
 
     def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
         """Add one draw's error at one point."""
-        prompt = self.whole.distinct[i]
-        reference = self.whole.values(prompt, layer, point)
+        sequence = self.whole.distinct[i]
+        reference = self.whole.of(sequence, layer, point)
         assert reference is not None
         error = canonical(values - reference, POINTS[point].axes)
         if POINTS[point].keyed:
             hidden = unseen(np.arange(len(error)), error.shape[2], self.config.window_of(layer))
             error = np.where(hidden[:, None], 0.0, error)
-        key = (prompt, layer, point)
+        key = (sequence, layer, point)
         self.noise[key] = self.noise.get(key, 0.0) + np.einsum("thk,thk->th", error, error) / RUNS
         if point == LOGITS:
-            self.errors.setdefault(prompt, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
+            self.errors.setdefault(sequence, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
 
     def sampled(self, rows: int) -> Array:
         """Return the logits rows whose errors are kept: fewer where many prompts or a large vocabulary hold much."""
@@ -225,24 +259,24 @@ class Pool:
 
     def finish(self) -> None:
         """Pool the noise of KL over draws and rows: an error of another row, brought to a row's rms, is one more."""
-        for prompt, kept in self.errors.items():
-            logits = self.whole.values(prompt, None, LOGITS)
+        for sequence, kept in self.errors.items():
+            logits = self.whole.of(sequence, None, LOGITS)
             assert logits is not None
-            size = np.sqrt(self.noise[prompt, None, LOGITS][:, 0])
+            size = np.sqrt(self.noise[sequence, None, LOGITS][:, 0])
             if not len(size):  # a run that was cut off before its first step
-                self.kl[prompt] = size
+                self.kl[sequence] = size
                 continue
             own = size[self.sampled(len(size))]
             scale = np.divide(1.0, own, out=np.zeros_like(own), where=own > 0)[:, None]
             made = expected_kl(np.asarray(logits), (x * scale for x in kept))
-            self.kl[prompt] = size**2 * made + roundoff_kl(np.asarray(logits))
+            self.kl[sequence] = size**2 * made + roundoff_kl(np.asarray(logits))
         self.errors.clear()
 
 
 def forward_errors(recorded: Recorded, whole: Whole, place: Place) -> Iterator[ErrorRecord]:
     """Yield the forward records of one point of one phase (all its steps)."""
     run = recorded.run.record.id
-    reference = whole.values(place.prompt, place.layer, place.point)
+    reference = whole.values(place.prompt, place.phase, place.layer, place.point)
     for step in recorded.steps(place.phase):
         stored = recorded.tensor(place.prompt, place.phase, step, place.layer, place.point)
         if stored is None or reference is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.formats import FORMATS
+from precaudit.formats import FORMATS, INTEGERS
 from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.rows import measured
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
@@ -20,6 +20,7 @@ from precaudit.numpy_decoder.rounding import (
     FP64,
     Rounding,
     elisions,
+    formula,
     of_policy,
 )
 from precaudit.places import Place
@@ -71,12 +72,16 @@ class Emulations:
 
 @dataclass(frozen=True)
 class Emulated:
-    """What evaluation gave: the yardstick, emulations by name [T, H, K], and the policy's name among them."""
+    """What evaluation gave: the yardstick, emulations by name [T, H, K], and the policy's name among them.
+
+    ``exact``: FP64 without the casts to integers that a policy means; the yardstick's reference has them.
+    """
 
     yardstick: Yardstick
     emulated: dict[str, Array]
     label: str
     elided: tuple[str, ...]
+    exact: Array
     inherits: str | None = None
     costly: str | None = None
 
@@ -105,7 +110,7 @@ class Emulated:
     def rows(self, some: slice) -> "Emulated":
         """Return what was made of some rows."""
         cut = {name: y[some] for name, y in self.emulated.items()}
-        return replace(self, yardstick=self.yardstick.rows(some), emulated=cut)
+        return replace(self, yardstick=self.yardstick.rows(some), emulated=cut, exact=self.exact[some])
 
 
 def local_errors(
@@ -148,6 +153,9 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
     factors = tuple(getattr(policy, key) for key in row.operands)
     if decode and policy.decode_attention == "float32" and row.reads_keys:
         factors = ("float32",)
+    integers = (row.projects and row.only != "sparse") or (row.kind == "head" and policy.embeddings == "as-weights")
+    if device != "cpu" and policy.weights in INTEGERS and integers:
+        return f"weights = {policy.weights} on {device or 'an unknown device'}"
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
     if row.sums and "float32" in factors and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
@@ -173,7 +181,9 @@ def _emulate(o: Operation, emulations: Emulations, model: Model, others: Alterna
     arrays = dict(zip(first, every, strict=False))
     policies = [name for name in roundings if name.startswith("policy")]
     made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
-    yard = measure(o, model, policy, arrays["fp64"], made)
+    centre = formula(policy)
+    meant = arrays["fp64"] if centre == FP64 else canonical(o.evaluate([centre])[0], axes)
+    yard = measure(o, model, policy, meant, made)
     wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = f"policy:{policy.name}"
@@ -197,6 +207,7 @@ def _emulate(o: Operation, emulations: Emulations, model: Model, others: Alterna
         named,
         label,
         elided,
+        arrays["fp64"],
         costly=_costly({name: arrays[name] for name in ("fp64", *policies[:textbook])}, o.stored.dtype.name),
     )
 
@@ -246,7 +257,7 @@ def _closest(made: Emulated, others: Iterable[Alternative], one: slice) -> Emula
 
 def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
     place, yard = o.place, made.yardstick
-    exact = yard.reference
+    exact = made.exact
     back = exact.transpose(1, 0, 2) if o.row.keyed else exact.reshape(stored.shape)
     d, numbers = measured(stored, back, place.point, yard.positions, o.window)
     error, best = norm(d.error), made.emulated[made.label]

@@ -9,6 +9,7 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
 from precaudit.graphs.point import Point
+from precaudit.lengths import row_lengths
 from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
@@ -33,7 +34,9 @@ class Operation:
 
     ``inputs``: in FP64, in the order of the point's inputs. ``run`` runs the operation; ``magnitude(u)`` returns
     |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
-    all; ``last``: keys and values that the last row of attn_out read, where decode read others there.
+    all; ``last``: keys and values that the last row of attn_out read, where decode read others there; ``start``: the
+    slot of the sequence's first key, after padding on the left; ``lengths``: how long the sequence was when each row
+    was turned (precaudit/lengths.py).
     """
 
     id: str
@@ -45,6 +48,8 @@ class Operation:
     magnitude: Magnitude
     window: int | None = None
     last: tuple[Array, ...] = ()
+    start: int = 0
+    lengths: Array | None = None
 
     @property
     def row(self) -> Point:
@@ -73,8 +78,18 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     found = _evaluation(recorded, model, place, part)
     if found is None:
         return None
-    window = model.config.window_of(place.layer)
-    return Operation(recorded.run.record.id, place, part, *found, window, _last_read(recorded, place, found[1]))
+    window, last = model.config.window_of(place.layer), _last_read(recorded, place, found[1])
+    start, lengths = recorded.start_of(place.prompt), _lengths(recorded, place, found[0])
+    return Operation(recorded.run.record.id, place, part, *found, window, last, start, lengths)
+
+
+def _lengths(recorded: Recorded, place: Place, positions: Array) -> Array | None:
+    """Return how long the sequence was when its rows at ``positions`` were turned; None where that changes nothing."""
+    scaling = recorded.config.rope_scaling
+    if scaling is None or not scaling.by_length:
+        return None
+    n, total = len(recorded.run.prompts[place.prompt].tokens), len(recorded.fed_tokens(place.prompt))
+    return row_lengths(place.phase, n, total, 1 + int(positions[-1]))[positions]
 
 
 def parts(recorded: Recorded, place: Place) -> list[Rows]:
@@ -114,11 +129,17 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
     if not len(positions):
         return None
     values = tuple(widen(rows.at(positions)) for rows in present)
-    return positions, values, *_on_rows(model, place.point, layer, positions, values)
+    lengths = _lengths(recorded, place, positions)
+    return positions, values, *_on_rows(model, place.point, layer, positions, values, lengths)
 
 
 def _on_rows(
-    model: Model, point: str, layer: int | None, positions: Array, values: Sequence[Array]
+    model: Model,
+    point: str,
+    layer: int | None,
+    positions: Array,
+    values: Sequence[Array],
+    lengths: Array | None = None,
 ) -> tuple[Evaluate, Magnitude]:
     """Return how an operation on rows is made again, and the sizes of its terms."""
 
@@ -127,7 +148,7 @@ def _on_rows(
         if POINTS[point].kind == "head":
             return model.logits(inputs[0], summed)
         shared = sharing_products(summed)
-        return [model.apply(point, model.context(layer, positions, r), inputs) for r in shared]
+        return [model.apply(point, model.context(layer, positions, r, lengths), inputs) for r in shared]
 
     return run, lambda u: rowwise(point, model, layer, values)
 
@@ -146,7 +167,7 @@ def of_arrays(
     run, magnitude = _on_rows(model, point, layer, positions, wide)
     if row.kind == "mix":
         q, k, v = wide
-        run, magnitude = _mixing(rule, positions, [k], [v]), lambda u: attended(q, k, v, positions, rule, u)
+        run, magnitude = _mixing(rule, positions, [k], [v], 0), lambda u: attended(q, k, v, positions, rule, u)
     part = Rows(stored, positions, ((0, slice(0, len(stored))),))
     place = Place("", "prefill", 0, layer, point)
     return Operation(name, place, part, positions, wide, run, magnitude, model.config.window_of(layer))
@@ -185,15 +206,18 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
 
         return positions, (queries, source), score, lambda u: scored(queries, source, rule)
 
-    run = _mixing(rule, positions, k, v)
+    run = _mixing(rule, positions, k, v, recorded.start_of(prompt))
     return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
 
 
-def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array]) -> Evaluate:
-    """Return how attention's output is made again; of two keys and values the last row read the second."""
+def _mixing(rule: Rule, positions: Array, k: Sequence[Array], v: Sequence[Array], start: int) -> Evaluate:
+    """Return how attention's output is made again; of two keys and values the last row read the second.
+
+    ``start``: the slot of the first key.
+    """
 
     def run(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
-        q, summed = inputs[0], with_sums(roundings, form)
+        q, summed = inputs[0], [r.starting(start) for r in with_sums(roundings, form)]
         inner = attend if form is None else form.attend
         out = attention_variants(q, inputs[1], inputs[2], positions, rule, summed, inner)
         if len(k) > 1 and not (np.array_equal(k[0], k[1]) and np.array_equal(v[0], v[1])):

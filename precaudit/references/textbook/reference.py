@@ -11,7 +11,7 @@ from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
-from precaudit.policies import Policy, recorded_policy
+from precaudit.policies import Policy, held_weights, recorded_policy
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord, Selected
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
@@ -43,7 +43,7 @@ class Textbook:
         model = Model(recorded.config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
         whole = None
         if checkpoint is not None:
-            weights = f"{record.model.sha256}:{policy.weights}"
+            weights = f"{record.model.sha256}:{held_weights(policy)}"
             whole = establish(recorded, model, weights, policy, selected, cache, tell)
         return cls(recorded, model, policy, Emulations(policy, selected.accum), whole)
 
@@ -54,7 +54,7 @@ class Textbook:
 
     def values(self, place: Place) -> Array | None:
         """Return FP64 values of the whole sequence at a place (logits: of the recorded rows); None without weights."""
-        return None if self.whole is None else self.whole.values(place.prompt, place.layer, place.point)
+        return None if self.whole is None else self.whole.values(place.prompt, place.phase, place.layer, place.point)
 
     def local(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the local and accumulation records of one point of one phase."""

@@ -1,7 +1,8 @@
 """Forward errors of a program's run: against its FP64 shadow, call after call through its own state (JAX)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import canonical, norm, ratio, sizes
 from precaudit.programs.program import Program
 from precaudit.records import Distribution, number
+from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Realisation, whole
+from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import Tagged
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
@@ -23,11 +26,29 @@ ROUNDED = Realisation("converted", sums="single")
 SMALL = 1 << 22  # values of all points
 
 
+class RecordedCall(NamedTuple):
+    """A call as a run has it: its input leaves by their numbers, and its taps."""
+
+    inputs: dict[str, Array]
+    taps: dict[str, Array]
+
+
 class CallValues(NamedTuple):
     """A call's taps and named outputs in FP64, and the same of every drawn realisation of the program's rounding."""
 
     exact: dict[str, Array]
     drawn: tuple[dict[str, Array], ...]
+
+
+def states_of(taps: dict[str, Array]) -> dict[str, Array]:
+    """Return what a call's loops decided, out of its taps."""
+    return {n: x for n, x in taps.items() if n.startswith(STATE) and not n.endswith("@taken")}
+
+
+def recorded_calls(opened: Opened, case: str) -> Iterator[RecordedCall]:
+    """Yield every call of a case as its run has it."""
+    for call in range(opened.record.calls):
+        yield RecordedCall(opened.tensors(case, call, "inputs"), opened.tensors(case, call, "taps"))
 
 
 class NotChained(Exception):
@@ -42,32 +63,35 @@ class Chains:
         self.program = program
         shape: Any
         with jax.enable_x64(False):
-            jaxpr, shape = jax.make_jaxpr(reap(made.call), return_shape=True)(program.params, *first)
+            collected = reap(made.call, {s.name for s in made.sites} if made.states else None)
+            jaxpr, shape = jax.make_jaxpr(collected, return_shape=True)(program.params, *first)
         self.structure = jax.tree.structure(shape)
         self.inputs = jax.tree.structure(first)
         how = effort(made)
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
         self.rounded = jax.jit(whole(jaxpr, replace(ROUNDED, unit="matrix" if tpu else "any")), compiler_options=how)
 
-    def calls(self, recorded: Iterator[dict[str, Array]], drawn: bool = True) -> Iterator[CallValues]:
-        """Yield every call's values; ``recorded``: each call's input leaves, whose integers are given to all chains.
+    def calls(self, recorded: Iterable[RecordedCall], drawn: bool = True) -> Iterator[CallValues]:
+        """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
-        ``drawn``: with the realisations, or FP64 alone.
+        What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them
+        and when these ended. ``drawn``: with the realisations, or FP64 alone.
 
         Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
         """
-        chains: list[Callable[..., Any]] = [lambda *x: self.exact(0, *x)]
-        chains += [lambda *x, seed=seed: self.rounded(np.uint64(seed + 1), *x) for seed in range(DRAWS if drawn else 0)]
+        chains: list[Callable[..., Any]] = [partial(self.exact, 0)]
+        chains += [partial(self.rounded, np.uint64(seed + 1)) for seed in range(DRAWS if drawn else 0)]
         held: list[Any] = [None] * len(chains)
         weights = jax.tree.leaves(self.program.params)
-        for leaves in recorded:
+        for leaves, taps in recorded:
             given = [leaves[str(i)] for i in range(len(leaves))]
+            decided = states_of(taps)
             made: list[dict[str, Array]] = []
             for i, run in enumerate(chains):
                 mine = given if held[i] is None else self._following(held[i], given)
-                out, taps = jax.tree.unflatten(self.structure, run(*weights, *mine))
+                out, values = jax.tree.unflatten(self.structure, run(*weights, *mine, held=decided))
                 held[i] = (jax.tree.unflatten(self.inputs, mine), out)
-                named = taps | self.program.named(out)
+                named = values | self.program.named(out)
                 made.append({n: np.asarray(x) for n, x in named.items()})
             yield CallValues(made[0], tuple(made[1:]))
 

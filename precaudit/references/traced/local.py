@@ -32,6 +32,7 @@ from precaudit.runs.programs import (
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms import CannotLift
 from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
+from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged
 
 # How the equations may round, the best kept; and realisations more, of which noise is made.
@@ -82,6 +83,10 @@ class Emulations:
             ways |= {(UNITS[unit], *name): replace(how, unit=unit) for unit in UNITS for name, how in ways.items()}
         self.first = {name for name in ways if _declared(name) in ((*FIRST, INSIDE) if tpu else FIRST)}
         options = effort(made)
+        self.layers, self.states = (
+            layers,
+            {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked},
+        )
         with jax.enable_x64(True):
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=options)
             self.honest = {
@@ -99,6 +104,7 @@ class Emulations:
         were rounded, too; what still does not, with some inputs so and others as recorded.
         """
         every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
+        taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
@@ -117,6 +123,12 @@ class Emulations:
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+    def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
+        """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""
+        if self.layers is None:
+            return taps
+        return {n: x[[i for i in self.layers if i < len(x)]] if n in self.states else x for n, x in taps.items()}
 
 
 def _declared(name: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from precaudit.places import Place
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord, device_kind
-from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers
+from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
 from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
 from precaudit.transforms import CannotLift
@@ -80,7 +80,7 @@ class Traced:
         calls, done = range(record.calls), 0
         try:
             with jax.enable_x64(True):
-                for call, made in enumerate(self.chains.calls(self.opened.tensors(case, c, "inputs") for c in calls)):
+                for call, made in enumerate(self.chains.calls(recorded_calls(self.opened, case))):
                     made = CallValues(self._recorded(made.exact), tuple(map(self._recorded, made.drawn)))
                     stored = self.opened.tensors(case, call, "taps")
                     if record.outputs:

@@ -1,0 +1,66 @@
+"""``precaudit probe``: products of attention scores in every format and way, on the device that runs."""
+
+from pathlib import Path
+
+import click
+
+from precaudit.cli._options import announce, console, progress_bar, say
+
+
+@click.command()
+@click.option("--shape", "shapes", multiple=True, metavar="B,H,Q,DxS",
+              help="Queries [B, H, Q, D] by keys [B, H, S, D]; may be repeated [decode, prefill].")  # fmt: skip
+@click.option("--formats", default="bfloat16,float16,float32,int8", show_default=True, metavar="NAMES",
+              help="Formats of the operands.")  # fmt: skip
+@click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
+@click.option("--tpu", metavar="v5e:2x2",
+              help="Also what this TPU's compiler would make; needs the extra tpu, and no TPU.")  # fmt: skip
+@click.option("--fail-on", multiple=True, metavar="TEXT",
+              help="Exit 1 where it is so: 'default worse than 1e-3', 'BF16_* replaced'; may be repeated.")  # fmt: skip
+@click.option("--no-time", is_flag=True, help="Without seconds: numbers that are the same in every run.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write the records here, as JSONL; gate judges them.")  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="A row a way, the refused ones among them.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
+def command(
+    shapes: tuple[str, ...],
+    formats: str,
+    device: str,
+    tpu: str | None,
+    fail_on: tuple[str, ...],
+    no_time: bool,
+    output: Path | None,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Say what this device makes of attention scores.
+
+    Of queries times keys, in every format of operands and every precision and preset that JAX has: the format of the
+    scores, their error against FP64, what they were made of, whether that was asked for, seconds and bytes.
+
+    Exit code 0: every --fail-on holds, or none was given. 1: one does not. 3: one cannot be judged.
+    """
+    with progress_bar("loading JAX") as advance:
+        from precaudit.probing.probe import probe
+
+        found = probe(
+            shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance
+        )  # fmt: skip
+    from precaudit.records import encode
+    from precaudit.reports import fitting
+    from precaudit.reports import probe as report
+
+    text = b"".join(map(encode, found.records)).decode()
+    if output is not None:
+        from precaudit.cli._judged import write
+
+        write(output, text)
+    if as_json:
+        click.echo(text, nl=False)
+        return found.exit_code
+    announce(report.headline(found))
+    for table in report.tables(found, verbose):
+        fitting.show(table, console())
+    for line in report.lines(found):
+        say(line)
+    return found.exit_code

@@ -1,0 +1,94 @@
+"""``precaudit sweep``: the same prompts under many policies, and what each costs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from precaudit.cli._options import announce, cache_option, console, progress_bar, references, say
+
+if TYPE_CHECKING:
+    from precaudit.policies import Policy
+
+
+@click.command()
+@click.argument("subject")
+@click.option("--policies", metavar="A,B", help="Names or files [the shipped ones]; times are × the first's.")
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="JSONL of prompts [the shipped ones].")
+@click.option("--text", help="One prompt.")
+@click.option("--prompt", metavar="ID[,ID]", help="Some of the prompts.")
+@click.option("--layers", metavar="LAYERS", help="Layers to record, as in trace.")
+@click.option("--points", metavar="POINTS", help="Points to record, as in trace.")
+@click.option("--decode-steps", type=int, default=4, show_default=True, help="Steps recorded after each prompt.")
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together.")
+@click.option("--new-tokens", type=int, default=16, show_default=True, help="Tokens drawn and timed after each prompt.")
+@click.option("--rounds", type=int, default=3, show_default=True, help="How often everything is drawn and timed.")
+@click.option("--tpu", metavar="v5e", help="Predict every policy's error on a TPU that need not be here, too.")
+@click.option("--plot", "plots", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="Write KL against time as .html or .png; repeatable.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Where the runs go.")
+@click.option("--force", is_flag=True, help="Replace runs that are there.")
+@click.option("--resume", is_flag=True, help="Go on with a sweep that was cut off.")
+@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "gpu", "tpu"]))
+@click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
+@cache_option
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSONL.")
+def command(subject: str, text: str | None, **given: Any) -> int:
+    """Run SUBJECT under many policies and say what each costs.
+
+    Every policy is traced on the tokens of the first, compared with FP64 and judged; all draw tokens after the same
+    prompts, interleaved, and are timed. A row a policy; the front is what nothing beats in both KL and time.
+
+    Exit code 1 where a policy fails, 3 where one cannot run or be judged.
+    """
+    from precaudit.errors import UserError
+    from precaudit.policies import load_policy
+    from precaudit.prompts import Prompt
+    from precaudit.reports import fitting
+    from precaudit.reports import sweep as report
+    from precaudit.selection import Selection
+    from precaudit.sweep import Sweep, policies_of, sweep
+    from precaudit.writing import write_whole
+
+    if text is not None and given["prompts"] is not None:
+        raise UserError("give --text or --prompts, not both")
+    for path in given["plots"]:
+        if path.suffix not in (".html", ".png"):
+            raise UserError(f"--plot {path}: a plot is written as .html or .png")
+    policies = [load_policy(name) for name in policies_of(given["policies"])]
+    select = Selection.parse(given["layers"], given["points"], None, None, given["prompt"])
+    source = [Prompt(id="text", prompt=text)] if text is not None else given["prompts"]
+    folder = given["output"] or Path("traces") / "runs" / f"{Path(subject).stem}-sweep"
+    with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
+        from precaudit.comparison.compare import Options as CompareOptions
+        from precaudit.progress import Progress
+        from precaudit.rollouts.sampling import Sampling
+        from precaudit.rollouts.timing import How
+        from precaudit.tracing.subject import load
+        from precaudit.tracing.trace import Options
+
+        def opened(policy: "Policy", device: str) -> Any:
+            return load(subject, policy, device=device or given["device"], allow=given["allow_field"])
+
+        steps, line = given["decode_steps"], " ".join(["precaudit", *sys.argv[1:]])
+        asked = Sweep(
+            policies, source, select,
+            Options(steps, given["batch"], "right", None, given["force"], line, given["resume"]),
+            CompareOptions(accum=(), cache=cache),
+            How(given["batch"], given["new_tokens"], Sampling(1.0, None, None, 0), (), given["rounds"]), given["tpu"],
+        )  # fmt: skip
+        rows = sweep(opened, asked, folder, Progress(lambda line: say(line, err=True), advance))
+    for path in given["plots"]:
+        write_whole(path, report.picture(rows, path))
+    if given["as_json"]:
+        from precaudit.records import encode
+
+        for row in rows:
+            click.echo(encode(row), nl=False)
+    else:
+        announce(report.headline(rows))
+        fitting.show(report.table(rows, given["tpu"]), console())
+        for line in report.lines(rows):
+            say(line)
+    return {"✓": 0, "✗": 1}.get(report.headline(rows).mark, 3)

@@ -1,0 +1,106 @@
+"""``precaudit warmup``: compile beforehand what a rollout or a trace runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from precaudit.cli._options import console, progress_bar, say
+
+if TYPE_CHECKING:
+    from precaudit.rollouts.timing import Task
+    from precaudit.rollouts.warmup import Warmed
+    from precaudit.tracing.subject import Subject
+
+
+@click.command()
+@click.argument("model")
+@click.option("--for", "purpose", type=click.Choice(["rollout", "trace", "both"]), default="rollout", show_default=True)
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE",
+              help="JSONL of prompts, whose lengths count [the shipped ones].")  # fmt: skip
+@click.option("--lengths", metavar="N,N", help="Lengths of prompts in tokens, in place of a file.")
+@click.option("--batch", type=int, default=8, show_default=True, help="Sequences drawn together; of trace, prompts.")
+@click.option("--new-tokens", type=int, default=64, show_default=True, help="Tokens drawn at most.")
+@click.option("--n", type=int, default=1, show_default=True, help="Sequences of every prompt.")
+@click.option("--temperature", type=float, default=1.0, show_default=True, help="0: greedy.")
+@click.option("--top-k", type=int, help="As in rollout.")
+@click.option("--top-p", type=float, help="As in rollout.")
+@click.option("--loops", default="while", show_default=True, metavar="python,while", help="Loops to compile.")
+@click.option("--decode-steps", type=int, default=8, show_default=True, help="Of trace: steps after decode0.")
+@click.option("--policies", default="bf16", show_default=True, metavar="A,B", help="Names or files.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="One policy key, such as scores=float32.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "gpu", "tpu"]), default="auto", show_default=True)
+@click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over.")
+def command(
+    model: str,
+    purpose: str,
+    prompts: Path | None,
+    lengths: str | None,
+    batch: int,
+    new_tokens: int,
+    n: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    loops: str,
+    decode_steps: int,
+    policies: str,
+    settings: tuple[str, ...],
+    device: str,
+    allow_field: tuple[str, ...],
+) -> int:
+    """Compile what MODEL's rollouts or traces run.
+
+    Programs are kept where `precaudit doctor` says; what runs the same shapes later reads them there. Shapes are those
+    of buckets: 64, 256, then steps of an eighth. Of trace with the default points.
+    """
+    from precaudit.cli._drawing import loops_of, policy_names
+    from precaudit.errors import UserError
+    from precaudit.policies import apply_settings, load_policy, parse_settings
+    from precaudit.reports import fitting
+    from precaudit.reports.drawn import warmed
+    from precaudit.rollouts.sampling import Sampling
+
+    if prompts is not None and lengths is not None:
+        raise UserError("give --prompts or --lengths, not both")
+    changes = parse_settings(settings)
+    chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policies)]
+    sampling, named = Sampling(temperature, top_k, top_p), loops_of(loops)
+    with progress_bar("loading JAX") as advance:
+        from precaudit.checkpoints.ends import end_tokens
+        from precaudit.rollouts.timing import How, check
+        from precaudit.rollouts.warmup import for_rollouts, for_traces
+        from precaudit.tracing.subject import load
+
+        found: list[Warmed] = []
+        for i, policy in enumerate(chosen):
+            advance(i, len(chosen), f"compiling for {policy.name}")
+            subject = load(model, policy, device=device, allow=allow_field)
+            how = How(batch, new_tokens, sampling, end_tokens(subject.checkpoint))
+            given = _tasks(subject, prompts, lengths, n)
+            check(subject, given, how)
+            if purpose != "trace":
+                found += for_rollouts(subject, given, how, named)
+            if purpose != "rollout":
+                found += for_traces(subject, given, decode_steps, batch)
+    fitting.show(warmed(found), console())
+    seconds, compiled = sum(w.seconds for w in found), sum(w.compiled for w in found)
+    say(f"{compiled} programs compiled, {sum(w.read for w in found)} read from the cache, in {seconds:.1f} s")
+    return 0
+
+
+def _tasks(subject: "Subject", prompts: Path | None, lengths: str | None, n: int) -> "list[Task]":
+    """Return sequences of the lengths that were asked for."""
+    from precaudit.errors import UserError
+    from precaudit.rollouts.timing import tasks
+    from precaudit.selection import Selection
+    from precaudit.tracing.trace import encoded
+
+    if lengths is None:
+        found = encoded(subject, prompts, Selection(), lambda line: say(line, err=True))
+        return tasks([(p.id, p.tokens) for p in found], n)
+    try:
+        sizes = [int(part) for part in lengths.split(",")]
+    except ValueError:
+        raise UserError(f"--lengths {lengths}: numbers of tokens are wanted, such as 40,500") from None
+    return tasks([(str(i), (0,) * max(size, 0)) for i, size in enumerate(sizes)], n)

@@ -1,0 +1,75 @@
+"""What may go wrong with integers and scales: of a layer's projections, and of the rows they read."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from precaudit.arrays import Array, identity, rounder
+from precaudit.checkpoints.quantised import PROJECTIONS
+from precaudit.configs import DecoderConfig
+from precaudit.formats import INTEGERS, Integers
+from precaudit.graphs.point import Point
+from precaudit.integers import ROWS, dequantise, quantise
+from precaudit.mutations.forms import Form, Inputs, Weight, holding
+from precaudit.mutations.variants import Variant, at
+from precaudit.policies import Policy
+
+Held = Callable[[Array, Array], tuple[Array, Array]]  # integers [G, N, n] and scales [G, N] to others
+
+
+def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield other integers and scales of a layer's projections, and other quantisation of what they read."""
+    if not row.projects or policy.weights not in INTEGERS:
+        return
+    to = INTEGERS[policy.weights]
+    for zero in (1, -1):
+        says = f"integers of weights are read off by {zero:+d}"
+        yield _held(f"zero-point of weights off by {zero:+d}", says, to, partial(_moved, zero))
+    widest = max(config.width, config.heads * config.head_dim, config.mlp_width)
+    for by in (1, -1) if to.group is not None and widest > to.group else ():
+        says = f"scales of weights are those of the group {'before' if by > 0 else 'after'}"
+        yield _held(f"group scales shifted by {by:+d}", says, to, partial(_shifted, by))
+    for name in ("bfloat16", "float16"):
+        yield _held(f"scales of weights in {name}", f"scales are rounded to {name}", to, partial(_narrow, name))
+    if policy.projection_inputs == "int8":
+        yield Variant("inputs not quantised", "quantisation", "products read activations", change=at(operand=identity))
+        says = "what is multiplied has one scale for all tokens"
+        yield Variant("inputs with one scale", "quantisation", says, change=at(operand=_as_one))
+
+
+def _held(name: str, says: str, to: Integers, change: Held) -> Variant:
+    return Variant(name, "quantisation", says, _holding(to, change))
+
+
+def _holding(to: Integers, change: Held) -> Form:
+    """Return the operation with other integers and scales; those of scale · integer are the integers and the scale."""
+
+    def tensors(o: Inputs, weight: Weight) -> Weight:
+        def found(name: str) -> Array | None:
+            w = weight(name)
+            if w is None or not name.endswith(PROJECTIONS):
+                return w
+            return dequantise(*change(*quantise(w, to)), w.shape[1])
+
+        return found
+
+    return holding(tensors)
+
+
+def _moved(zero: int, values: Array, scales: Array) -> tuple[Array, Array]:
+    return values.astype(np.int16) + zero, scales
+
+
+def _shifted(by: int, values: Array, scales: Array) -> tuple[Array, Array]:
+    return values, np.roll(scales, by, axis=0)
+
+
+def _narrow(name: str, values: Array, scales: Array) -> tuple[Array, Array]:
+    return values, rounder(name)(scales.astype(np.float64))
+
+
+def _as_one(x: Array) -> Array:
+    """Return x with one scale for all of it."""
+    scale = np.abs(x).max(initial=0.0) / ROWS.most
+    return np.asarray(np.rint(x / scale) * scale) if scale > 0 else x

@@ -1,0 +1,177 @@
+"""A program made ready to be recorded: checked, with its taps, and its loops given room for their iterations (JAX)."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.programs.program import Program
+from precaudit.runs.programs import ProgramLoop, ProgramPoint
+from precaudit.store import tensor_hash
+from precaudit.tpu.target import Target
+from precaudit.tracing.predicting import program_for
+from precaudit.transforms.bounded import counting
+from precaudit.transforms.sites import numbered
+from precaudit.transforms.tag import Tagged, tagged
+
+
+def prepared(
+    program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
+    loops: Sequence[ProgramLoop] | None = None, target: Target | None = None,
+) -> Tagged:  # fmt: skip
+    """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
+
+    ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
+    outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
+    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations.
+    """
+    for x in jax.tree.leaves((program.params, dict(program.cases))):
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
+            raise UserError(
+                "Program: a typed PRNG key cannot be recorded; give jax.random.key_data(key), wrapped inside"
+            )
+    shapes = {name: _shapes(inputs) for name, inputs in program.cases.items()}
+    first, *rest = shapes.items()
+    for name, found in rest:
+        if found != first[1]:
+            raise UserError(
+                f"case {name!r} has other shapes or formats than {first[0]!r}: give it a Program of its own"
+            )
+    carried = layers is not None
+    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()})
+    outputs_of(program)
+    if made.loops and loops is None:
+        made = _tagged(program, renamed, carried, _counted(program, made, target))
+    if layers is not None:
+        _within(made, layers)
+    return made
+
+
+def _tagged(
+    program: Program, renamed: Mapping[str, str] | None, carried: bool, iterations: Mapping[str, int]
+) -> Tagged:
+    names = program.points if renamed is None else renamed
+    inputs = next(iter(program.cases.values()))
+    try:
+        return tagged(program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations)
+    except UserError:
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"the program cannot be traced: {type(error).__name__}: {said[0]}") from None
+
+
+def _counted(program: Program, made: Tagged, target: Target | None) -> dict[str, int]:
+    """Return the most iterations that each while loop takes in any call of any case; one at least."""
+    run = jitted(counting(made.jaxpr, made.loops), target)
+    most = {loop.name: 1 for loop in made.loops.values()}
+    for first in program.cases.values():
+        inputs = first
+        for call in range(program.steps + 1):
+            out, counts = run(*jax.tree.leaves((program.params, *inputs)))
+            most = {name: max(n, int(counts[name])) for name, n in most.items()}
+            if call < program.steps:
+                inputs = following(program, inputs, jax.tree.unflatten(made.structure, out))
+    return most
+
+
+def loops_of(made: Tagged) -> tuple[ProgramLoop, ...]:
+    """Return a program's while loops that hold points, with the iterations that are recorded of each."""
+    return tuple(
+        ProgramLoop(name=loop.name, source=loop.source, iterations=made.iterations[loop.name])
+        for loop in made.loops.values()
+    )
+
+
+def _within(made: Tagged, layers: Sequence[int]) -> None:
+    """Raise UserError unless a program scans over steps that have points, the layers asked for among them."""
+    if any(s.sharded for s in made.sites):
+        raise UserError(
+            "--layers: points of this program lie inside shard_map, whose shards are no steps; leave it out"
+        )
+    most = _steps(made)
+    if outside := [i for i in layers if not 0 <= i < most]:
+        raise UserError(f"--layers: layer {outside[0]} is out of range: the program's scans have {most} steps at most")
+
+
+def _steps(made: Tagged) -> int:
+    found = [s.stacked[0] for s in made.sites if s.stacked]
+    if not found:
+        raise UserError("--layers: this program scans over nothing; points of its layers have names of their own")
+    return max(found)
+
+
+def steps_of(program: Program) -> int:
+    """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
+    return _steps(prepared(program))
+
+
+def points(program: Program) -> tuple[ProgramPoint, ...]:
+    """Return the points of a program, in its order."""
+    return points_of(prepared(program), None)
+
+
+def points_of(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint, ...]:
+    """Return the points of a program with taps, stacked over some layers where those alone are recorded."""
+
+    def stacked(lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return lengths if layers is None or not lengths else (sum(i < lengths[0] for i in layers), *lengths[1:])
+
+    return tuple(
+        ProgramPoint(
+            name=name, shape=s.shape, stacked=stacked(s.stacked), dtype=np.dtype(s.dtype).name,
+            source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
+        )
+        for name, s in zip(numbered(made.sites), made.sites, strict=True)
+    )  # fmt: skip
+
+
+def code_of(made: Tagged) -> str:
+    """Return the SHA-256 of a program's jaxpr, addresses of functions in it aside."""
+    return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "0x", str(made.jaxpr)).encode()).hexdigest()
+
+
+def weights_of(program: Program, made: Tagged) -> str:
+    """Return the hash of a program's parameters and of the arrays it closes over: format, shape and bytes of each."""
+    digest = hashlib.sha256()
+    for x in (*jax.tree.leaves(program.params), *made.jaxpr.consts):
+        array = np.asarray(x)
+        digest.update(f"{array.dtype} {array.shape} {tensor_hash(array)}\n".encode())
+    return digest.hexdigest()
+
+
+def outputs_of(program: Program) -> tuple[ProgramPoint, ...]:
+    """Return the outputs that a program names, as points; raises UserError where it names others than it has."""
+    if program.outputs is None:
+        return ()
+    inputs = next(iter(program.cases.values()))
+    named = jax.eval_shape(lambda *given: program.named(program.call(*given)), program.params, *inputs)
+    return tuple(
+        ProgramPoint(
+            name=n, shape=x.shape, stacked=(), dtype=np.dtype(x.dtype).name, source="", scope="", primitive="output"
+        )
+        for n, x in named.items()
+    )
+
+
+def _shapes(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    return [(np.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(inputs)]
+
+
+def following(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
+    assert program.advance is not None
+    made = program.advance(inputs, out)
+    if not isinstance(made, tuple) or _shapes(made) != _shapes(inputs):
+        raise UserError("Program: advance gave inputs of other shapes or formats than those it was given")
+    return made
+
+
+def jitted(function: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
+    """Return a function compiled for JAX's device, or as a TPU that is not here would run it."""
+    return jax.jit(function) if target is None else program_for(target, function)

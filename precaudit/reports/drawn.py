@@ -1,0 +1,161 @@
+"""Drawn rollouts in a terminal: what they took, and how far they are from a trainer and FP64."""
+
+from collections.abc import Iterator, Sequence
+
+from precaudit.records import value
+from precaudit.reports import rollouts
+from precaudit.reports.fitting import Table
+from precaudit.reports.headline import Headline
+from precaudit.rollouts.answers import sentence
+from precaudit.rollouts.drawn import Drawn
+from precaudit.rollouts.program_loops import ProgramTiming
+from precaudit.rollouts.timing import Spread, Timing
+from precaudit.rollouts.warmup import Warmed
+
+METRICS = (
+    "kl", "k3_kl", "ppl_ratio", "rollout_is_eff_sample_size", "rollout_probs_diff_mean", "abs_diff_p99", "abs_diff_max",
+    "clip_fraction",
+)  # fmt: skip
+
+
+def headline(d: Drawn) -> Headline:
+    """Return the first sentence: what is broken, else what was measured."""
+    if d.apart:
+        return Headline("✗", f"policy {d.apart[0]}: the while loop and the Python loop drew other tokens.")
+    bad = [p for p in d.parities if p.exit_code == 1] or [p for p in d.parities if p.exit_code]
+    first = bad[0] if bad else d.parities[0]
+    found = rollouts.headline(first)
+    name = f"policy {first.policy}: " if len(d.parities) > 1 else ""
+    return Headline(found.mark, f"{name}{found.sentence}")
+
+
+def timing(d: Drawn) -> Table:
+    """Return a row for every policy and loop, and for every policy that cannot run."""
+    columns = (
+        "policy", "loop", "compile s", "prefill s", "decode ms a token", "first / it", "host", "tokens/s",
+        "speed / first",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = [
+        (
+            t.policy, t.loop, f"{t.compile:.1f}", _spread(t.prefill), _spread(t.decode_ms), _spread(t.decode_ratio),
+            _host(t),
+            _spread(t.tokens_per_second), _spread(t.ratio),
+        )
+        for t in d.timings
+    ]  # fmt: skip
+    rows += [(r.policy, "cannot run", *[""] * 7) for r in d.refused]
+    t = d.timings[0]
+    title = f"drawing {t.sequences} sequences in batches of {t.batch} on {t.device}, {t.tokens} tokens: " + (
+        "one round, so no spread" if t.rounds == 1 else f"median of {t.rounds} rounds (smallest, largest)"
+    )
+    return Table(title, columns, tuple(rows), ("policy", "loop"), 2)
+
+
+def parity(d: Drawn) -> Table:
+    """Return a row for every policy and comparison, of the metrics that say most."""
+    rows = [
+        (r.policy, f"{r.rollout} / {r.trainer}", *(rollouts.cell(r, name) for name in METRICS))
+        for p in d.parities
+        for r in p.whole
+    ]
+    return Table(f"rollout / trainer ({d.model})", ("policy", "sides", *METRICS), tuple(rows), ("policy", "sides"), 2)
+
+
+def program(found: Sequence[ProgramTiming]) -> Table:
+    """Return a row for every loop of a program."""
+    rows = [
+        (
+            t.loop, "" if t.compile is None else f"{t.compile:.1f}", _spread(t.call_ms), _spread(t.ratio),
+            t.why or ("the first's" if t.same else "other bits"),
+        )
+        for t in found
+    ]  # fmt: skip
+    title = f"{found[0].program}: {found[0].calls} calls, median of {found[0].rounds} rounds (smallest, largest)"
+    return Table(title, ("loop", "compile s", "ms a call", "first / it", "outputs"), tuple(rows), ("loop", "outputs"))
+
+
+def program_headline(found: Sequence[ProgramTiming]) -> Headline:
+    """Return how the loops of a program compare, in a sentence."""
+    if any(t.why for t in found):
+        bad = next(t for t in found if t.why)
+        return Headline("?", f"the {bad.loop} loop cannot run: {bad.why}")
+    if len(found) == 1 or found[1].ratio is None:
+        return Headline("?", "one loop was timed; compare two with --loops python,while.")
+    s, same = found[1].ratio, "the same bits" if found[1].same else "other bits"
+    words = f"{s.median:.3g} times the {found[0].loop} loop's speed ({s.low:.3g} to {s.high:.3g}), and {same}."
+    return Headline("✓" if found[1].same else "✗", f"the {found[1].loop} loop: {words}")
+
+
+def warmed(found: Sequence[Warmed]) -> Table:
+    """Return a row for everything that was compiled."""
+    rows = [(w.policy, w.what, f"{w.seconds:.1f}", str(w.compiled), str(w.read)) for w in found]
+    columns = ("policy", "what", "s", "compiled", "read")
+    return Table("programs made ready", columns, tuple(rows), ("policy", "what"), 2)
+
+
+def answers(d: Drawn) -> Table:
+    """Return a row for every policy: pass@k with its interval, and the right ones of every group."""
+    groups = [name for name in d.answers[0].groups if name]
+    rates = [f"pass@{r.k}" for r in d.answers[0].rates]
+    rows = [
+        (
+            a.policy,
+            *(f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in a.rates),
+            *("{} of {}".format(*a.groups[name]) for name in groups),
+            str(a.unparsed),
+        )
+        for a in d.answers
+    ]
+    asked = f"{d.answers[0].questions} questions, {d.answers[0].n} of each"
+    return Table(f"answers: {asked} (95 %)", ("policy", *rates, *groups, "unparsed"), tuple(rows), ("policy",))
+
+
+def divergences(d: Drawn) -> Iterator[str]:
+    """Yield for every policy after the first how many sequences it drew otherwise, and of what kind the first is."""
+    first = d.firsts[0].timing.policy
+    for m in d.firsts[1:]:
+        t = m.timing
+        some = [x for x in d.divergences if x.policy == t.policy]
+        if not some:
+            yield f"{t.policy} draws the tokens of {first} in all {t.sequences} sequences"
+            continue
+        x = min(some, key=lambda x: x.index)
+        near = sum(bool(x.near) for x in some)
+        known = "" if any(x.near is None for x in some) else f", {near} of them at a near tie"
+        takes = t.policy if value(x.gap) > 0 else first
+        apart = (
+            ""
+            if x.gap is None
+            else (f"; FP64 draws with {takes}, by {abs(value(x.gap)):.2g} (sigma {value(x.sigma):.2g})")
+        )
+        yield (
+            f"{t.policy} draws other tokens than {first} in {len(some)} of {t.sequences} sequences{known}; first "
+            f"{x.id} at token {x.index}: {x.tokens[0]} for {x.tokens[1]}{apart}"
+        )
+
+
+def lines(d: Drawn) -> Iterator[str]:
+    """Yield what else is to be said."""
+    yield from divergences(d)
+    for c in d.changed:
+        yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
+    for a in d.answers:
+        if a.unparsed:
+            yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
+    for r in d.refused:
+        yield f"{r.policy} cannot run: {r.why}"
+    for p in d.parities:
+        for line in rollouts.lines(p):
+            yield f"{p.policy}: {line}" if len(d.parities) > 1 else line
+
+
+def _host(t: Timing) -> str:
+    return "" if t.host is None else f"{100 * t.host.median:.1f} %"
+
+
+def _spread(s: Spread | None) -> str:
+    """Return a median with its smallest and largest where they differ, three digits each."""
+    if s is None:
+        return ""
+    median, low, high = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (s.median, s.low, s.high))
+    return median if s.low == s.high else f"{median} ({low}, {high})"

@@ -1,0 +1,154 @@
+"""A sweep in a terminal and as a picture: a row a policy, and the front of those worth having."""
+
+import json
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from precaudit.errors import UserError
+from precaudit.graphs.decoder import LOGITS
+from precaudit.records import Count, Number, Record, value
+from precaudit.reports.charts import LIGHT, Palette, _altair, _data
+from precaudit.reports.fitting import Table
+from precaudit.reports.headline import Headline
+from precaudit.reports.policies import PolicyRow, short
+
+
+class SweepRow(Record, frozen=True, omit_defaults=False):
+    """A policy: its row against FP64 (``errors``), and what drawing tokens under it takes. ``why``: it is not known.
+
+    ``prefill_ms``: milliseconds a prompt token, ``decode_ms`` a drawn token, ``prefill_ratio`` and ``decode_ratio``
+    over the first policy's, medians of rounds; ``memory``: bytes. ``k3_kl``, ``abs_diff_max``: what was drawn against
+    the policy's own prefill. ``predicted``: the largest forward error of logits that a TPU is predicted to make.
+    ``front``: no other policy that passes has both a smaller KL from FP64 and a shorter decode.
+    """
+
+    policy: str
+    errors: PolicyRow | None = None
+    why: str | None = None
+    prefill_ms: Number | None = None
+    prefill_ratio: Number | None = None
+    decode_ms: Number | None = None
+    decode_ratio: Number | None = None
+    memory: Count | None = None
+    k3_kl: Number | None = None
+    abs_diff_max: Number | None = None
+    predicted: Number | None = None
+    predicted_why: str | None = None
+    front: bool = False
+
+
+KEY = (
+    "ms: of a prompt token and a drawn one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
+    "excess: of the local error farthest over its limit (1 is the limit); logits, KL: the largest from FP64",
+    "k3_kl: of what was drawn, against the policy's own prefill; front: nothing that passes is both nearer and faster",
+)  # fmt: skip
+
+
+def front(rows: Sequence[SweepRow]) -> list[str]:
+    """Return the Pareto front of policies that pass: none has both less KL from FP64 and less time a drawn token."""
+    known = [(r.policy, *_costs(r)) for r in rows if r.why is None and r.errors is not None]
+    sound = [k for k in known if k[1] == k[1] and k[2] == k[2]]
+    return [
+        name
+        for name, kl, ms in sound
+        if not any(a <= kl and b <= ms and (a, b) != (kl, ms) for _, a, b in sound)
+    ]  # fmt: skip
+
+
+def _costs(row: SweepRow) -> tuple[float, float]:
+    """Return KL from FP64 and milliseconds a drawn token; NaN where one is not known, or the policy does not pass."""
+    assert row.errors is not None
+    if not row.errors.verdict.startswith("✓"):
+        return float("nan"), float("nan")
+    return value(row.errors.kl), value(row.decode_ms)
+
+
+def headline(rows: Sequence[SweepRow]) -> Headline:
+    """Return the first sentence: the policies on the front, or those that fail or cannot run."""
+    failing = [r.policy for r in rows if r.errors is not None and r.errors.verdict.startswith("✗")]
+    unknown = [r.policy for r in rows if r.policy not in failing and (r.why or not _judged(r))]
+    best = ", ".join(r.policy for r in rows if r.front)
+    kept = f" Worth having, by KL and time: {best}." if best else ""
+    if failing:
+        return Headline("✗", f"{len(failing)} of {len(rows)} policies fail: {', '.join(failing)}.{kept}")
+    if unknown:
+        return Headline("?", f"{len(unknown)} of {len(rows)} policies cannot be judged: {', '.join(unknown)}.{kept}")
+    return Headline("✓", f"rounding explains every error of all {len(rows)} policies.{kept}")
+
+
+def _judged(row: SweepRow) -> bool:
+    return row.errors is not None and row.errors.verdict.startswith("✓")
+
+
+def table(rows: Sequence[SweepRow], tpu: str | None = None) -> Table:
+    """Return a row a policy."""
+    columns = [
+        "policy", "prefill ms", "×", "decode ms", "×", "MB", "excess", LOGITS, "KL", "top-1", "first flip", "k3_kl",
+        "front", "verdict",
+    ]  # fmt: skip
+    cells = [_cells(r) for r in rows]
+    if tpu is not None:
+        columns.insert(9, tpu)
+        for row, r in zip(cells, rows, strict=True):
+            row.insert(9, short(r.predicted) if r.predicted_why is None else "?")
+    return Table("", tuple(columns), tuple(map(tuple, cells)), ("policy", "first flip", "front", "verdict"))
+
+
+def _cells(r: SweepRow) -> list[str]:
+    e = r.errors
+    if r.why is not None or e is None:
+        return [r.policy, *[""] * 12, f"? {r.why}"]
+    equal = e.positions - e.flips
+    return [
+        r.policy, _plain(r.prefill_ms), _plain(r.prefill_ratio), _plain(r.decode_ms), _plain(r.decode_ratio),
+        "" if r.memory is None else f"{r.memory / 1e6:,.0f}", _plain(e.excess), short(e.logits), short(e.kl),
+        f"{equal:,} of {e.positions:,}" if e.positions else "unknown", e.flip or "none", short(r.k3_kl),
+        "●" if r.front else "", e.verdict,
+    ]  # fmt: skip
+
+
+def _plain(x: Any) -> str:
+    return "" if x is None else f"{value(x):.3g}"
+
+
+def lines(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """Yield what a reader should know beside the table."""
+    yield from KEY
+    for r in rows:
+        if r.predicted_why is not None:
+            yield f"{r.policy} is not predicted: {r.predicted_why}"
+
+
+def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
+    """Return KL from FP64 against milliseconds a drawn token, a mark a policy, those on the front filled."""
+    alt = _altair()
+    known = [r for r in rows if r.errors is not None and r.why is None]
+    data = [
+        {"policy": r.policy.replace("<", "‹"), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front}
+        for r in known
+        if r.errors is not None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
+    ]
+    base = alt.Chart(_data(data)).encode(
+        alt.X("ms:Q", title="milliseconds a drawn token", scale=alt.Scale(zero=False, padding=30)),
+        alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e")),
+        tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],
+    )
+    on, off = palette.series[1], palette.series[0]
+    color = alt.condition("datum.front", alt.value(on), alt.value(off))
+    dots = base.mark_point(filled=True, size=90, opacity=1).encode(color=color)
+    names = base.mark_text(align="left", dx=9, color=palette.ink).encode(text="policy:N")
+    return alt.layer(dots, names).properties(width=560, height=340, title="orange: nothing is both nearer and faster")
+
+
+def picture(rows: Sequence[SweepRow], path: Path) -> bytes:
+    """Return the chart as the file's ending says, .html (one file, no network) or .png; raises UserError for others."""
+    spec = json.loads(chart(rows).to_json())
+    import vl_convert
+
+    if path.suffix == ".html":
+        return str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
+    if path.suffix == ".png":
+        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+    raise UserError(f"{path}: a plot is written as .html or .png")

@@ -1,0 +1,93 @@
+"""Which unit makes each product of a compiled program, in how many bfloat16 passes, and in what precision that is."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from precaudit.graphs.decoder import point_of
+from precaudit.tpu.hlo import Computation, Instruction, Module, Shape
+
+PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
+MOVES = ("bitcast", "broadcast", "convert", "copy", "get-tuple-element", "reshape", "slice", "transpose")
+NARROW = re.compile(r"bf16|f8.*|[su]\d+|pred")  # one pass rounds none of these
+PASSES = {1: "passes1", 3: "passes3", 6: "passes6"}
+Precision = Literal["bfloat16", "3 passes", "float32"]
+
+
+class Product(NamedTuple):
+    """A product: its point, or FILE:LINE ("" for neither); ``unit``: passes1, passes3, passes6 or vector.
+
+    ``precision``: bfloat16 where operands are, or are rounded to it; float32 of six passes and of the vector unit.
+    """
+
+    place: str
+    unit: str
+    precision: Precision
+
+
+def products(module: Module) -> tuple[Product, ...]:
+    """Return the products of a program, in the order of its text; those of a loop's body once."""
+    found = []
+    for computation, x in module.walk():
+        unit = unit_of(x)
+        if unit:
+            place = point_of(tuple(x.op_name.split("/"))) or module.source(x) or ""
+            found.append(Product(place, unit, _precision(computation, x, unit)))
+    return tuple(found)
+
+
+def unit_of(instruction: Instruction) -> str:
+    """Return what makes a product: passes1, passes3, passes6 or vector; "" for an instruction that is none."""
+    if instruction.opcode in PRODUCTS:
+        return PASSES[passes(instruction.attributes.get("operand_precision", ""))]
+    summed = instruction.opcode == "reduce" and isinstance(instruction.type, Shape)
+    return "vector" if summed and instruction.op_name.rpartition("/")[2] == "dot_general" else ""
+
+
+def passes(precision: str) -> int:
+    """Return how many bfloat16 passes a product takes at an ``operand_precision`` as HLO writes it."""
+    return 6 if "highest" in precision else 3 if "high" in precision else 1
+
+
+def counted(made: Iterable[Product]) -> dict[str, int]:
+    """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
+    counts = Counter(p.unit for p in made)
+    return {unit: counts[unit] for unit in (*PASSES.values(), "vector")}
+
+
+def moved(bare: Iterable[Product], other: Iterable[Product]) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    """Return the places whose products two programs make in other precisions: those of one and of the other.
+
+    A place that only one of them names is none: its products stand elsewhere in the other.
+    """
+    first, second = _by_place(bare), _by_place(other)
+    return {place: (first[place], second[place]) for place in first if first[place] != second.get(place, first[place])}
+
+
+def _by_place(made: Iterable[Product]) -> Mapping[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for p in made:
+        found.setdefault(p.place, set()).add(p.precision)
+    return {place: frozenset(x) for place, x in found.items()}
+
+
+def _precision(computation: Computation, product: Instruction, unit: str) -> Precision:
+    operands = product.operands
+    if unit == "vector":
+        times = computation.instructions[operands[0]]
+        operands = times.operands if times.opcode == "multiply" else operands[:1]
+    if unit == "passes1" or all(_is_narrow(computation, x) for x in operands):
+        return "bfloat16"
+    return "3 passes" if unit == "passes3" else "float32"
+
+
+def _is_narrow(computation: Computation, name: str) -> bool:
+    """Whether a value, or what it was cast from where it lies, is in a format that one pass does not round."""
+    while True:
+        made = computation.instructions[name]
+        if isinstance(made.type, Shape) and NARROW.fullmatch(made.type.dtype):
+            return True
+        if made.opcode not in MOVES:
+            return False
+        name = made.operands[0]
