@@ -85,28 +85,6 @@ def command(
     return found.exit_code
 
 
-def _listed(as_json: bool) -> int:
-    """Print the checks that ship, a table or a line of JSON each."""
-    import json
-    from dataclasses import asdict
-
-    from precaudit.gradients import check
-    from precaudit.gradients.shipped import INTERPRETED, shipped
-    from precaudit.reports import fitting
-    from precaudit.reports import gradients as report
-
-    with progress_bar("loading JAX"):
-        found = shipped()
-    if as_json:
-        for each in found:
-            click.echo(json.dumps(asdict(each), ensure_ascii=False))
-    else:
-        fitting.show(report.listed(found), console())
-        if any(each.here == INTERPRETED for each in found):
-            say(f"note: {check.INTERPRETED}")
-    return 0
-
-
 def _write(found: Any, text: str, output: Path | None, markdown: Path | None, page: Path | None) -> None:
     """Write the files that are asked for, each whole or not at all."""
     from precaudit.cli._judged import write

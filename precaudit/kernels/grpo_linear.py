@@ -204,8 +204,7 @@ def product(a: Any, b: Any, axes: tuple[int, int], total: Pair | None = None) ->
 
         def part(k: int) -> Any:
             end = min(k + WIDTH, n)
-            x, y = (lax.slice_in_dim(x, k, end, axis=axis) for x, axis in zip((a, b), axes, strict=True))
-            return _dot(x, y, axes)
+            return _dot(lax.slice_in_dim(a, k, end, axis=axes[0]), lax.slice_in_dim(b, k, end, axis=axes[1]), axes)
 
         parts = map(part, range(0, n, WIDTH))
         found = total or (next(parts), jnp.float32(0.0))

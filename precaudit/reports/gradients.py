@@ -37,13 +37,6 @@ def table(c: Checked) -> Table:
     )  # fmt: skip
 
 
-def listed(found: Sequence[Shipped]) -> Table:
-    """Return a row a check that ships."""
-    rows = [(s.name, s.about, ", ".join(s.formats), ", ".join(s.gradients) or "outputs alone", s.here) for s in found]
-    columns = ("check", "of", "formats", "gradients", "here")
-    return Table("checks that ship: precaudit gradcheck CHECK", columns, tuple(rows), left=columns)
-
-
 def cases(c: Checked) -> Table:
     """Return a row a case and a column an array and side: what is no pass, and how many roundings off a pass is."""
     sides = list(dict.fromkeys((f.array, f.side) for f in c.found))
