@@ -38,6 +38,7 @@ from precaudit.transforms.tag import Tagged
 # How the equations may round, the best kept; and realisations more, of which noise is made.
 INSIDE = ("results inside",)
 CONVERTED = ("results converted to a wider format",)
+INPUTS, SOME = "inputs", "some inputs"  # read as they were before they were rounded
 # What is tried of every segment; the others of those that these leave open.
 FIRST: tuple[tuple[str, ...], ...] = ((), CONVERTED)
 HONEST = {
@@ -64,11 +65,16 @@ Ways = Mapping[tuple[str, ...], Callable[..., Made]]
 
 @dataclass(frozen=True)
 class Segments:
-    """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations."""
+    """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
+
+    ``moved``: what drawn realisations differ by from the equations' where both read narrow inputs unrounded, as each
+    makes them: a float32 result then has the noise of its inputs, too.
+    """
 
     exact: dict[str, Array]
     honest: dict[tuple[str, ...], dict[str, Array]]
     drawn: tuple[dict[str, Array], ...]
+    moved: tuple[dict[str, Array], ...] = ()
 
 
 class Emulations:
@@ -101,7 +107,8 @@ class Emulations:
         """Return a call's local records, one for every point and step of its scans.
 
         What does not close as most segments do is tried in every honest way, with its inputs as they were before they
-        were rounded, too; what still does not, with some inputs so and others as recorded.
+        were rounded, too; what still does not, with some inputs so and others as recorded, and then with the noise that
+        these have before they are rounded.
         """
         every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
         taps = self._steps(taps)
@@ -120,9 +127,26 @@ class Emulations:
                     made = _each(opened, case, call, taps, Segments(exact, honest, drawn), [every[i] for i in open_])
                     for i, e in zip(open_, made, strict=True):
                         found[i] = e
+                open_ = [i for i, e in enumerate(found) if not closes(e)]
+                moved = self._moved(honest, taps, args, {found[i].point for i in open_})
+                made = _each(opened, case, call, taps, Segments(exact, honest, drawn, moved), [every[i] for i in open_])
+                for i, e in zip(open_, made, strict=True):
+                    found[i] = e
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+    def _moved(
+        self, honest: Mapping[tuple[str, ...], dict[str, Array]], taps: dict[str, Array], args: tuple[Any, ...],
+        points: Collection[str],
+    ) -> tuple[dict[str, Array], ...]:  # fmt: skip
+        """Return Segments' ``moved`` of ``points``; nothing where they close."""
+        found = []
+        for f in self.drawn if points else ():
+            read = _read_unrounded(f(taps, *args), taps)
+            made = _of(points, f(read, *args))
+            found.append({name: x - honest[(INPUTS,)][name] for name, x in made.items()})
+        return tuple(found)
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""
@@ -169,9 +193,13 @@ def _unrounded(
     """
     found = {}
     for name, made in first.items():
-        read = {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
-        found[(*name, "inputs")] = _of(points, emulations[name](read, *args))
+        found[(*name, INPUTS)] = _of(points, emulations[name](_read_unrounded(made, taps), *args))
     return found
+
+
+def _read_unrounded(made: Made, taps: dict[str, Array]) -> dict[str, Array]:
+    """Return recorded values with the narrow ones as ``made`` has them before they are rounded."""
+    return {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
 
 
 def _others(
@@ -198,7 +226,7 @@ def _partly(
             some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
             read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
             for name, emulation in emulations.items():
-                found[(*name, "some inputs", f"{bit}.{value}")] = _of(points, emulation(read, *args))
+                found[(*name, SOME, f"{bit}.{value}")] = _of(points, emulation(read, *args))
     return found
 
 
@@ -244,10 +272,14 @@ def _record(
     step = step_of(opened.record, p, layer)
     honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
     drawn = [step(values[p.name]) for values in made.drawn]
-    return record_of(opened, case, call, p, layer, **_numbers(step(whole), step(made.exact[p.name]), honest, drawn))
+    moved = [step(values[p.name]) for values in made.moved if p.name in values]
+    numbers = _numbers(step(whole), step(made.exact[p.name]), honest, drawn, moved)
+    return record_of(opened, case, call, p, layer, **numbers)
 
 
-def _numbers(stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array]) -> dict[str, Any]:
+def _numbers(
+    stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = ()
+) -> dict[str, Any]:
     """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
     rows, dtype = np.arange(len(stored)), stored.dtype.name
     candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
@@ -257,13 +289,15 @@ def _numbers(stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], 
     if not wide:
         members = [*emulations.values(), *members]
     u = FORMATS[dtype].unit_roundoff
-    deviations = [y - reference for y in members]
-    shown = np.where(np.isfinite(reference), reference, 0.0)
-    noise = Noise.pooled(deviations, shown, u, RECIPROCAL if wide else 0.0)
     clean = np.nan_to_num(candidate, nan=0.0, posinf=0.0, neginf=0.0)
     best = min(
         emulations, key=lambda name: norm(clean - np.nan_to_num(emulations[name], nan=0.0, posinf=0.0, neginf=0.0))
     )
+    deviations = [y - reference for y in members]
+    if wide and moved and {INPUTS, SOME} & set(best):
+        deviations = [canonical(y, "TD") for y in moved]
+    shown = np.where(np.isfinite(reference), reference, 0.0)
+    noise = Noise.pooled(deviations, shown, u, RECIPROCAL if wide else 0.0)
     # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
     floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
     allowed = half_ulp(reference, dtype) + np.hypot(np.sqrt(noise.power), floor)
