@@ -113,6 +113,7 @@ tpu: .venv/test
 
 kernels: .venv/test
 	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.shipped
 
 bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py
