@@ -173,3 +173,12 @@ def test_a_ratio_is_exact_where_its_log_probability_is_large(spread):
     loss, d = jax.jit(jax.value_and_grad(lambda *x: grpo.kernel(*x, temperature=0.7, block=(16, 1024))))(*given)
     assert abs(float(loss) - exact) <= 1.2e-7
     assert np.abs(np.asarray(d, np.float64) - d64).max() <= 4e-7 * np.abs(d64).max()
+
+
+@pytest.mark.parametrize("module", [grpo, grpo_linear], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_on_a_gpu_they_are_loops_over_tiles_that_xla_compiles(module):
+    """Lowered for CUDA, which needs no GPU; nothing of it ran on one."""
+    run = jax.jit(jax.value_and_grad(module.kernel, argnums=module.ARGNUMS))
+    text = run.trace(*module.inputs(0)).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.while" in text
+    assert "custom_call" not in text

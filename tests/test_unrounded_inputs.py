@@ -20,7 +20,7 @@ def float32_sum(a, b, order):
 
 @pytest.fixture(scope="module")
 def made():
-    """Scores q · k whose q = x · w is rounded to bfloat16 to be recorded, and read before: exact, and as it may come."""
+    """Scores q · k whose q = x · w is recorded in bfloat16, and read before it is rounded: exact, and as they come."""
     random = np.random.default_rng(3)
     x, w, k = random.normal(size=TERMS), random.normal(size=(TERMS, 16)), random.normal(size=(N, 16))
     x, w, k = (y.astype(np.float32).astype(np.float64) for y in (x, w, k))
