@@ -214,9 +214,9 @@ def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     sequences = []
     real = forward.forward
 
-    def counted(model, given, *rest):
+    def counted(model, given, *rest, **more):
         sequences.append(len(given))
-        return real(model, given, *rest)
+        return real(model, given, *rest, **more)
 
     monkeypatch.setattr("precaudit.references.textbook.forward.forward", counted)
     found = compare(made, options=Options(cache=tmp_path / "cache"))

@@ -91,7 +91,10 @@ def test_a_row_without_top_1_is_no_match_of_anything():
     logits = np.asarray([3.0, 1.0, 0.0])
     row = StepRecord(prompt="p", phase="prefill", step=0, position=4, token=1, top_ids=(0, 1, 2),
                      top_logits=(3.0, 1.0, 0.0), gap=2.0, logsumexp=3.2)  # fmt: skip
-    recorded, truth = SimpleNamespace(index={}), SimpleNamespace(logits=lambda prompt, position: logits, sigma=1.0)
+    recorded, truth = (
+        SimpleNamespace(index={}),
+        SimpleNamespace(logits=lambda prompt, phase, position: logits, sigma=1.0),
+    )
     for top in ((3.0, 1.0, 0.0), ("nan", 3.0, 1.0), ("inf", 3.0, 1.0)):
         other = msgspec.structs.replace(row, phase="decode", top_logits=top, gap="nan" if top[0] == "nan" else top[0])
         pair = _pair(recorded, "prefill", row, other, truth)

@@ -432,7 +432,7 @@ def test_a_device_too_small_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     def exhausted(*given):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17592186044416 bytes.")
 
-    monkeypatch.setattr("precaudit.programs.tracing.reap", lambda call, layers: exhausted)
+    monkeypatch.setattr("precaudit.programs.tracing.capturing", lambda made, layers: exhausted)
     assert command(["trace", f"{EXAMPLES / 'own_decoder.py'}:program", "-o", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told == [

@@ -121,7 +121,7 @@ def test_a_check_is_a_file():
 def test_the_list_is_a_table_or_a_line_of_json_each():
     from precaudit.cli import cli
 
-    text = CliRunner().invoke(cli, ["gradcheck", "--list"], standalone_mode=False).output
+    text = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["gradcheck", "--list"], standalone_mode=False).output
     lines = CliRunner().invoke(cli, ["gradcheck", "--list", "--json"], standalone_mode=False).output.splitlines()
     held = [json.loads(line) for line in lines]
     assert {"precaudit.kernels.flash", "precaudit.kernels.tokamax"} <= {x["name"] for x in held}

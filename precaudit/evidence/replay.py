@@ -29,6 +29,7 @@ DRAWS = 8  # of inputs moved by MOVED, relative: as far as float32 arithmetic mo
 MOVED = 2.0**-21
 POOR = 0.2  # badness from which a number is fitted although a formula closes
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
+NEARLY = 2.0  # badness up to which a number is rounded further
 CLOSE = 0.03  # badness more that it may have instead
 ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
 
@@ -295,9 +296,12 @@ def _numbers(part: Bench, floor: float) -> Iterator[Tried]:
 
 
 def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
-    """Return the answer of the number of fewest digits that leaves as little as x does, but for ALIKE or CLOSE."""
+    """Return the answer of the number of fewest digits that leaves as little as x does, but for ALIKE or CLOSE.
+
+    x comes nearest without rounding: with it a rounder number may close where x, within NEARLY, does not.
+    """
     best = part.tried(fit.variant(x), floor)
-    for digits in range(5) if best.closes and not fit.whole else ():
+    for digits in range(5) if best.badness <= NEARLY and not fit.whole else ():
         short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
         alike = 1 - short.explained <= (1 + ALIKE) * (1 - best.explained)
         if short.closes and (alike or short.badness <= best.badness + CLOSE):
