@@ -272,6 +272,7 @@ def test_what_is_spoilt_and_not_shown_is_not_blamed(recorded, tmp_path):
     assert {f.cause for f in diagnose(opened, program).findings} == {"activation gelu with tanh"}
 
 
+@pytest.mark.slow  # 64 s
 def test_an_operation_that_reads_one_input_unrounded_and_another_rounded_passes(tmp_path):
     """What XLA:CPU makes of this activation: the gate as the product made it, up as it was stored."""
     program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
