@@ -41,7 +41,7 @@ class SweepRow(Record, frozen=True, omit_defaults=False):
 
 KEY = (
     "ms: of a prompt token and a drawn one, × the first policy's (below 1 is faster); MB: weights, cache, temporaries",
-    "excess: of the local error farthest over its limit (1: at it); logits, KL: the largest from FP64 of its own weights",
+    "excess: of the local error farthest over its limit (1: at it); logits, KL: from FP64 of its own weights",
     "k3_kl: of what was drawn, against the policy's own prefill; front: nothing that passes is both nearer and faster",
 )  # fmt: skip
 
