@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from precaudit.evidence.mismatch import Worst, causes, worst_of
+from precaudit.cli._explaining import code_of
+from precaudit.evidence.mismatch import Cause, Worst, causes, worst_of
 from precaudit.jax_decoder.family import parts as family_parts
 from precaudit.reports.causes import lines
 from precaudit.rollouts.parity import parity
@@ -67,3 +68,15 @@ def test_the_worst_tokens_are_those_farthest_from_the_trainer():
     assert [(w.rollout.id, w.at) for w in found] == [("b", 3)]
     assert np.isfinite(found[0].apart)
     assert found[0].apart < -10
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "before", "code"),
+    [
+        ((), 0, 0), (("rounding",), 0, 0), (("rounding", "state"), 0, 1), (("unknown",), 0, 3), (("rounding",), 1, 1),
+        (("rounding",), 3, 3), (("unknown", "formula"), 3, 1),
+    ],
+)  # fmt: skip
+def test_what_is_no_rounding_is_a_finding_and_what_is_unknown_no_pass(verdicts, before, code):
+    made = [Cause(id="a", policy="bf16", index=0, token=1, engine=0.1, verdict=v) for v in verdicts]
+    assert code_of(made, before) == code

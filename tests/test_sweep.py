@@ -9,6 +9,7 @@ from precaudit.reports.policies import PolicyRow
 from precaudit.reports.sweep import SweepRow, front
 from precaudit.rollouts import drawn
 from precaudit.sweep import policies_of
+from tests.tpus import needs_libtpu
 
 PROMPT = ["tiny", "--text", "def f(x):", "--decode-steps", "1", "--points", "v,logits"]
 DRAW = ["--new-tokens", "3", "--rounds", "1"]
@@ -105,3 +106,12 @@ def test_wrong_use_is_said(more, told, tmp_path, capfd):
     assert told in message
     assert "Traceback" not in message
     assert not (tmp_path / "x" / "bf16" / "run.json").exists()
+
+
+@needs_libtpu
+def test_a_tpu_that_is_not_here_is_predicted_in_a_column(tmp_path, capfd):
+    given = ["sweep", *PROMPT, *DRAW, "--policies", "fp32", "--tpu", "v5e", "-o", str(tmp_path / "out"), "--json"]
+    assert run(given) == 0
+    (row,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert row["predicted_why"] is None
+    assert row["predicted"] > 1000 * row["errors"]["logits"]  # one bfloat16 pass against float32 products
