@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from precaudit.cli.rollout import command
 from precaudit.errors import CannotJudge, UserError
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import decode_lines, value
+from precaudit.rollouts import scoring
 from precaudit.rollouts.limits import Limit, RolloutRecord, parse_limits
 from precaudit.rollouts.parity import parity
 from precaudit.rollouts.reading import Rollout, read_rollouts
@@ -170,6 +172,21 @@ def test_more_rollouts_than_a_batch_are_scored_as_each_alone(tiny):
     together = by_policy(tiny, rollouts, 1.0, quiet)
     for i in (0, BATCH - 1, BATCH, BATCH + 1):
         np.testing.assert_array_equal(together[i], by_policy(tiny, [rollouts[i]], 1.0, quiet)[0])
+
+
+@pytest.mark.parametrize(("block", "kept"), [(ROWS, False), (256, True)], ids=["as shipped", "in one block"])
+def test_no_logits_of_every_position_are_kept(tiny, monkeypatch, block, kept):
+    """Of the compiled program's arrays with an axis of V; with every row in one block [B, T, V] is there."""
+    monkeypatch.setattr(scoring, "ROWS", block)
+    length, vocab = 256, tiny.config.vocab
+    ids, starts = np.zeros((BATCH, length), np.int32), np.zeros(BATCH, np.int32)
+    program = scoring._program.__wrapped__(tiny.decoder, (), "cpu")
+    given = (tiny.parameters, tiny.tables(length), ids, starts, ids, ids, np.float32(1))
+    text = program.lower(*given).compile().as_text()
+    shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\[(\d+(?:,\d+)*)\]", text)}
+    largest = max(math.prod(x) for x in shapes if vocab in x)
+    assert largest == BATCH * block * vocab
+    assert (largest >= BATCH * length * vocab) == kept
 
 
 def test_an_engine_in_float32_is_nearer_fp64_than_a_bf16_policy(tiny, engine):

@@ -34,7 +34,7 @@ def given(subject):
 
 
 def text_of(function, arguments, donated=()):
-    """Return the optimised HLO for one chip without where its instructions were written, names numbered as they come."""
+    """Return the optimised HLO for one chip: names numbered as they come, sources left out."""
     text = compile_for(parse_target("v5e"), function, arguments, donated).text
     text = re.sub(r",? ?metadata=\{[^}]*\}", "", text[text.index("\n%") :])
     numbers: dict[str, int] = {}
