@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -138,22 +139,22 @@ def step_bytes(subject: Subject, batch: int) -> int:
     return sum(x.nbytes for x in jax.tree.leaves((subject.parameters, cache)))
 
 
-def shares(subject: Subject, batch: int) -> dict[str, float]:
-    """Return which share of a decode program's instructions, by their seconds, are products, moves and others.
+def profiled(subject: Subject, batch: int) -> tuple[Generator, Counter[str], dict[str, str]]:
+    """Return the milliseconds that a step of the Python loop spends in each instruction, and of what kind it is.
 
-    A move only slices, converts, copies or transposes. By JAX's profiler, of eight steps of the Python loop.
+    By JAX's profiler, of eight steps; instructions run on several threads, and their times are added up.
     """
     made = generator(subject, batch, NEW)
-    made.compile(["python"])
+    made.compile()
     step, (*given, state) = made.programs["python"], made.arguments()["python"]
     kinds = kinds_of(step.call.as_text())  # type: ignore[attr-defined]
     state = step(*given, state)
-    taken = dict.fromkeys(("products", "moves", "others"), 0.0)
+    taken, steps = Counter[str](), 8
     with tempfile.TemporaryDirectory() as folder:
         how = jax.profiler.ProfileOptions()
         how.python_tracer_level = 0
         with jax.profiler.trace(folder, profiler_options=how):
-            for _ in range(8):
+            for _ in range(steps):
                 state = step(*given, state)
             jax.block_until_ready(state.going)
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
@@ -161,8 +162,31 @@ def shares(subject: Subject, batch: int) -> dict[str, float]:
             for line in plane.lines:
                 for event in line.events:
                     if event.name in kinds:
-                        taken[kinds[event.name]] += event.duration_ns
-    return {name: x / sum(taken.values()) for name, x in taken.items()}
+                        taken[event.name] += event.duration_ns / 1e6 / steps
+    return made, taken, kinds
+
+
+def shares(subject: Subject, batch: int) -> dict[str, float]:
+    """Return which share of these milliseconds is products, moves (slices, conversions, copies) and others."""
+    _, taken, kinds = profiled(subject, batch)
+    found = dict.fromkeys(("products", "moves", "others"), 0.0)
+    for name, x in taken.items():
+        found[kinds[name]] += x / taken.total()
+    return found
+
+
+def loop_lines() -> Iterator[Line]:
+    """Yield what both loops hold, and the move that takes longest in a step of the Python loop."""
+    subject = load("smollm2", "bf16", None, "cpu")
+    for batch in BATCHES:
+        made, taken, kinds = profiled(subject, batch)
+        for loop in ("python", "while"):
+            memory = made.programs[loop].call.memory_analysis()  # type: ignore[attr-defined]
+            note = f"{memory.alias_size_in_bytes / 1e6:.0f} MB of state and cache taken over"
+            yield Line(f"bf16, batch {batch}, {loop}: temporaries", memory.temp_size_in_bytes / 1e6, "MB", note=note)
+        name, ms = next((name, ms) for name, ms in taken.most_common() if kinds[name] == "moves")
+        (shape,) = re.findall(rf"%{re.escape(name)} = (\S+?)\{{", made.programs["python"].call.as_text())  # type: ignore[attr-defined]
+        yield Line("  the longest move of a Python step", ms, "ms", note=f"to {shape}, of {taken.total():.0f} ms")
 
 
 def kinds_of(text: str) -> dict[str, str]:
@@ -258,7 +282,7 @@ def scoring_line(count: int) -> Line:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5, and 40 rollouts instead of 200")
-    parser.add_argument("--part", choices=["torch", "memory", "scoring"], help="only this")
+    parser.add_argument("--part", choices=["torch", "loops", "memory", "scoring"], help="only this")
     parser.add_argument("--rollouts", type=int, help="to score [200]")
     parser.add_argument("--cores", type=int, default=WORKERS, help="of the comparison with torch")
     args = parser.parse_args()
@@ -270,6 +294,8 @@ def main() -> int:
     if args.part is None:
         more = ["--quick"] if args.quick else []
         subprocess.run([sys.executable, "-m", "benchmarks.generating", "--part", "scoring", *more], check=True)
+    if args.part in (None, "loops"):
+        show(list(loop_lines()))
     if args.part in (None, "torch"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # before JAX and torch make threads
         show(list(against_torch(2 if args.quick else 5, args.cores)))
