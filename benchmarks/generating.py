@@ -269,13 +269,13 @@ def scoring_line(count: int) -> Line:
     ids = np.random.default_rng(0).integers(0, subject.config.vocab, (count, PROMPT + 128)).tolist()
     rollouts = [Rollout(str(i), tuple(x[:PROMPT]), tuple(x[PROMPT:]), ()) for i, x in enumerate(ids)]
     by_policy(subject, rollouts[:8], 1.0, lambda *_: None)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     by_policy(subject, rollouts, 1.0, lambda *_: None)
-    took = time.perf_counter() - began
+    took, used = time.perf_counter() - began, time.process_time() - used
     with open("/proc/self/status", encoding="ascii") as status:
         peak = int(status.read().partition("VmHWM:")[2].split()[0]) / 1024**2
     whole = 8 * 256 * subject.config.vocab * 4 / 1e9
-    note = f"peak memory {peak:.2f} GiB; logits [8, 256, V] alone would be {whole:.1f} GB"
+    note = f"{used:.0f} CPU seconds; peak memory {peak:.2f} GiB; logits [8, 256, V] alone would be {whole:.1f} GB"
     return Line(f"scoring {count:,} rollouts of 128 tokens, bf16", took, "s", note=note)
 
 
