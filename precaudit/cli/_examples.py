@@ -45,6 +45,7 @@ EXAMPLES = {
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
         "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --save drawn.jsonl",
+        "precaudit rollout tiny --policies bf16,fp32 --explain 2 --html rollout.html --markdown rollout.md",
         "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",
     ),
     "trace": (

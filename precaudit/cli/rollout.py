@@ -1,5 +1,6 @@
 """``precaudit rollout``: log-probabilities of an engine, or of tokens drawn here, against a trainer's and FP64's."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,10 @@ from click.core import ParameterSource
 from precaudit.cli._options import announce, console, progress_bar, say
 
 if TYPE_CHECKING:
+    from precaudit.evidence.mismatch import Cause
+    from precaudit.rollouts.drawn import Drawn
     from precaudit.rollouts.limits import Limit
+    from precaudit.rollouts.origin import RolloutRun
     from precaudit.rollouts.parity import Parity
 
 DRAWS = (
@@ -58,6 +62,10 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
               help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write Markdown for a pull request here.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one HTML page here; it needs no network.")  # fmt: skip
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write what was drawn, as --from reads it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -112,13 +120,16 @@ def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit,
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     with progress_bar("loading JAX") as advance:
         from precaudit.rollouts.parity import parity
+        from precaudit.rollouts.recording import of_read
         from precaudit.tracing.subject import load
 
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
         found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
         why = explained([(subject, found, rollouts)], given, given["temperature"], advance)
+        origin = of_read(found, subject, rollouts, given["temperature"])
     code = code_of(why, found.exit_code)
-    if kept((*found_records(found), *why), given):
+    pages(origin, (found,), why, given)
+    if kept((origin, *found_records(found), *why), given):
         return code
     announce(report.headline(found))
     fitting.show(report.table(found), console())
@@ -145,3 +156,20 @@ def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
     if given["as_json"]:
         click.echo(text, nl=False)
     return bool(given["as_json"])
+
+
+def pages(
+    origin: "RolloutRun", parities: "tuple[Parity, ...]", why: "Sequence[Cause]", given: dict[str, Any],
+    drawn: "Drawn | None" = None,
+) -> None:  # fmt: skip
+    """Write the pages that are asked for, each whole or not at all."""
+    if given["markdown"] is None and given["html"] is None:
+        return
+    from precaudit.cli._judged import write
+    from precaudit.reports import rollout_pages
+
+    told = rollout_pages.Told(origin, parities, tuple(why), drawn)
+    if given["markdown"] is not None:
+        write(given["markdown"], rollout_pages.as_markdown(told))
+    if given["html"] is not None:
+        write(given["html"], rollout_pages.as_html(told))

@@ -136,12 +136,22 @@ def divergences(d: Drawn) -> Iterator[str]:
 
 def lines(d: Drawn) -> Iterator[str]:
     """Yield what else is to be said."""
-    yield from divergences(d)
+    yield from answered(d)
+    yield from notes(d)
+
+
+def answered(d: Drawn) -> Iterator[str]:
+    """Yield what became of answers: every policy after the first against it, and what holds no number."""
     for c in d.changed:
         yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
     for a in d.answers:
         if a.unparsed:
             yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
+
+
+def notes(d: Drawn) -> Iterator[str]:
+    """Yield where policies part, which cannot run, and what was left out."""
+    yield from divergences(d)
     for r in d.refused:
         yield f"{r.policy} cannot run: {r.why}"
     for p in d.parities:
