@@ -247,12 +247,15 @@ def test_limits_are_parsed_and_refused():
     assert parse_limits(["kl=1e-3"], ["rollout_is_eff_sample_size=.9"]) == (
         Limit("kl", 1e-3), Limit("rollout_is_eff_sample_size", 0.9, True),
     )  # fmt: skip
+    assert parse_limits([], ["answers_difference=-0.02"]) == (Limit("answers_difference", -0.02, True),)
     for above, below, told in (
         (["k1=1"], [], "no metric 'k1'; did you mean"),
         (["kl"], [], "a number is wanted"),
         (["kl=nan"], [], "a number is wanted"),
         ([], ["kl=1"], "of kl, larger is worse"),
         (["rollout_is_eff_sample_size=1"], [], "smaller is worse"),
+        (["answers_difference=0"], [], "smaller is worse"),
+        ([], ["answers_difference=-5"], "2 points fewer are -0.02"),
     ):
         with pytest.raises(UserError, match=told):
             parse_limits(above, below)

@@ -29,6 +29,7 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     names = policy_names(given["policies"] or given["policy"])
     policies = [apply_settings(load_policy(name), changes) for name in names]
     questions = _questions(given)
+    of_answers, limits = _split(limits, bool(questions) and len(policies) > 1)
     given = _completed(given, bool(questions))
     sampling = Sampling(given["temperature"], given["top_k"], given["top_p"], given["seed"])
     loops = loops_of(given["loops"])
@@ -52,7 +53,8 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
         checks = _checks(model, given, limits)
         found = drawn(subjects, todo, how, loops, checks, refused, advance)
         if questions:
-            found = graded(found, questions, partial(subjects[0].tokenizer.decode, skip_special_tokens=True))
+            decode = partial(subjects[0].tokenizer.decode, skip_special_tokens=True)
+            found = graded(found, questions, decode, of_answers)
         scored = list(zip(subjects, found.parities, (m.rollouts for m in found.firsts), strict=True))
         why = explained(scored, given, found.temperature, advance)
         origin = of_drawn(found, subjects, todo, how, checks, questions)
@@ -61,6 +63,17 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
 
         write(given["save"], written(found.rollouts, found.temperature))
     return _show(found, origin, why, given)
+
+
+def _split(limits: "tuple[Limit, ...]", two: bool) -> "tuple[tuple[Limit, ...], tuple[Limit, ...]]":
+    """Return limits on answers, and those on log-probabilities; ``two``: two policies are asked questions."""
+    from precaudit.errors import UserError
+    from precaudit.rollouts.limits import ANSWERS
+
+    of_answers = tuple(x for x in limits if x.metric == ANSWERS)
+    if of_answers and not two:
+        raise UserError(f"--fail-below {ANSWERS}={of_answers[0].value:g} needs --answers FILE and two --policies")
+    return of_answers, tuple(x for x in limits if x.metric != ANSWERS)
 
 
 def _questions(given: dict[str, Any]) -> "list[Question]":

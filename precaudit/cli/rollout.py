@@ -59,7 +59,7 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
 @click.option("--fail-below", multiple=True, metavar="METRIC=X",
-              help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99.")  # fmt: skip
+              help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99 or answers_difference=0.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
 @click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -81,11 +81,12 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     (docs/rollouts.md).
 
     Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
-    drew other tokens. 3: a limit's metric is not defined, one of several policies cannot run, or no answer parses.
+    drew other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside, one of several
+    policies cannot run, or no answer parses.
     """
     from precaudit.errors import UserError
     from precaudit.programs.loading import is_reference
-    from precaudit.rollouts.limits import parse_limits
+    from precaudit.rollouts.limits import ANSWERS, parse_limits
 
     context = click.get_current_context()
     told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
@@ -99,6 +100,8 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         from precaudit.cli._drawing import draw
 
         return draw(model, given, limits)
+    if any(x.metric == ANSWERS for x in limits):
+        raise UserError(f"--from reads rollouts and asks nothing; leave out --fail-below {ANSWERS}")
     if chosen:
         raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
     if given["temperature"] is None:

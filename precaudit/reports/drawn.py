@@ -6,9 +6,10 @@ from precaudit.records import value
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.rollouts.answers import sentence
+from precaudit.rollouts.answers import points, sentence
 from precaudit.rollouts.drawn import Drawn
 from precaudit.rollouts.program_loops import ProgramTiming
+from precaudit.rollouts.questions import HeldAnswers
 from precaudit.rollouts.timing import Spread, Timing
 from precaudit.rollouts.warmup import Warmed
 
@@ -22,11 +23,31 @@ def headline(d: Drawn) -> Headline:
     """Return the first sentence: what is broken, else what was measured."""
     if d.apart:
         return Headline("✗", f"policy {d.apart[0]}: the while loop and the Python loop drew other tokens.")
-    bad = [p for p in d.parities if p.exit_code == 1] or [p for p in d.parities if p.exit_code]
-    first = bad[0] if bad else d.parities[0]
+    codes = [p.exit_code for p in d.parities]
+    answers_ = {h.status: h for h in reversed(d.held)}
+    if 1 not in codes and "fail" in answers_:
+        return _of_answers(answers_["fail"])
+    if not any(codes) and "unknown" in answers_:
+        return _of_answers(answers_["unknown"])
+    if d.held and not any(codes) and not any(p.held for p in d.parities):
+        return _of_answers(d.held[0])
+    worst = 1 if 1 in codes else max(codes)
+    first = d.parities[codes.index(worst)]
     found = rollouts.headline(first)
     name = f"policy {first.policy}: " if len(d.parities) > 1 else ""
     return Headline(found.mark, f"{name}{found.sentence}")
+
+
+def _of_answers(h: HeldAnswers) -> Headline:
+    """Return what a limit says of answers, with their interval."""
+    told, at = f"answers of {h.changed.policy} against {h.changed.against}", f"{points(h.limit)} points"
+    if h.status == "fail":
+        return Headline("✗", f"{told} are below the limit of {at}: {sentence(h.changed.paired)}.")
+    if h.status == "unknown":
+        return Headline(
+            "?", f"{told} cannot be held to {at}, which the interval has inside: {sentence(h.changed.paired)}."
+        )
+    return Headline("✓", f"{told} are not below the limit of {at}: {sentence(h.changed.paired)}.")
 
 
 def timing(d: Drawn) -> Table:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,14 @@ class Changed(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="p
     policy: str
     against: str
     paired: Paired
+
+
+class HeldAnswers(NamedTuple):
+    """What a limit said of a policy's answers against the first's, by the interval of their difference."""
+
+    changed: Changed
+    limit: float
+    status: Literal["pass", "fail", "unknown"]
 
 
 def read_questions(path: Path) -> list[Question]:
