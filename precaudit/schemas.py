@@ -22,6 +22,7 @@ from precaudit.records import (
 )
 from precaudit.reports.sweep import SweepRow
 from precaudit.rollouts.divergence import Divergence
+from precaudit.rollouts.frozen import FrozenAnswers, FrozenMetric, FrozenRun
 from precaudit.rollouts.limits import RolloutRecord
 from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.program_loops import ProgramTiming
@@ -48,6 +49,7 @@ FILES = {
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
     "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
     "probe.jsonl": ProbeRecord,
 }
 

@@ -59,7 +59,7 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
 @click.option("--fail-below", multiple=True, metavar="METRIC=X",
-              help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99 or answers_difference=0.")  # fmt: skip
+              help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
 @click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
