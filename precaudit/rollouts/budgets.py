@@ -10,7 +10,7 @@ import msgspec
 
 from precaudit.errors import UserError, nearest
 from precaudit.judging.budgets import entries
-from precaudit.rollouts.frozen import FACTOR, FRACTIONS, SIZES
+from precaudit.rollouts.frozen import FRACTIONS, SIZES, factor_of
 from precaudit.rollouts.limits import ANSWERS
 from precaudit.rollouts.mismatch import METRICS
 from precaudit.rollouts.written import Pair, Written
@@ -19,9 +19,9 @@ RATCHETED = (*SIZES, *FRACTIONS)
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One [[rollout]] table: ``limit`` of ``metric``, or ``ratchet``: factor over the baseline's value (true: 2).
+    """One [[rollout]] table: ``limit`` of ``metric``, or ``ratchet``: a factor over the baseline's value.
 
-    ``policies``: globs. ``rollout``, ``against``: the sides of the pair, any trainer unless said. The limit of
+    ``ratchet`` true: 2, of k3_kl 4. ``policies``: globs. ``rollout``, ``against``: the sides of the pair, any trainer unless said. The limit of
     answers_difference is a share, of every policy's answers less the first's, and less the baseline's of the same.
     """
 
@@ -51,7 +51,7 @@ class Budget:
     def factor(self) -> float | None:
         """The ratchet's factor; None of a limit."""
         r = self.entry.ratchet
-        return None if r is None or r is False else FACTOR if r is True else float(r)
+        return None if r is None or r is False else factor_of(self.entry.metric) if r is True else float(r)
 
 
 def read_rollout_budgets(path: Path, found: Written) -> tuple[Budget, ...]:

@@ -15,6 +15,7 @@ from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.written import Pair, Written, read_written
 
 FACTOR = 2.0  # over the baseline's value: other seeds stay within it (docs/rollouts.md)
+SQUARES = ("k3_kl",)  # of |Δ log p|, where it is small: twice that is four times these
 # Log-probabilities are made in float32 of logits up to 32, whose unit in the last place is 2^-19: a difference of two
 # of them is no mismatch. k3 is half its square, a difference of probabilities at most as large.
 FLOOR = 2.0**-18
@@ -119,6 +120,11 @@ def read_rollout_baseline(path: Path) -> RolloutBaseline:
     metrics = {((x.policy, x.rollout, x.trainer), x.metric): x for x in lines if isinstance(x, FrozenMetric)}
     answers = {x.policy: x for x in lines if isinstance(x, FrozenAnswers)}
     return RolloutBaseline(path, record, metrics, answers)
+
+
+def factor_of(metric: str) -> float:
+    """Return how many times the baseline's value a metric may be unless a budget says."""
+    return FACTOR * FACTOR if metric in SQUARES else FACTOR
 
 
 def allowed(line: FrozenMetric, factor: float) -> float:

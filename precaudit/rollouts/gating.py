@@ -13,11 +13,11 @@ from precaudit.records import Number, number, value
 from precaudit.rollouts.answers import MARGIN, Paired, compared, kept, sentence
 from precaudit.rollouts.budgets import Budget, read_rollout_budgets, under
 from precaudit.rollouts.frozen import (
-    FACTOR,
     HELD,
     FrozenMetric,
     RolloutBaseline,
     allowed,
+    factor_of,
     grown,
     read_rollout_baseline,
     same_questions,
@@ -107,7 +107,7 @@ class _Rules:
             yield self._stated(pair, metric, given, b)
         line = None if self.frozen is None or self.stale else self.frozen.metrics.get((pair, metric))
         if line is not None and metric in HELD and not budgets:
-            yield _against(pair, line, given, FACTOR, "")
+            yield _against(pair, line, given, factor_of(metric), "")
 
     def _stated(self, pair: Pair, metric: str, given: Number | None, b: Budget) -> Verdict:
         why = b.entry.why
