@@ -13,7 +13,7 @@ from precaudit.cli._options import say
 @click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
-    """Freeze a compared RUN's errors, or a rollout's metrics, to hold later runs against.
+    """Freeze a RUN's errors, or a rollout's metrics, for later gates.
 
     RUN: a folder, or a file that rollout -o wrote.
 

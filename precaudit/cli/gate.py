@@ -26,7 +26,9 @@ def command(
     verbose: bool,
     as_json: bool,
 ) -> int:
-    """Judge a compared RUN, a file of error records, or one of a rollout's (rollout -o).
+    """Judge a compared RUN, or a file of error records.
+
+    ROLLOUTS: a file that rollout -o wrote; its budgets are [[rollout]] entries.
 
     Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """

@@ -40,7 +40,7 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
     if bad:
         first = _first(bad)
         others = len({(v.layer, v.point) for v in bad} - {(first.layer, first.point)})
-        rest = f" {others} more {'place' if others == 1 else 'places'} fail." if others else ""
+        rest = f" {others} more {'place fails' if others == 1 else 'places fail'}." if others else ""
         return Headline("✗", f"{where(first)}: {how_bad(first)}.{rest}", next_command(first, run))
     open_ = [v for v in j.verdicts if v.status in ("missing", "stale", "unknown")]
     if open_:

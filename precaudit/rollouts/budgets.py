@@ -21,8 +21,9 @@ RATCHETED = (*SIZES, *FRACTIONS)
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One [[rollout]] table: ``limit`` of ``metric``, or ``ratchet``: a factor over the baseline's value.
 
-    ``ratchet`` true: 2, of k3_kl 4. ``policies``: globs. ``rollout``, ``against``: the sides of the pair, any trainer unless said. The limit of
-    answers_difference is a share, of every policy's answers less the first's, and less the baseline's of the same.
+    ``ratchet`` true: 2, of k3_kl 4. ``policies``: globs. ``rollout``, ``against``: the sides of the pair, any trainer
+    unless said. The limit of answers_difference is a share, of every policy's answers less the first's, and less the
+    baseline's of the same.
     """
 
     why: str

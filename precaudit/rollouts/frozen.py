@@ -167,10 +167,10 @@ def grown(baseline: RolloutBaseline, found: Written) -> list[str]:
     for (pair, metric), line in baseline.metrics.items():
         now = None if pair not in found.whole else getattr(found.whole[pair].mismatch, metric)
         x, before, first = value(now), value(line.value), value(line.first)
-        if metric in HELD and now is not None and before > 0 and first > 0 and max(x / before, x / first) > 1:
-            rows.append((x / before, f"{told(pair)}: {metric} {x / before:.2f} × the baseline's, {x / first:.2f} × the "
-                         "first baseline's"))  # fmt: skip
-    return [f"drift: {text}" for _, text in sorted(rows, key=lambda r: -r[0])[:3]]
+        if metric in HELD and before > 0 and first > 0 and max(x / before, x / first) > 1:
+            sizes = f"{x / before:.3g} × the baseline's, {x / first:.3g} × the first baseline's"
+            rows.append((x / before, f"drift: {told(pair)}: {metric} {sizes}"))
+    return [text for _, text in sorted(rows, key=lambda r: -r[0])[:3]]
 
 
 def same_questions(line: FrozenAnswers, marks: Mapping[str, bool]) -> bool:
