@@ -17,11 +17,12 @@ from precaudit.reports.pull_request import markdown
 from precaudit.rollouts.budgets import read_rollout_budgets
 from precaudit.rollouts.frozen import HELD, freeze_rollouts, read_rollout_baseline
 from precaudit.rollouts.gating import gate_rollouts
+from precaudit.rollouts.kinds import is_rollouts
 from precaudit.rollouts.limits import RolloutRecord
 from precaudit.rollouts.mismatch import METRICS, mismatch
 from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.questions import Question, answers, changed
-from precaudit.rollouts.written import is_rollouts, read_written
+from precaudit.rollouts.written import read_written
 
 TOKENS = 400
 SIDES = (("engine", "policy"), ("engine", "fp64"))

@@ -21,12 +21,13 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
     """
     from precaudit.judging.baselines import freeze, freeze_errors
     from precaudit.judging.programs import errors_of, provenance
-    from precaudit.rollouts.frozen import freeze_rollouts
-    from precaudit.rollouts.written import is_rollouts
+    from precaudit.rollouts.kinds import is_rollouts
     from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.runs.written import recall
 
     if is_rollouts(run):
+        from precaudit.rollouts.frozen import freeze_rollouts
+
         frozen = freeze_rollouts(run, output, accept, why)
         of = f"rollouts of {frozen.of.model} ({frozen.of.device})"
         return _tell(output, of, frozen.sha256, len(frozen.chain))

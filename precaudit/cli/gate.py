@@ -34,9 +34,12 @@ def command(
     """
     from precaudit.cli._judged import show
     from precaudit.judging.gate import gate
-    from precaudit.rollouts.gating import gate_rollouts
-    from precaudit.rollouts.written import is_rollouts
+    from precaudit.rollouts.kinds import is_rollouts
 
-    judge = gate_rollouts if is_rollouts(source) else gate
-    judged = judge(source, budgets, baseline, across_devices)
+    if is_rollouts(source):
+        from precaudit.rollouts.gating import gate_rollouts
+
+        judged = gate_rollouts(source, budgets, baseline, across_devices)
+    else:
+        judged = gate(source, budgets, baseline, across_devices)
     return show(judged, str(source), junit, markdown, github, as_json, verbose)

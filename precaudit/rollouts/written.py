@@ -8,17 +8,13 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.records import Number
+from precaudit.rollouts.kinds import KINDS, Kind
 from precaudit.rollouts.limits import RolloutRecord, Side
 from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.questions import Answers, Changed
 
 Pair = tuple[str, Side, Side]  # a policy, the side that drew, the side it is held to
-KINDS = ("rollout", "timing", "mismatch", "answers", "paired", "divergence", "cause")
 DECODED = {"rollout": RolloutRun, "mismatch": RolloutRecord, "answers": Answers, "paired": Changed}
-
-
-class _Kind(msgspec.Struct):
-    kind: str = ""
 
 
 class Reason(msgspec.Struct, frozen=True, tag_field="kind", tag="cause"):
@@ -41,18 +37,6 @@ class Written:
     answers: dict[str, Answers]
     changed: tuple[Changed, ...]
     causes: tuple[Reason, ...]
-
-
-def is_rollouts(path: Path) -> bool:
-    """Whether a file's first line is one of rollouts.jsonl."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as f:
-        first = f.readline(1 << 24)
-    try:
-        return msgspec.json.decode(first, type=_Kind).kind in KINDS
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def read_written(path: Path) -> Written:
@@ -86,7 +70,7 @@ def read_written(path: Path) -> Written:
 def _decoded(line: bytes, where: str) -> Any:
     """Return a record that is judged; None for one that is not."""
     try:
-        kind = msgspec.json.decode(line, type=_Kind).kind
+        kind = msgspec.json.decode(line, type=Kind).kind
         if kind not in KINDS:
             raise UserError(f"{where}: kind {kind!r} is none of a rollout's: {', '.join(KINDS)}")
         if kind == "cause":
