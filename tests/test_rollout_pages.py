@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -151,6 +152,14 @@ def test_what_is_apart_leaves_out_a_sequence_with_a_fault(told):
 
 
 # The command
+
+
+@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+def test_a_page_without_its_libraries_is_refused_before_anything_is_drawn(tmp_path, capsys, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("precaudit.cli._drawing.draw", lambda *_: pytest.fail("drawn"))
+    assert run(["rollout", "tiny", "--html", str(tmp_path / "r.html")]) == 2
+    assert "pip install 'precaudit[html]'" in capsys.readouterr().err
 
 
 def test_the_command_writes_pages_of_rollouts_made_elsewhere(tmp_path, capsys):

@@ -96,8 +96,14 @@ def _lines(base: Any, apart: Mapping[str, Array], palette: Palette, height: int)
 
 def svg(chart: Any) -> str:
     """Return a chart as an SVG element, whole by itself; raises UserError without vl-convert."""
+    return str(drawing().vegalite_to_svg({**chart.to_dict(), "width": WIDTH}))
+
+
+def drawing() -> Any:
+    """Return vl-convert; raises UserError where it or altair is not there."""
+    altair_of()
     try:
         import vl_convert
     except ImportError:
         raise UserError(MISSING) from None
-    return str(vl_convert.vegalite_to_svg({**chart.to_dict(), "width": WIDTH}))
+    return vl_convert
