@@ -213,7 +213,7 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
 
 @pytest.mark.parametrize(
     ("limit", "code", "mark", "words"),
-    [(-1, 0, "✓", "not below the limit"), (-0.05, 3, "?", "cannot be held"), (1, 1, "✗", "below the limit")],
+    [(-1, 0, "✓", "−100.0 points: pass"), (-0.05, 3, "?", "−5.0 points: unknown"), (1, 1, "✗", "100.0 points: fail")],
 )
 def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark, words):
     """One question that both answer: the interval lies in (-1, 1), and has 0 inside."""
@@ -223,7 +223,7 @@ def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark
     done = run("tiny", *options, "--fail-below", f"answers_difference={limit}")
     assert done.return_value == code
     assert done.output.startswith(f"{mark} answers of fp32 against bf16 ")
-    assert words in done.output.splitlines()[0]
+    assert f"answers of fp32 against bf16, limit of {words}" in done.output
     assert "95 % " in done.output.splitlines()[0]
     assert f"\n{mark} answers of fp32" in page.read_text()
 
