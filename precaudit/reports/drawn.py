@@ -166,7 +166,8 @@ def answered(d: Drawn) -> Iterator[str]:
     for c in d.changed:
         yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
     for h in d.held:
-        yield f"answers of {h.changed.policy} against {h.changed.against}, limit of {points(h.limit)} points: {h.status}"
+        whose = f"answers of {h.changed.policy} against {h.changed.against}"
+        yield f"{whose}, limit of {points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
             yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
