@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,7 +36,8 @@ JUDGED = ("local", "forward", "state", "formula", "product")
 class Judgement(Brief):
     """Every verdict that is no pass, how many there are of each status, and what a reader should know.
 
-    ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point.
+    ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point;
+    ``of``: what the records are of.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Judgement(Brief):
     drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
     places: tuple[tuple[int | None, str], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    of: Literal["errors", "rollouts"] = "errors"
 
     @property
     def exit_code(self) -> int:
@@ -230,7 +232,7 @@ def _against(
         return [], [], ()
     verdicts = list(absent(b.lines, rules.seen, str(b.path)))
     verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
-    changed = version_suspects(b, versions)
+    changed = version_suspects(b.record.versions, versions)
     told = (
         [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
     )
