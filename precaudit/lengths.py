@@ -29,6 +29,17 @@ def row_lengths(view: str, prompt: int, total: int, rows: int) -> Array:
     return np.full(rows, total) if view == "rescore" else np.maximum(np.arange(1, rows + 1), prompt)
 
 
+def bucket(n: int) -> int:
+    """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
+
+    Few lengths below 256: every one is some programs more to compile.
+    """
+    if n <= 256:
+        return 64 if n <= 64 else 256
+    step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
+    return -(-n // step) * step
+
+
 def telling(config: DecoderConfig, lengths: Array | None) -> Array | None:
     """Return lengths as far as they change frequencies; None where none does.
 

@@ -53,7 +53,8 @@ def test_a_precision_that_is_another_is_told_by_its_line():
 
 
 def test_a_place_that_one_program_alone_names_is_not_moved():
-    assert moved([Product("q", "passes1", "bfloat16")], [Product("k", "vector", "float32")]) == {}
+    one, other = Product("q", "passes1", "bfloat16", "1 pass"), Product("k", "vector", "float32", "float32")
+    assert moved([one], [other]) == {}
 
 
 def predicted(bare, captured, inside=0.0, moved=()):

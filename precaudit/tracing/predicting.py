@@ -11,14 +11,16 @@ import numpy as np
 from precaudit.arrays import single
 from precaudit.errors import UserError
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.records import Prediction, Products, number
+from precaudit.records import FROM_JAXPR, Prediction, Products, Way, number
 from precaudit.tpu.calls import Rule
 from precaudit.tpu.emulated import emulated
 from precaudit.tpu.execute import function, rounds_inside
 from precaudit.tpu.hlo import Module, parse
 from precaudit.tpu.kernels import interpreted, rules
+from precaudit.tpu.scanner import HloError
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
-from precaudit.tpu.units import counted, moved, products
+from precaudit.tpu.texts import hlo_text
+from precaudit.tpu.units import counted, moved, products, ways
 
 PREFIX = "tpu-predicted"
 COARSER = "tpu-emulated"
@@ -99,6 +101,22 @@ def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequen
     )  # fmt: skip
 
 
+def made_of(program: Any, given: Sequence[Any], platform: str) -> dict[str, tuple[Way, ...]]:
+    """Return how a TPU's compiler has a program's products made, by place; nothing of another ``platform``.
+
+    Nothing, too, where its text cannot be read: then it is not known.
+    """
+    if isinstance(program, Predicted):
+        return ways(products(program.made(*given).module))
+    if platform != "tpu" or not hasattr(program, "lower"):
+        return {}
+    shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
+    try:
+        return ways(products(parse(hlo_text(program.lower(*shaped).compile()))))
+    except HloError:
+        return {}
+
+
 def inside(made: Made, leaves: Sequence[Any]) -> float:
     """Return the largest ‖a − b‖ / ‖a‖ of an output, bfloat16 results inside fusions rounded (a) and not (b)."""
     if not rounds_inside(made.module):
@@ -143,7 +161,7 @@ def target_of(device: str) -> Target | None:
 
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
-    return f"TPU {target.name} ({'emulated from the jaxpr' if isinstance(target, Emulated) else 'predicted'})"
+    return f"TPU {target.name} {FROM_JAXPR if isinstance(target, Emulated) else '(predicted)'}"
 
 
 def assumptions(target: Target) -> tuple[str, ...]:

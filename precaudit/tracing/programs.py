@@ -22,17 +22,6 @@ from precaudit.transforms.narrow import held, moved_as_bits
 CACHE = 5  # the argument that a program takes over
 
 
-def bucket(n: int) -> int:
-    """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
-
-    Few lengths below 256: every one is some programs more to compile.
-    """
-    if n <= 256:
-        return 64 if n <= 64 else 256
-    step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
-    return -(-n // step) * step
-
-
 @dataclass(frozen=True)
 class Capture:
     """What a program collects: point names, layers, the points whose rows are gathered to ``take``, or hashed."""

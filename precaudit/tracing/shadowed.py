@@ -9,13 +9,13 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.graphs.decoder import CACHES, LOGITS, POINTS
-from precaudit.lengths import row_lengths, telling, view_of
+from precaudit.lengths import bucket, row_lengths, telling, view_of
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding, formula
 from precaudit.records import PromptRecord, Requested
-from precaudit.tracing.programs import bucket, jitted
+from precaudit.tracing.programs import jitted
 from precaudit.tracing.session import Batch
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap, shadow

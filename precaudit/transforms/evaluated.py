@@ -43,7 +43,8 @@ class Evaluated:
         put(jaxpr.constvars, consts)
         put(jaxpr.invars, args)
         for e in jaxpr.eqns:
-            put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
+            with located(e):
+                put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
         return [read(v) for v in jaxpr.outvars]
 
     def equation(self, e: Any, inputs: list[Any]) -> list[Any]:
@@ -54,8 +55,7 @@ class Evaluated:
         if name == "name" and self.bare:
             return inputs
         if not self.within(e):
-            with located(e):
-                return bind(e, inputs)
+            return bind(e, inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, jnp.asarray, params, inputs)
         if name == "shard_map":
