@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from precaudit.graphs.decoder import point_of
 from precaudit.records import Way
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape
+from precaudit.transforms.products import label_in
 
 PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
 MOVES = ("bitcast", "broadcast", "convert", "copy", "get-tuple-element", "reshape", "slice", "transpose")
@@ -23,12 +24,14 @@ class Product(NamedTuple):
 
     ``precision``: bfloat16 where operands are, or are rounded to it; float32 of six passes and of the vector unit.
     ``way``: how it is made of float32 operands; on the vector unit of operands that were rounded, as in one pass.
+    ``label``: of the program's product that it is (``transforms.products``), "" for none.
     """
 
     place: str
     unit: str
     precision: Precision
     way: Way
+    label: str = ""
 
 
 def products(module: Module) -> tuple[Product, ...]:
@@ -39,7 +42,7 @@ def products(module: Module) -> tuple[Product, ...]:
         if unit:
             place = point_of(tuple(x.op_name.split("/"))) or module.source(x) or ""
             narrow = [_is_narrow(computation, name) for name in _operands(computation, x, unit)]
-            found.append(Product(place, unit, _precision(unit, narrow), _way(unit, narrow)))
+            found.append(Product(place, unit, _precision(unit, narrow), _way(unit, narrow), label_in(x.op_name)))
     return tuple(found)
 
 
@@ -48,7 +51,7 @@ def unit_of(instruction: Instruction) -> str:
     if instruction.opcode in PRODUCTS:
         return PASSES[passes(instruction.attributes.get("operand_precision", ""))]
     summed = instruction.opcode == "reduce" and isinstance(instruction.type, Shape)
-    return "vector" if summed and instruction.op_name.rpartition("/")[2] == "dot_general" else ""
+    return "vector" if summed and _primitive(instruction) == "dot_general" else ""
 
 
 def passes(precision: str) -> int:
@@ -84,6 +87,26 @@ def ways(made: Iterable[Product]) -> dict[str, tuple[Way, ...]]:
     for p in made:
         found.setdefault(p.place, set()).add(p.way)
     return {place: tuple(sorted(x)) for place, x in sorted(found.items())}
+
+
+def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
+    """Return {label of a program's product: the ways in which it is made}, "" for those without a label.
+
+    A product of one term is a multiplication alone, on the vector unit.
+    """
+    found: dict[str, set[Way]] = {}
+    for p in products(module):
+        found.setdefault(p.label, set()).add(p.way)
+    for computation, x in module.walk():
+        label = label_in(x.op_name)
+        if x.opcode == "multiply" and label and label not in found and _primitive(x) == "dot_general":
+            found[label] = {_way("vector", [_is_narrow(computation, name) for name in x.operands])}
+    return {label: tuple(sorted(x)) for label, x in sorted(found.items())}
+
+
+def _primitive(instruction: Instruction) -> str:
+    """Return the JAX primitive that an instruction was made of."""
+    return instruction.op_name.rpartition("/")[2]
 
 
 def _operands(computation: Computation, product: Instruction, unit: str) -> tuple[str, ...]:

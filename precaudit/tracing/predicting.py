@@ -11,7 +11,7 @@ import numpy as np
 from precaudit.arrays import single
 from precaudit.errors import UserError
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.records import FROM_JAXPR, Prediction, Products, Way, number
+from precaudit.records import FROM_JAXPR, Prediction, Products, number
 from precaudit.tpu.calls import Rule
 from precaudit.tpu.emulated import emulated
 from precaudit.tpu.execute import function, rounds_inside
@@ -20,7 +20,7 @@ from precaudit.tpu.kernels import interpreted, rules
 from precaudit.tpu.scanner import HloError
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
 from precaudit.tpu.texts import hlo_text
-from precaudit.tpu.units import counted, moved, products, ways
+from precaudit.tpu.units import counted, moved, products
 
 PREFIX = "tpu-predicted"
 COARSER = "tpu-emulated"
@@ -101,20 +101,17 @@ def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequen
     )  # fmt: skip
 
 
-def made_of(program: Any, given: Sequence[Any], platform: str) -> dict[str, tuple[Way, ...]]:
-    """Return how a TPU's compiler has a program's products made, by place; nothing of another ``platform``.
-
-    Nothing, too, where its text cannot be read: then it is not known.
-    """
+def made_of(program: Any, given: Sequence[Any], platform: str) -> Module | None:
+    """Return what a TPU's compiler made of a program; None on another ``platform``, or where it cannot be read."""
     if isinstance(program, Predicted):
-        return ways(products(program.made(*given).module))
+        return program.made(*given).module
     if platform != "tpu" or not hasattr(program, "lower"):
-        return {}
+        return None
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
     try:
-        return ways(products(parse(hlo_text(program.lower(*shaped).compile()))))
+        return parse(hlo_text(program.lower(*shaped).compile()))
     except HloError:
-        return {}
+        return None
 
 
 def inside(made: Made, leaves: Sequence[Any]) -> float:

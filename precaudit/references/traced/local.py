@@ -18,6 +18,7 @@ from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.references.closing import Yardstick
 from precaudit.references.traced.forward import effort
+from precaudit.references.traced.units import Units
 from precaudit.runs.programs import (
     CARRIED,
     EQUATIONS,
@@ -48,10 +49,9 @@ HONEST = {
     INSIDE: Realisation("all"),
 }
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
-# What a TPU's units do to products: of a segment it is not known which of them multiplies.
-UNITS: dict[Literal["matrix", "vector"], str] = {
-    "matrix": "products in bfloat16 passes", "vector": "products of rounded terms",
-}  # fmt: skip
+# What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
+TERMS = "products of rounded terms"
+OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),
@@ -68,26 +68,32 @@ class Segments:
     """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
 
     ``moved``: what drawn realisations differ by from the equations' where both read narrow inputs unrounded, as each
-    makes them: a float32 result then has the noise of its inputs, too.
+    makes them: a float32 result then has the noise of its inputs, too. ``open``: what is not a number where FP64 is
+    one comes from a product that is not known.
     """
 
     exact: dict[str, Array]
     honest: dict[tuple[str, ...], dict[str, Array]]
     drawn: tuple[dict[str, Array], ...]
     moved: tuple[dict[str, Array], ...] = ()
+    open: bool = False
 
 
 class Emulations:
     """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations.
 
-    ``tpu``: every way is tried with products as each of a TPU's units makes them, too.
+    ``units``: how a TPU makes products, None of other devices; where its vector unit makes some, every way is tried
+    with their terms rounded, too.
     """
 
-    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, tpu: bool = False) -> None:
+    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
-        if tpu:
-            ways |= {(UNITS[unit], *name): replace(how, unit=unit) for unit in UNITS for name, how in ways.items()}
-        self.first = {name for name in ways if _declared(name) in ((*FIRST, INSIDE) if tpu else FIRST)}
+        self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
+        if units is not None:
+            ways = {name: units.making(how) for name, how in ways.items()}
+            if units.vector:
+                ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
+        self.first = {name for name in ways if _declared(name) in (FIRST if units is None else (*FIRST, INSIDE))}
         options = effort(made)
         self.layers, self.states = (
             layers,
@@ -117,24 +123,28 @@ class Emulations:
                 exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
                 first = {name: f(taps, *args) for name, f in self.honest.items() if name in self.first}
                 honest = {name: _rounded(made) for name, made in first.items()}
-                found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
+                made = Segments(exact, honest, drawn, open=self.open)
+                found = _each(opened, case, call, taps, made, every)
                 for more in (_unrounded, _others, _partly):
                     left = {e.point for e in found if not closes(e)}
                     if not left:
                         break
                     honest |= more(self.honest, first, taps, args, left)
-                    open_ = [i for i, e in enumerate(found) if not closes(e)]
-                    made = _each(opened, case, call, taps, Segments(exact, honest, drawn), [every[i] for i in open_])
-                    for i, e in zip(open_, made, strict=True):
-                        found[i] = e
-                open_ = [i for i, e in enumerate(found) if not closes(e)]
-                moved = self._moved(honest, taps, args, {found[i].point for i in open_})
-                made = _each(opened, case, call, taps, Segments(exact, honest, drawn, moved), [every[i] for i in open_])
-                for i, e in zip(open_, made, strict=True):
-                    found[i] = e
+                    self._again(found, opened, case, call, taps, made, every)
+                moved = self._moved(honest, taps, args, {e.point for e in found if not closes(e)})
+                self._again(found, opened, case, call, taps, replace(made, moved=moved), every)
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+    def _again(
+        self, found: list[ErrorRecord], opened: Opened, case: str, call: int, taps: dict[str, Array], made: Segments,
+        every: Sequence[tuple[ProgramPoint, int | None]],
+    ) -> None:  # fmt: skip
+        """Replace the records of a call that do not close by those of what is made by now."""
+        open_ = [i for i, e in enumerate(found) if not closes(e)]
+        for i, e in zip(open_, _each(opened, case, call, taps, made, [every[i] for i in open_]), strict=True):
+            found[i] = e
 
     def _moved(
         self, honest: Mapping[tuple[str, ...], dict[str, Array]], taps: dict[str, Array], args: tuple[Any, ...],
@@ -157,7 +167,7 @@ class Emulations:
 
 def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
     """Return a way's name without how products are made."""
-    return name[1:] if name and name[0] in UNITS.values() else name
+    return name[1:] if name[:1] == (TERMS,) else name
 
 
 def _each(
@@ -273,6 +283,8 @@ def _record(
     honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
     drawn = [step(values[p.name]) for values in made.drawn]
     moved = [step(values[p.name]) for values in made.moved if p.name in values]
+    if made.open and np.isnan(honest[()][np.isfinite(step(made.exact[p.name]))]).any():
+        return record_of(opened, case, call, p, layer, unknown=OPEN)
     numbers = _numbers(step(whole), step(made.exact[p.name]), honest, drawn, moved)
     return record_of(opened, case, call, p, layer, **numbers)
 
