@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
@@ -120,8 +120,9 @@ class Emulations:
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
-                first = {name: f(taps, *args) for name, f in self.honest.items() if name in self.first}
+                read = _lifted(taps)
+                exact, drawn = _host(self.exact(read, *args)), tuple(_rounded(f(read, *args)) for f in self.drawn)
+                first = {name: f(read, *args) for name, f in self.honest.items() if name in self.first}
                 honest = {name: _rounded(made) for name, made in first.items()}
                 made = Segments(exact, honest, drawn, open=self.open)
                 found = _each(opened, case, call, taps, made, every)
@@ -153,7 +154,7 @@ class Emulations:
         """Return Segments' ``moved`` of ``points``; nothing where they close."""
         found = []
         for f in self.drawn if points else ():
-            read = _read_unrounded(f(taps, *args), taps)
+            read = _read_unrounded(f(_lifted(taps), *args), taps)
             made = _of(points, f(read, *args))
             found.append({name: x - honest[(INPUTS,)][name] for name, x in made.items()})
         return tuple(found)
@@ -207,9 +208,15 @@ def _unrounded(
     return found
 
 
+def _lifted(taps: Mapping[str, Array]) -> dict[str, Array]:
+    """Return recorded values, floats in FP64, so that an emulation is compiled once whichever of them it reads."""
+    return {k: x if x.dtype.kind in "biu" else widen(x) for k, x in taps.items()}
+
+
 def _read_unrounded(made: Made, taps: dict[str, Array]) -> dict[str, Array]:
-    """Return recorded values with the narrow ones as ``made`` has them before they are rounded."""
-    return {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
+    """Return recorded values, lifted, with the narrow ones as ``made`` has them before they are rounded."""
+    narrow = {k for k, x in taps.items() if k in made and x.dtype.itemsize < 4}
+    return {k: np.asarray(made[k][1]) if k in narrow else x for k, x in _lifted(taps).items()}
 
 
 def _others(
@@ -217,7 +224,8 @@ def _others(
     points: Collection[str],
 ) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
     """Return what the other emulations make of ``points``."""
-    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in first}
+    read = _lifted(taps)
+    return {name: _of(points, f(read, *args)) for name, f in emulations.items() if name not in first}
 
 
 def _partly(
@@ -228,13 +236,13 @@ def _partly(
 
     Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
     """
-    made = first[()]
+    made, lifted = first[()], _lifted(taps)
     narrow = [k for k, x in taps.items() if k in made and x.dtype.itemsize < 4]
     found = {}
     for bit in range(max(len(narrow) - 1, 1).bit_length()):
         for value in (0, 1):
             some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
-            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
+            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in lifted.items()}
             for name, emulation in emulations.items():
                 found[(*name, SOME, f"{bit}.{value}")] = _of(points, emulation(read, *args))
     return found
