@@ -41,8 +41,10 @@ def device_kind(device: str) -> str:
 
 
 FROM_JAXPR = "(emulated from the jaxpr)"  # ends the device of a run whose products take the passes asked for
-# How a product is made: of operands in one, two or three bfloat16 parts, in float32, or with one operand rounded
-Way = Literal["1 pass", "3 passes", "6 passes", "float32", "float32, one operand bfloat16"]
+# How a product is made: of operands in bfloat16 parts on the matrix unit, or in float32 on the vector unit
+Way = Literal[
+    "1 pass", "3 passes", "6 passes", "float32", "float32, one operand bfloat16", "float32, both operands bfloat16"
+]  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

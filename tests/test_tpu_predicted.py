@@ -220,7 +220,8 @@ def test_compiled_programs_say_how_each_point_is_made(runs):
     [
         ("decode", "q", ["1 pass"], "fail"), ("prefill", "q", ["3 passes"], "fail"),
         ("prefill", "attn_out", ["float32"], "unknown"), ("decode", "q", ["1 pass", "float32"], "unknown"),
-        ("decode", "q", ["float32, one operand bfloat16"], "unknown"), ("decode", "q", None, "unknown"),
+        ("decode", "q", ["float32, one operand bfloat16"], "unknown"),
+        ("decode", "q", ["float32, both operands bfloat16"], "fail"), ("decode", "q", None, "unknown"),
         ("decode", "scores", None, "unknown"),
     ],
 )  # fmt: skip

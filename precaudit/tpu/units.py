@@ -15,7 +15,8 @@ MOVES = ("bitcast", "broadcast", "convert", "copy", "get-tuple-element", "reshap
 NARROW = re.compile(r"bf16|f8.*|[su]\d+|pred")  # one pass rounds none of these
 PASSES = {1: "passes1", 3: "passes3", 6: "passes6"}
 WAYS: dict[str, Way] = {"passes1": "1 pass", "passes3": "3 passes", "passes6": "6 passes"}
-ON_VECTOR: tuple[Way, ...] = ("float32", "float32, one operand bfloat16", "1 pass")  # by how many operands are narrow
+# By how many operands are narrow
+ON_VECTOR: tuple[Way, ...] = ("float32", "float32, one operand bfloat16", "float32, both operands bfloat16")
 Precision = Literal["bfloat16", "3 passes", "float32"]
 
 
@@ -23,7 +24,7 @@ class Product(NamedTuple):
     """A product: its point, or FILE:LINE ("" for neither); ``unit``: passes1, passes3, passes6 or vector.
 
     ``precision``: bfloat16 where operands are, or are rounded to it; float32 of six passes and of the vector unit.
-    ``way``: how it is made of float32 operands; on the vector unit of operands that were rounded, as in one pass.
+    ``way``: how it is made of float32 operands.
     ``label``: of the program's product that it is (``transforms.products``), "" for none.
     """
 

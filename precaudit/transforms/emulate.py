@@ -29,7 +29,8 @@ INACCURATE = {
     "sin", "sqrt", "tan", "tanh",
 }  # fmt: skip
 MOST = 6  # passes, as good as float32
-PASSES: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST, "float32": MOST}
+MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}
+PASSES: dict[Way | None, int] = {**MATRIX, "float32": MOST, "float32, both operands bfloat16": 1}
 ONE_NARROW: Way = "float32, one operand bfloat16"
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 MOST_TERMS = 1 << 24
@@ -191,9 +192,9 @@ class Emulated(Planted):
         """
         if self.how.made is None:
             return _declared(equation) if self.how.unit == "matrix" else MOST
-        if not chosen(equation):
-            return MOST
         way = self.how.made.get(label_of(equation))
+        if not chosen(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
+            return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
         return 0 if way not in PASSES else max(PASSES[way], _declared(equation))
 
     def one_rounded(self, equation: Any, inputs: Sequence[Any]) -> Any:
