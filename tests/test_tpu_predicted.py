@@ -408,6 +408,45 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     assert cli(["gate", "run"]) == 1, "one pass is no honest rounding of a CPU's float32 product"
 
 
+ROWS = """
+import jax.numpy as jnp
+import numpy as np
+import precaudit
+
+DRAW = np.random.default_rng(5)
+PARAMS = [jnp.asarray(DRAW.standard_normal((64, 64)) / 8, jnp.float32) for _ in range(2)]
+
+def call(params, x):
+    return jnp.tanh(x @ params[0]) @ params[1]
+
+many, one = (precaudit.Program(call=call, params=PARAMS, cases={
+    "a": (jnp.asarray(DRAW.standard_normal((rows, 64)), jnp.float32),)}) for rows in (64, 1))
+"""
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "compiled", "claims"),
+    [
+        ("many", "1 pass", {"1 pass": 0, "3 passes": 1, "float32": 1}), ("one", "float32", {"float32": 0, "1 pass": 1}),
+    ],
+)  # fmt: skip
+def test_a_program_s_products_are_made_as_its_compiled_program_says(tmp_path, monkeypatch, name, compiled, claims):
+    """What was compiled passes; another claim fails; a mixture, one rounded operand and no claim are unknown."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    monkeypatch.chdir(tmp_path)
+    assert cli(["trace", f"rows.py:{name}", "--device", "tpu-predicted:v5e", "-o", "run"]) == 0
+    path = tmp_path / "run" / "program.json"
+    raw = json.loads(path.read_text())
+    assert raw["neutrality"][0]["made"] == {"product.0": [compiled], "product.1": [compiled]}
+    open_ = [["1 pass", "float32"], ["float32, one operand bfloat16"], None]
+    for made, code in [*(([way], code) for way, code in claims.items()), *((made, 3) for made in open_)]:
+        raw["neutrality"][0]["made"] = {"product.0": [compiled]} | ({"product.1": made} if made else {})
+        path.write_text(json.dumps(raw))
+        assert cli(["compare", "run"]) == 0
+        assert cli(["gate", "run"]) == code, made
+
+
 def test_a_program_takes_no_other_device(capsys):
     assert cli(["trace", "step.py:program", "--device", "cpu"]) == 2
     assert "leave out --device" in capsys.readouterr().err

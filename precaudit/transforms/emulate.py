@@ -4,6 +4,7 @@ Between taps, whose recorded values are planted, this makes each segment of a pr
 with the narrow roundings inside left out as a compiler may, or as other honest realisations of the same program.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ MOST = 6  # passes, as good as float32
 MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}
 PASSES: dict[Way | None, int] = {**MATRIX, "float32": MOST, "float32, both operands bfloat16": 1}
 ONE_NARROW: Way = "float32, one operand bfloat16"
+SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 MOST_TERMS = 1 << 24
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
@@ -51,7 +53,8 @@ class Realisation:
     """One honest way to make a program's numbers.
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
-    wider format (a compiler removes such pairs), or all; "single": all are rounded to float32 instead, as the same
+    wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
+    a residual stream, a compiler stores), or all; "single": all are rounded to float32 instead, as the same
     program would that declares no narrower format. ``expanded``: logistic and cubes of narrow formats are made of
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
@@ -63,7 +66,7 @@ class Realisation:
     highest precision, by its label (``transforms.products``); what it does not say is not a number.
     """
 
-    unrounded: Literal["none", "converted", "all", "single"] = "none"
+    unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
@@ -147,6 +150,19 @@ class Emulated(Planted):
         self.seed = how.seed if seed is None else seed
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
+        self.readers: Counter[Any] = Counter()
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """Evaluate an open jaxpr."""
+        self.readers.update(_readers(jaxpr))
+        return super().run(jaxpr, consts, args)
+
+    def planted(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
+        self.readers.update(_readers(jaxpr))
+        return super().planted(jaxpr, consts, args, values)
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
@@ -209,7 +225,7 @@ class Emulated(Planted):
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
-            if self.how.unrounded == "all":
+            if self.how.unrounded == "all" or (self.how.unrounded == "unshared" and self.readers[variable] < SHARED):
                 return x
             if self.how.unrounded == "single":
                 return rounded(x, np.float32, factor)
@@ -255,6 +271,11 @@ class Emulated(Planted):
         """Return what is told of a tap whose branch was not taken."""
         zeros = super().none(value)
         return None if zeros is None else (zeros, zeros)
+
+
+def _readers(jaxpr: Any) -> Counter[Any]:
+    """Return by how many equations each variable of an open jaxpr is read."""
+    return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
 
 
 def chosen(equation: Any) -> bool:

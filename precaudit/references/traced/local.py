@@ -51,6 +51,8 @@ HONEST = {
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
 # What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
 TERMS = "products of rounded terms"
+# Its arithmetic is float32 inside fusions, and what they hand on is stored
+UNSHARED = ("results that few read",)
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 DRAWS = (
     Realisation(seed=1, sums="single"),
@@ -90,10 +92,11 @@ class Emulations:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
         self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
         if units is not None:
-            ways = {name: units.making(how) for name, how in ways.items()}
+            ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
             if units.vector:
                 ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
-        self.first = {name for name in ways if _declared(name) in (FIRST if units is None else (*FIRST, INSIDE))}
+        tried = FIRST if units is None else (*FIRST, INSIDE, UNSHARED)
+        self.first = {name for name in ways if _declared(name) in tried}
         options = effort(made)
         self.layers, self.states = (
             layers,
