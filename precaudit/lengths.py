@@ -14,6 +14,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 
+SMALLEST = 64, 256  # lengths that short sequences are padded to
 View = Literal["prefill", "rescore"]  # whose lengths: prefill's and decode's, which agree on the rows both have
 
 
@@ -34,8 +35,8 @@ def bucket(n: int) -> int:
 
     Few lengths below 256: every one is some programs more to compile.
     """
-    if n <= 256:
-        return 64 if n <= 64 else 256
+    if n <= SMALLEST[-1]:
+        return next(size for size in SMALLEST if n <= size)
     step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
     return -(-n // step) * step
 

@@ -47,7 +47,7 @@ Way = Literal[
 ]  # fmt: skip
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all records."""
 
 

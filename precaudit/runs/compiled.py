@@ -18,14 +18,20 @@ def ways_of(recorded: Recorded, prompt: str, phase: str, point: str) -> frozense
 
 
 def _programs(recorded: Recorded, prompt: str, phase: str) -> list[Neutrality]:
-    """Return what is noted of a phase's programs of the shape that a prompt ran in; of all shapes where none has it."""
+    """Return what is noted of a phase's programs of the shape that a prompt ran in; of all shapes where none has it.
+
+    A short sequence may share the program of the next longer ones.
+    """
     noted = [n for n in recorded.run.record.neutrality if n.phase == phase]
     shape = _shape(recorded.run.record, {p: len(x.tokens) for p, x in recorded.run.prompts.items()}, prompt)
-    return [n for n in noted if n.shape == shape] or noted
+    fitting = [
+        n.shape for n in noted if len(n.shape) == len(shape) == 2 and n.shape[0] == shape[0] and n.shape >= shape
+    ]
+    return [n for n in noted if fitting and n.shape == min(fitting)] or noted
 
 
 def _shape(record: RunRecord, tokens: dict[str, int], prompt: str) -> tuple[int, ...]:
-    """Return the shape [B, T] that a prompt's batch ran in (``Neutrality``); () where some of it was not recorded."""
+    """Return the least shape [B, T] of a prompt's batch (``Neutrality``); () where some of it was not recorded."""
     asked = record.requested
     if prompt not in asked.prompts:
         return ()
