@@ -254,6 +254,18 @@ def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(
         assert open_ == ({"q", "k", "v", "attn_out", "logits"} if policy == "fp32" else set())
 
 
+@needs_libtpu
+def test_a_batch_s_own_program_tells(tmp_path):
+    """Of three prompts in batches of two, decode of the last is made on the vector unit, as one sequence alone is."""
+    given = [*PROMPTS, Prompt(id="c", prompt="for i in range(3):")]
+    subject = load("tiny", "fp32", device="tpu-predicted:v5e")
+    select = Selection.parse(points="v,logits", phases="prefill,decode", layers="1")
+    run = trace(subject, tmp_path / "run", given, select, TraceOptions(1, batch=2))
+    made = {n.shape[0]: n.made["v"] for n in run.record.neutrality if n.phase == "decode"}
+    assert made == {2: ("1 pass",), 1: ("float32",)}
+    assert gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs"))).counts.keys() == {"pass"}
+
+
 def doubled(q, k, scale, a):
     return attention_scores(q, k, scale * 1.05, a)
 

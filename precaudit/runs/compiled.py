@@ -24,9 +24,7 @@ def _programs(recorded: Recorded, prompt: str, phase: str) -> list[Neutrality]:
     """
     noted = [n for n in recorded.run.record.neutrality if n.phase == phase]
     shape = _shape(recorded.run.record, {p: len(x.tokens) for p, x in recorded.run.prompts.items()}, prompt)
-    fitting = [
-        n.shape for n in noted if len(n.shape) == len(shape) == 2 and n.shape[0] == shape[0] and n.shape >= shape
-    ]
+    fitting = [n.shape for n in noted if shape and n.shape[:1] == shape[:1] and n.shape >= shape]
     return [n for n in noted if fitting and n.shape == min(fitting)] or noted
 
 
