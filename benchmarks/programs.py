@@ -29,7 +29,7 @@ from precaudit.programs.tracing import trace
 from precaudit.records import ErrorRecord, value
 from precaudit.references.mapped import Names
 from precaudit.runs.programs import Opened, ProgramPoint
-from precaudit.transforms.tag import PRODUCTS, WRITES
+from precaudit.transforms.plan import PRODUCTS, WRITES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OF_OURS = ("own_decoder", "tapped_decoder", "equinox_decoder", "linen_decoder", "nnx_decoder", "training_step")

@@ -14,6 +14,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 
+SMALLEST = 64, 256  # lengths that short sequences are padded to
 View = Literal["prefill", "rescore"]  # whose lengths: prefill's and decode's, which agree on the rows both have
 
 
@@ -27,6 +28,17 @@ def view_of(config: DecoderConfig, phase: str, total: int) -> View:
 def row_lengths(view: str, prompt: int, total: int, rows: int) -> Array:
     """Return by how many tokens the first rows [rows] of a sequence were turned; ``prompt``, ``total``: its tokens."""
     return np.full(rows, total) if view == "rescore" else np.maximum(np.arange(1, rows + 1), prompt)
+
+
+def bucket(n: int) -> int:
+    """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
+
+    Few lengths below 256: every one is some programs more to compile.
+    """
+    if n <= SMALLEST[-1]:
+        return next(size for size in SMALLEST if n <= size)
+    step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
+    return -(-n // step) * step
 
 
 def telling(config: DecoderConfig, lengths: Array | None) -> Array | None:

@@ -40,6 +40,13 @@ def device_kind(device: str) -> str:
     return first if first in ("", "cpu") else "tpu" if first.startswith("tpu") else "gpu"
 
 
+FROM_JAXPR = "(emulated from the jaxpr)"  # ends the device of a run whose products take the passes asked for
+# How a product is made: of operands in bfloat16 parts on the matrix unit, or in float32 on the vector unit
+Way = Literal[
+    "1 pass", "3 passes", "6 passes", "float32", "float32, one operand bfloat16", "float32, both operands bfloat16"
+]  # fmt: skip
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all records."""
 
@@ -155,7 +162,8 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
 
     ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
-    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was.
+    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's
+    compiler has the products of each point made with taps; empty where it was not read.
     """
 
     phase: str
@@ -166,6 +174,7 @@ class Neutrality(Record, frozen=True, omit_defaults=False):
     shape: tuple[Index, ...] = ()
     apart: tuple[Number, ...] = ()
     predicted: Prediction | None = None
+    made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
 
 
 class RunRecord(Record, frozen=True, omit_defaults=False):

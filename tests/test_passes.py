@@ -1,6 +1,7 @@
 """Float32 products in bfloat16 passes, as a TPU makes them: emulated where the device is one.
 
-No TPU is here: the passes are written out in the program, run on a CPU, and the run is then said to be a TPU's.
+No TPU is here: the passes are written out in the program, run on a CPU, and the run is then said to be a TPU's, whose
+compiler has them made so.
 """
 
 import json
@@ -14,6 +15,7 @@ import pytest
 from jax import lax
 
 from precaudit.comparison.compare import Options, compare
+from precaudit.graphs.decoder import POINTS as RULES
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
@@ -25,6 +27,7 @@ from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
 
+WAYS = {1: "1 pass", 3: "3 passes", 6: "6 passes"}
 POINTS = "q,k,v,scores,attn_out,attn_proj,mlp_act,mlp_out"
 
 
@@ -66,6 +69,9 @@ def judged(folder, passes, matmul, device="TPU v5 lite"):
     text = Prompt(id="a", prompt="def read(path):\n    return open(path).read()")
     run = trace(subject, folder / "run", [text], select, TraceOptions(1, force=True))
     raw = json.loads((run.folder / "run.json").read_text())
+    if passes and device.startswith("TPU"):
+        for n in raw["neutrality"]:
+            n["made"] = {p: [WAYS[passes]] for p, row in RULES.items() if row.sums}
     (run.folder / "run.json").write_text(json.dumps(raw | {"device": device}))
     return gate(compare(run.folder, options=Options(accum=(), cache=folder / "refs")))
 

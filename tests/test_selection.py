@@ -5,10 +5,10 @@ import pytest
 from precaudit.coverage import entries
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import support
+from precaudit.lengths import bucket
 from precaudit.policies import Policy, apply_settings, load_policy, parse_settings, shipped
 from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, parse_layers, parse_points, parse_positions
-from precaudit.tracing.programs import bucket
 from precaudit.tracing.session import batches
 
 

@@ -4,13 +4,16 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
+from safetensors.numpy import load_file, save_file
 
+import precaudit
 from precaudit.cli import run as cli
 from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
@@ -23,7 +26,7 @@ from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
 from precaudit.records import device_kind, value
 from precaudit.selection import Selection
-from precaudit.store import open_run
+from precaudit.store import file_hash, open_run, tensor_hash
 from precaudit.tpu import target
 from precaudit.tpu.emulated import emulated
 from precaudit.tracing import predicting
@@ -34,6 +37,7 @@ from tests.tpus import needs_libtpu
 
 PROMPTS = [Prompt(id="a", prompt="def add(a, b):"), Prompt(id="b", prompt="import os\n\nclass Reader:\n    def ")]
 STEPS = 3
+TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
 
 
 def recorded(folder, policy, device, parts=None, points="q,k,v,attn_out,logits"):
@@ -152,6 +156,114 @@ def test_products_that_taps_move_to_another_precision_are_unknown(runs, tmp_path
     assert (verdict.status, verdict.kind, verdict.phase) == ("unknown", "neutrality", "decode")
     assert where in verdict.text
     assert judged.exit_code == 3
+
+
+def rewritten(folder, phase, point, change):
+    """Replace a recorded point of a phase, at every step and prompt, by ``change`` of what was recorded before it."""
+    path, tensors = folder / "points.jsonl", folder / "tensors"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    held = {file: load_file(file) for file in tensors.rglob("*.safetensors")}
+
+    def of(row):
+        return held[folder / row["file"]][row["key"]]
+
+    def read(row, name):
+        return next(
+            of(r) for r in rows if r["point"] == name and all(r[k] == row[k] for k in ("prompt", "phase", "step"))
+        )
+
+    for row in rows:
+        if (row["phase"], row["point"]) == (phase, point):
+            new = change(read(row, "final_norm")).astype(np.float32)
+            held[folder / row["file"]][row["key"]] = new
+            row["hash"] = tensor_hash(new)
+    for file, arrays in held.items():
+        save_file(arrays, file)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = json.loads((folder / "run.json").read_text())
+    raw["hashes"][path.name] = file_hash(path)
+    (folder / "run.json").write_text(json.dumps(raw))
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("phase", "parts", "expected"),
+    [("prefill", 1, "pass"), ("prefill", 2, "fail"), ("prefill", 0, "fail"), ("decode", 0, "pass"),
+     ("decode", 1, "fail"), ("decode", 2, "fail")],
+)  # fmt: skip
+def test_a_product_made_by_other_passes_than_were_compiled_fails(runs, tmp_path, phase, parts, expected):
+    """Logits of prefill are one bfloat16 pass and those of a decode step are made in float32 on the vector unit."""
+    folder = Path(shutil.copytree(runs["fp32", "tpu-predicted:v5e"].folder, tmp_path / "run"))
+    weights = {k: np.float64(x) for k, x in load_file(TINY / "model.safetensors").items()}
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T
+    rewritten(folder, phase, "logits", lambda x: parted(x, np.float32(head), parts))
+    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = {(v.phase, v.point, v.kind, v.status) for v in judged.verdicts if v.status != "pass"}
+    assert found == (set() if expected == "pass" else {(phase, "logits", "local", "fail")})
+
+
+@needs_libtpu
+def test_compiled_programs_say_how_each_point_is_made(runs):
+    """Eight of ten products of a decode step of one sequence are made on the vector unit, of prefill's none."""
+    record = open_run(runs["fp32", "tpu-predicted:v5e"].folder).record
+    made = {n.phase: n.made for n in record.neutrality}
+    products = {p for p, x in POINTS.items() if x.sums and x.only != "sparse"}
+    assert made["prefill"] == made["rescore"] == dict.fromkeys(products, ("1 pass",))
+    attention = dict.fromkeys(("scores", "attn_out"), ("1 pass",))
+    assert made["decode"] == dict.fromkeys(products, ("float32",)) | attention
+    assert open_run(runs["fp32", "cpu"].folder).record.neutrality[0].made == {}
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("phase", "point", "made", "expected"),
+    [
+        ("decode", "q", ["1 pass"], "fail"), ("prefill", "q", ["3 passes"], "fail"),
+        ("prefill", "attn_out", ["float32"], "unknown"), ("decode", "q", ["1 pass", "float32"], "unknown"),
+        ("decode", "q", ["float32, one operand bfloat16"], "unknown"),
+        ("decode", "q", ["float32, both operands bfloat16"], "fail"), ("decode", "q", None, "unknown"),
+        ("decode", "scores", None, "unknown"),
+    ],
+)  # fmt: skip
+def test_the_emulation_is_the_compiled_program_s(runs, tmp_path, phase, point, made, expected):
+    """A claim that is not what was compiled fails; a mixture, and what was not read, is unknown."""
+    folder = Path(shutil.copytree(runs["fp32", "tpu-predicted:v5e"].folder, tmp_path / "run"))
+    raw = json.loads((folder / "run.json").read_text())
+    for n in raw["neutrality"]:
+        if n["phase"] == phase:
+            n["made"] = {k: x for k, x in n["made"].items() if k != point} | ({point: made} if made else {})
+    (folder / "run.json").write_text(json.dumps(raw))
+    judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+    found = {(v.phase, v.point, v.kind, v.status) for v in judged.verdicts if v.status != "pass"}
+    told = "attn_out" if point == "scores" else point
+    assert found == {(phase, told, "local", expected)}
+
+
+@needs_libtpu
+def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(runs, tmp_path):
+    """As those recorded before: products are unknown, and of six passes, as good as float32, they are not."""
+    for policy, expected in (("fp32", {"pass", "unknown"}), ("fp32-highest", {"pass"}), ("bf16", {"pass"})):
+        folder = Path(shutil.copytree(runs[policy, "tpu-predicted:v5e"].folder, tmp_path / policy))
+        raw = json.loads((folder / "run.json").read_text())
+        for n in raw["neutrality"]:
+            del n["made"]
+        (folder / "run.json").write_text(json.dumps(raw))
+        judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
+        assert set(judged.counts) == expected
+        open_ = {v.point for v in judged.verdicts if v.status == "unknown"}
+        assert open_ == ({"q", "k", "v", "attn_out", "logits"} if policy == "fp32" else set())
+
+
+@needs_libtpu
+def test_a_batch_s_own_program_tells(tmp_path):
+    """Of three prompts in batches of two, decode of the last is made on the vector unit, as one sequence alone is."""
+    given = [*PROMPTS, Prompt(id="c", prompt="for i in range(3):")]
+    subject = load("tiny", "fp32", device="tpu-predicted:v5e")
+    select = Selection.parse(points="v,logits", phases="prefill,decode", layers="1")
+    run = trace(subject, tmp_path / "run", given, select, TraceOptions(1, batch=2))
+    made = {n.shape[0]: n.made["v"] for n in run.record.neutrality if n.phase == "decode"}
+    assert made == {2: ("1 pass",), 1: ("float32",)}
+    assert gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs"))).counts.keys() == {"pass"}
 
 
 def doubled(q, k, scale, a):
@@ -303,9 +415,48 @@ def test_a_program_is_predicted_and_judged_by_what_a_tpu_does_to_products(tmp_pa
     told = " ".join(capsys.readouterr().out.split())
     assert "makes the same products without taps and with them" in told
     assert "TPU v5e:2x2 (predicted)" in (tmp_path / "run" / "program.json").read_text()
-    monkeypatch.setattr("precaudit.references.traced.reference.device_kind", lambda device: "cpu")
+    monkeypatch.setattr("precaudit.references.traced.reference.units_of", lambda run: None)
     assert cli(["compare", "run"]) == 0
     assert cli(["gate", "run"]) == 1, "one pass is no honest rounding of a CPU's float32 product"
+
+
+ROWS = """
+import jax.numpy as jnp
+import numpy as np
+import precaudit
+
+DRAW = np.random.default_rng(5)
+PARAMS = [jnp.asarray(DRAW.standard_normal((64, 64)) / 8, jnp.float32) for _ in range(2)]
+
+def call(params, x):
+    return jnp.tanh(x @ params[0]) @ params[1]
+
+many, one = (precaudit.Program(call=call, params=PARAMS, cases={
+    "a": (jnp.asarray(DRAW.standard_normal((rows, 64)), jnp.float32),)}) for rows in (64, 1))
+"""
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "compiled", "claims"),
+    [
+        ("many", "1 pass", {"1 pass": 0, "3 passes": 1, "float32": 1}), ("one", "float32", {"float32": 0, "1 pass": 1}),
+    ],
+)  # fmt: skip
+def test_a_program_s_products_are_made_as_its_compiled_program_says(tmp_path, monkeypatch, name, compiled, claims):
+    """What was compiled passes; another claim fails; a mixture, one rounded operand and no claim are unknown."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    monkeypatch.chdir(tmp_path)
+    assert cli(["trace", f"rows.py:{name}", "--device", "tpu-predicted:v5e", "-o", "run"]) == 0
+    path = tmp_path / "run" / "program.json"
+    raw = json.loads(path.read_text())
+    assert raw["neutrality"][0]["made"] == {"product.0": [compiled], "product.1": [compiled]}
+    open_ = [["1 pass", "float32"], ["float32, one operand bfloat16"], None]
+    for made, code in [*(([way], code) for way, code in claims.items()), *((made, 3) for made in open_)]:
+        raw["neutrality"][0]["made"] = {"product.0": [compiled]} | ({"product.1": made} if made else {})
+        path.write_text(json.dumps(raw))
+        assert cli(["compare", "run"]) == 0
+        assert cli(["gate", "run"]) == code, made
 
 
 def test_a_program_takes_no_other_device(capsys):

@@ -1,12 +1,16 @@
 """Which unit makes a product and in what precision, and what is said where taps change that."""
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from precaudit.judging.predictions import notes
 from precaudit.records import Prediction, Products
 from precaudit.tpu.hlo import parse
-from precaudit.tpu.units import Product, counted, moved, products
+from precaudit.tpu.units import Product, counted, labelled, moved, products, ways
+from precaudit.transforms.products import label_in
+from precaudit.transforms.tag import capturing, tagged
 from tests.lint_programs import bf16, f32
 from tests.tpus import needs_libtpu, text_for
 
@@ -53,7 +57,8 @@ def test_a_precision_that_is_another_is_told_by_its_line():
 
 
 def test_a_place_that_one_program_alone_names_is_not_moved():
-    assert moved([Product("q", "passes1", "bfloat16")], [Product("k", "vector", "float32")]) == {}
+    one, other = Product("q", "passes1", "bfloat16", "1 pass"), Product("k", "vector", "float32", "float32")
+    assert moved([one], [other]) == {}
 
 
 def predicted(bare, captured, inside=0.0, moved=()):
@@ -70,3 +75,54 @@ def test_notes_say_counts_and_the_spread():
     (said,) = notes([("call", predicted({"passes6": 2}, {"passes6": 3}))])
     assert said.endswith("makes other products without taps than with them (call: 2 in 6 passes, 3 in 6 passes)")
     assert list(notes([("call", None)])) == []
+
+
+@needs_libtpu
+def test_a_program_s_products_keep_their_numbers():
+    """Through taps, a scan and a call; a product of one term is a multiplication on the vector unit."""
+
+    def call(params, x):
+        def step(x, w):
+            return jax.jit(lambda x: jnp.tanh(x @ w))(x), None
+
+        return lax.scan(step, x @ params["in"], params["each"])[0] @ params["out"] + x[:, :1] @ params["in"][:1]
+
+    params = {"in": f32(256, 256), "each": f32(3, 256, 256), "out": f32(256, 256)}
+    tapped = tagged(call, params, f32(64, 256))
+    found = labelled(parse(text_for(capturing(tapped), params, f32(64, 256))))
+    assert found == dict.fromkeys(("product.0", "product.1", "product.2"), ("1 pass",)) | {"product.3": ("float32",)}
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [("jit(f)/product.12/dot_general", "product.12"), ("product.1/while/product.2/x", "product.2"),
+     ("jit(my_product.3)/x", ""), ("product.x/y", ""), ("", "")],
+)  # fmt: skip
+def test_the_innermost_label_of_a_path_counts(path, label):
+    assert label_in(path) == label
+
+
+@pytest.mark.parametrize(
+    ("narrow", "way"),
+    [(0, "float32"), (1, "float32, one operand bfloat16"), (2, "float32, both operands bfloat16")],
+)
+def test_the_vector_unit_s_operands_are_told(narrow, way):
+    """Written by hand: a product and a sum of which none, one or both operands were rounded to bfloat16 before."""
+    kinds = ["bf16" if i < narrow else "f32" for i in range(2)]
+    text = f"""HloModule m
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+ENTRY e {{
+  x = {kinds[0]}[8]{{0}} parameter(0)
+  y = {kinds[1]}[8]{{0}} parameter(1)
+  u = f32[8]{{0}} convert(x)
+  v = f32[8]{{0}} convert(y)
+  t = f32[8]{{0}} multiply(u, v)
+  z = f32[] constant(0)
+  ROOT r = f32[] reduce(t, z), dimensions={{0}}, to_apply=add, metadata={{op_name="jit(f)/q/dot_general"}}
+}}
+"""
+    assert ways(products(parse(text))) == {"q": (way,)}

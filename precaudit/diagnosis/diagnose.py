@@ -42,6 +42,7 @@ from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.references.textbook.formula import recorded_program
 from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.references.textbook.units import chosen, policy_at
 from precaudit.runs.recorded import Recorded
 from precaudit.runs.written import Comparison, written
 from precaudit.selection import Selection
@@ -311,7 +312,9 @@ def _replay(
             unrounded = [x for _, x in unrounded_inputs(recorded, model, operation, policy)]
             rows = np.flatnonzero(np.isin(at, of_step))
             probs = recorded_probs(recorded, operation)
-            return replay(operation, model, policy, known, unrounded, probs), at, rows, finite, operation
+            here, settled = policy_at(recorded, policy, place), chosen(recorded, policy, place)
+            found = replay(operation, model, here, known, unrounded, probs, settled)
+            return found, at, rows, finite, operation
     return None
 
 

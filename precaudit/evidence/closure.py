@@ -15,6 +15,7 @@ from precaudit.places import Place
 from precaudit.policies import Policy, recorded_policy
 from precaudit.records import ErrorRecord, value
 from precaudit.references.textbook.operations import parts, prepare
+from precaudit.references.textbook.units import policy_at
 from precaudit.runs.recorded import Recorded
 
 LOOKED_AT = 12  # operations of a format made again without excess precision
@@ -57,7 +58,7 @@ def _strict(recorded: Recorded, model: Model, policy: Policy, e: ErrorRecord) ->
     for part in parts(recorded, place):
         o = prepare(recorded, model, place, part) if e.step in [s for s, _ in part.steps] else None
         if o is not None:
-            exact, made = o.evaluate([FP64, of_policy(policy, e.phase == "decode")])
+            exact, made = o.evaluate([FP64, of_policy(policy_at(recorded, policy, place), e.phase == "decode")])
             stored = canonical(o.stored, o.axes)
             left = np.nan_to_num(stored - canonical(made, o.axes))
             return ratio(norm(left), norm(canonical(exact, o.axes))) / FORMATS[o.stored.dtype.name].unit_roundoff

@@ -17,7 +17,7 @@ from precaudit.evidence.shares import own_errors
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.jax_decoder.kernels import check_config
-from precaudit.lengths import row_lengths
+from precaudit.lengths import bucket, row_lengths
 from precaudit.metrics.logits import kl, top_ids
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
@@ -25,7 +25,7 @@ from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import KERNELS, Policy, apply_settings, check_kernel, kernel_formats
 from precaudit.progress import Advance
 from precaudit.records import number
-from precaudit.tracing.programs import bucket, decode_program, prefill_program
+from precaudit.tracing.programs import decode_program, prefill_program
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import CannotLift
 

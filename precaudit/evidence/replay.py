@@ -205,18 +205,22 @@ def replay(
     known: Sequence[Variant] = (),
     unrounded: Unrounded = (),
     probs: Array | None = None,
+    settled: bool = False,
 ) -> Replay:
     """Try every variant of an operation on its recorded inputs, and those ``known`` from the same point elsewhere.
 
     ``unrounded``: its inputs as they were before they were rounded to be stored; ``probs``: what attn_out's second
-    product read, tried where nothing made of q, k and v closes.
+    product read, tried where nothing made of q, k and v closes. ``settled``: ``policy`` makes its products as the
+    compiled program says.
     """
     point, layer = o.place.point, o.place.layer
     base = of_policy(policy, o.place.phase == "decode").starting(o.start)
     roundings = tuple(base.eliding(places) for places in elisions(point, model.config, policy))
     members = tuple(honest(o, model, policy, base))
     others = tuple(replace(read_by(o, model), values=tuple(values)) for values in unrounded)
-    whole = Bench(read_by(o, model), o.axes, roundings, yardstick(o, model, policy), members, others, formula(policy))
+    whole = Bench(
+        read_by(o, model), o.axes, roundings, yardstick(o, model, policy, settled), members, others, formula(policy)
+    )
     announced, *rest = variants(point, policy, model.config, layer)
     emulated = whole.nearest(announced)
     left = whole.yardstick.candidate - emulated

@@ -10,10 +10,11 @@ import numpy as np
 from precaudit.arrays import Array, widen
 from precaudit.evidence.records import Share, Shares
 from precaudit.graphs.decoder import LOGITS, POINTS, present
+from precaudit.lengths import bucket
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import number
 from precaudit.runs.recorded import Recorded
-from precaudit.tracing.programs import Capture, bucket, jitted, prefill_program
+from precaudit.tracing.programs import Capture, jitted, prefill_program
 from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import plant, shadow

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import check_device, compiler_options
+from precaudit.lengths import bucket
 from precaudit.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
 from precaudit.lint.rules import every
 from precaudit.lint.view import View
@@ -20,7 +21,7 @@ from precaudit.tpu import units
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
 from precaudit.tpu.units import counted
-from precaudit.tracing.programs import CACHE, bucket
+from precaudit.tracing.programs import CACHE
 from precaudit.tracing.subject import Subject, load
 
 PHASES = ("prefill", "decode")

@@ -39,7 +39,8 @@ from precaudit.runs.programs import (
 )
 from precaudit.store import check_space, prepare_folder
 from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import assumptions, device_name, predicted
+from precaudit.tpu.units import labelled
+from precaudit.tracing.predicting import assumptions, device_name, made_of, predicted
 from precaudit.transforms.bounded import MORE
 from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import capturing
@@ -91,7 +92,10 @@ def trace(
             _ended(record, taps, case, call)
             if call == 0:
                 given = (program.params, *inputs)
-                told.append(_disturbance(case, out, bare(*given), predicted(captured, given, bare, given)))
+                text = made_of(captured, given, jax.default_backend())
+                noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
+                made_by = {} if text is None else labelled(text)
+                told.append(msgspec.structs.replace(noted, made=made_by))
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)

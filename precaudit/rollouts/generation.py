@@ -17,9 +17,9 @@ from jax import lax
 
 from precaudit.arrays import Array
 from precaudit.jax_decoder.arithmetic import compiler_options
-from precaudit.lengths import row_lengths
+from precaudit.lengths import bucket, row_lengths
 from precaudit.rollouts.sampling import Kind, Knobs, Sampling, draw
-from precaudit.tracing.programs import Compiled, bucket, compiled, jitted
+from precaudit.tracing.programs import Compiled, compiled, jitted
 from precaudit.tracing.subject import Subject
 from precaudit.transforms.narrow import held
 

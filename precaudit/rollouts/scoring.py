@@ -12,6 +12,7 @@ from precaudit.arrays import Array
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import LOGITS
 from precaudit.jax_decoder.arithmetic import compiler_options
+from precaudit.lengths import bucket
 from precaudit.metrics.logits import log_softmax
 from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
@@ -19,7 +20,7 @@ from precaudit.numpy_decoder.rounding import FP64
 from precaudit.progress import Advance
 from precaudit.prompts import check_tokens
 from precaudit.rollouts.reading import Rollout
-from precaudit.tracing.programs import bucket, jitted
+from precaudit.tracing.programs import jitted
 from precaudit.tracing.subject import Subject
 
 BATCH = 8

@@ -9,13 +9,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from precaudit.errors import CannotJudge, UserError
+from precaudit.lengths import bucket
 from precaudit.progress import Advance, silent
 from precaudit.prompts import check_tokens
 from precaudit.records import Record
 from precaudit.rollouts.generation import Generated, Generator, Loop, Shape
 from precaudit.rollouts.reading import Rollout
 from precaudit.rollouts.sampling import Sampling
-from precaudit.tracing.programs import bucket
 from precaudit.tracing.subject import Subject
 
 ROUNDS = 3

@@ -12,7 +12,7 @@ import msgspec
 from precaudit.brief import Brief
 from precaudit.errors import UserError
 from precaudit.frames import errors_frame
-from precaudit.records import Count, ErrorRecord, Index, Number, Prediction, Record, read_record
+from precaudit.records import Count, ErrorRecord, Index, Number, Prediction, Record, Way, read_record
 from precaudit.store import file_hash, known_hash
 from precaudit.writing import temporary, write_whole
 
@@ -41,13 +41,15 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
 class Disturbance(Record, frozen=True, omit_defaults=False):
     """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not.
 
-    ``predicted``: of a TPU that was not there, None of a device that was.
+    ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's compiler has each
+    product of the program with taps made, by its label ("" for those without); empty where it was not read.
     """
 
     case: str
     bitwise: bool
     max_diff: Number
     predicted: Prediction | None = None
+    made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
 
 
 class ProgramLoop(Record, frozen=True, omit_defaults=False):

@@ -16,8 +16,7 @@ from precaudit.tpu.products import ALGORITHMS, PASSES, in_passes
 from precaudit.transforms.jax_versions import bind, called, walk
 from precaudit.transforms.loops import LOOPS
 from precaudit.transforms.primitives import CALLS
-
-PRODUCTS = ("dot_general", "conv_general_dilated")
+from precaudit.transforms.products import PRODUCTS
 
 
 def emulated(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from precaudit.graphs.decoder import point_of
+from precaudit.records import Way
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape
+from precaudit.transforms.products import label_in
 
 PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
 MOVES = ("bitcast", "broadcast", "convert", "copy", "get-tuple-element", "reshape", "slice", "transpose")
 NARROW = re.compile(r"bf16|f8.*|[su]\d+|pred")  # one pass rounds none of these
 PASSES = {1: "passes1", 3: "passes3", 6: "passes6"}
+WAYS: dict[str, Way] = {"passes1": "1 pass", "passes3": "3 passes", "passes6": "6 passes"}
+# By how many operands are narrow
+ON_VECTOR: tuple[Way, ...] = ("float32", "float32, one operand bfloat16", "float32, both operands bfloat16")
 Precision = Literal["bfloat16", "3 passes", "float32"]
 
 
@@ -19,11 +24,15 @@ class Product(NamedTuple):
     """A product: its point, or FILE:LINE ("" for neither); ``unit``: passes1, passes3, passes6 or vector.
 
     ``precision``: bfloat16 where operands are, or are rounded to it; float32 of six passes and of the vector unit.
+    ``way``: how it is made of float32 operands.
+    ``label``: of the program's product that it is (``transforms.products``), "" for none.
     """
 
     place: str
     unit: str
     precision: Precision
+    way: Way
+    label: str = ""
 
 
 def products(module: Module) -> tuple[Product, ...]:
@@ -33,7 +42,8 @@ def products(module: Module) -> tuple[Product, ...]:
         unit = unit_of(x)
         if unit:
             place = point_of(tuple(x.op_name.split("/"))) or module.source(x) or ""
-            found.append(Product(place, unit, _precision(computation, x, unit)))
+            narrow = [_is_narrow(computation, name) for name in _operands(computation, x, unit)]
+            found.append(Product(place, unit, _precision(unit, narrow), _way(unit, narrow), label_in(x.op_name)))
     return tuple(found)
 
 
@@ -42,7 +52,7 @@ def unit_of(instruction: Instruction) -> str:
     if instruction.opcode in PRODUCTS:
         return PASSES[passes(instruction.attributes.get("operand_precision", ""))]
     summed = instruction.opcode == "reduce" and isinstance(instruction.type, Shape)
-    return "vector" if summed and instruction.op_name.rpartition("/")[2] == "dot_general" else ""
+    return "vector" if summed and _primitive(instruction) == "dot_general" else ""
 
 
 def passes(precision: str) -> int:
@@ -72,14 +82,50 @@ def _by_place(made: Iterable[Product]) -> Mapping[str, frozenset[str]]:
     return {place: frozenset(x) for place, x in found.items()}
 
 
-def _precision(computation: Computation, product: Instruction, unit: str) -> Precision:
-    operands = product.operands
-    if unit == "vector":
-        times = computation.instructions[operands[0]]
-        operands = times.operands if times.opcode == "multiply" else operands[:1]
-    if unit == "passes1" or all(_is_narrow(computation, x) for x in operands):
+def ways(made: Iterable[Product]) -> dict[str, tuple[Way, ...]]:
+    """Return {place: the ways in which its products are made, each once}."""
+    found: dict[str, set[Way]] = {}
+    for p in made:
+        found.setdefault(p.place, set()).add(p.way)
+    return {place: tuple(sorted(x)) for place, x in sorted(found.items())}
+
+
+def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
+    """Return {label of a program's product: the ways in which it is made}, "" for those without a label.
+
+    A product of one term is a multiplication alone, on the vector unit.
+    """
+    found: dict[str, set[Way]] = {}
+    for p in products(module):
+        found.setdefault(p.label, set()).add(p.way)
+    for computation, x in module.walk():
+        label = label_in(x.op_name)
+        if x.opcode == "multiply" and label and label not in found and _primitive(x) == "dot_general":
+            found[label] = {_way("vector", [_is_narrow(computation, name) for name in x.operands])}
+    return {label: tuple(sorted(x)) for label, x in sorted(found.items())}
+
+
+def _primitive(instruction: Instruction) -> str:
+    """Return the JAX primitive that an instruction was made of."""
+    return instruction.op_name.rpartition("/")[2]
+
+
+def _operands(computation: Computation, product: Instruction, unit: str) -> tuple[str, ...]:
+    """Return the names of a product's two operands; of one on the vector unit, those of what is summed."""
+    if unit != "vector":
+        return product.operands
+    times = computation.instructions[product.operands[0]]
+    return times.operands if times.opcode == "multiply" else product.operands[:1] * 2
+
+
+def _precision(unit: str, narrow: Iterable[bool]) -> Precision:
+    if unit == "passes1" or all(narrow):
         return "bfloat16"
     return "3 passes" if unit == "passes3" else "float32"
+
+
+def _way(unit: str, narrow: Iterable[bool]) -> Way:
+    return WAYS[unit] if unit in WAYS else ON_VECTOR[sum(narrow)]
 
 
 def _is_narrow(computation: Computation, name: str) -> bool:

@@ -11,13 +11,15 @@ import numpy as np
 from precaudit.arrays import single
 from precaudit.errors import UserError
 from precaudit.metrics.sizes import norm, ratio
-from precaudit.records import Prediction, Products, number
+from precaudit.records import FROM_JAXPR, Prediction, Products, number
 from precaudit.tpu.calls import Rule
 from precaudit.tpu.emulated import emulated
 from precaudit.tpu.execute import function, rounds_inside
 from precaudit.tpu.hlo import Module, parse
 from precaudit.tpu.kernels import interpreted, rules
+from precaudit.tpu.scanner import HloError
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
+from precaudit.tpu.texts import hlo_text
 from precaudit.tpu.units import counted, moved, products
 
 PREFIX = "tpu-predicted"
@@ -99,6 +101,19 @@ def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequen
     )  # fmt: skip
 
 
+def made_of(program: Any, given: Sequence[Any], platform: str) -> Module | None:
+    """Return what a TPU's compiler made of a program; None on another ``platform``, or where it cannot be read."""
+    if isinstance(program, Predicted):
+        return program.made(*given).module
+    if platform != "tpu" or not hasattr(program, "lower"):
+        return None
+    shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
+    try:
+        return parse(hlo_text(program.lower(*shaped).compile()))
+    except HloError:
+        return None
+
+
 def inside(made: Made, leaves: Sequence[Any]) -> float:
     """Return the largest ‖a − b‖ / ‖a‖ of an output, bfloat16 results inside fusions rounded (a) and not (b)."""
     if not rounds_inside(made.module):
@@ -143,7 +158,7 @@ def target_of(device: str) -> Target | None:
 
 def device_name(target: Target) -> str:
     """Return what a run made so says it was made on."""
-    return f"TPU {target.name} ({'emulated from the jaxpr' if isinstance(target, Emulated) else 'predicted'})"
+    return f"TPU {target.name} {FROM_JAXPR if isinstance(target, Emulated) else '(predicted)'}"
 
 
 def assumptions(target: Target) -> tuple[str, ...]:

@@ -20,18 +20,6 @@ from precaudit.transforms import reap
 from precaudit.transforms.narrow import held, moved_as_bits
 
 CACHE = 5  # the argument that a program takes over
-SMALLEST = 64, 256  # lengths that short sequences are padded to
-
-
-def bucket(n: int) -> int:
-    """Return the length a sequence of ``n`` is padded to: 64, 256, then steps of an eighth or less.
-
-    Few lengths below 256: every one is some programs more to compile.
-    """
-    if n <= SMALLEST[-1]:
-        return next(size for size in SMALLEST if n <= size)
-    step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
-    return -(-n // step) * step
 
 
 @dataclass(frozen=True)

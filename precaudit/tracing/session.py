@@ -13,12 +13,14 @@ import numpy as np
 from precaudit.arrays import Array, single
 from precaudit.coverage import Entry, entries
 from precaudit.graphs.decoder import LOGITS, POINTS, shape_of
-from precaudit.lengths import row_lengths
+from precaudit.lengths import SMALLEST, bucket, row_lengths
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
-from precaudit.tracing.predicting import predicted
-from precaudit.tracing.programs import SMALLEST, Capture, bucket, decode_program, prefill_program
+from precaudit.tpu.units import products, ways
+from precaudit.tracing.devices import platform_of
+from precaudit.tracing.predicting import made_of, predicted
+from precaudit.tracing.programs import Capture, decode_program, prefill_program
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
@@ -282,7 +284,8 @@ class Session:
 
         ``run``, ``bare``: the program with taps and without, each with its arguments, which the second may take over.
         """
-        expected = predicted(*run, *bare)
+        expected, text = predicted(*run, *bare), made_of(*run, platform_of(self.subject.device))
+        made = {} if text is None else ways(products(text))
         a, b = np.asarray(call.logits), np.asarray(bare[0](*bare[1])[0])
         same = a.tobytes() == b.tobytes()
         diff, apart = 0.0, tuple(0.0 for _ in batch.prompts)
@@ -294,7 +297,7 @@ class Session:
         self.neutrality.append(
             Neutrality(
                 phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), bitwise=same,
-                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected,
+                max_diff=number(diff), apart=tuple(map(number, apart)), predicted=expected, made=made,
             )
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ Between taps, whose recorded values are planted, this makes each segment of a pr
 with the narrow roundings inside left out as a compiler may, or as other honest realisations of the same program.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from precaudit.records import Way
 from precaudit.transforms.jax_versions import bind, bodies
 from precaudit.transforms.plant import Planted, Values, fitting, planting
+from precaudit.transforms.products import PRODUCTS, label_of
 from precaudit.transforms.shadow import Lift
 from precaudit.transforms.sites import STATE, numbered, sites
 from precaudit.transforms.wide import up, wide
@@ -26,8 +29,12 @@ INACCURATE = {
     "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt",
     "sin", "sqrt", "tan", "tanh",
 }  # fmt: skip
+MOST = 6  # passes, as good as float32
+MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}
+PASSES: dict[Way | None, int] = {**MATRIX, "float32": MOST, "float32, both operands bfloat16": 1}
+ONE_NARROW: Way = "float32, one operand bfloat16"
+SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
-PRODUCTS = {"dot_general", "conv_general_dilated"}
 MOST_TERMS = 1 << 24
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 # A result is an operand's value: in a format that holds the operand nothing is rounded.
@@ -46,7 +53,8 @@ class Realisation:
     """One honest way to make a program's numbers.
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
-    wider format (a compiler removes such pairs), or all; "single": all are rounded to float32 instead, as the same
+    wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
+    a residual stream, a compiler stores), or all; "single": all are rounded to float32 instead, as the same
     program would that declares no narrower format. ``expanded``: logistic and cubes of narrow formats are made of
     simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
     by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
@@ -54,14 +62,16 @@ class Realisation:
     float32; or so from the last term to the first, or in an order and on a grid of each seed's. ``unit``: what makes
     products of floats no wider than float32. The matrix unit of a TPU makes them of operands in one, two or three
     bfloat16 parts, by the precision that their equation declares; its vector unit multiplies and adds, every term in
-    the format of the result.
+    the format of the result. ``made``: how the compiled program makes each product of float32 operands below the
+    highest precision, by its label (``transforms.products``); what it does not say is not a number.
     """
 
-    unrounded: Literal["none", "converted", "all", "single"] = "none"
+    unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
     unit: Literal["any", "matrix", "vector"] = "any"
+    made: Mapping[str, Way] | None = None
 
 
 def emulated(
@@ -140,6 +150,19 @@ class Emulated(Planted):
         self.seed = how.seed if seed is None else seed
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
+        self.readers: Counter[Any] = Counter()
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """Evaluate an open jaxpr."""
+        self.readers.update(_readers(jaxpr))
+        return super().run(jaxpr, consts, args)
+
+    def planted(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
+        self.readers.update(_readers(jaxpr))
+        return super().planted(jaxpr, consts, args, values)
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
@@ -160,7 +183,10 @@ class Emulated(Planted):
             out = [_own_sum(inputs[0], equation.params["axes"], own)]
         elif self.how.unit == "vector" and name == "dot_general" and (terms := _terms(equation, inputs)) is not None:
             out = [jnp.sum(terms, -1)]
-        elif self.how.unit == "matrix" and name in PRODUCTS and (products := _parts(equation, inputs)):
+        elif name in PRODUCTS and self.how.made is not None and chosen(equation) and self.passes(equation) == 0:
+            known = self.one_rounded(equation, inputs)
+            out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
+        elif name in PRODUCTS and (products := _parts(equation, inputs, self.passes(equation))):
             out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
         elif name in SUMS and self.how.sums in ("single", "reversed", "shuffled") and _single(equation):
             out = self.summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0)
@@ -175,13 +201,31 @@ class Emulated(Planted):
             return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
+    def passes(self, equation: Any) -> int:
+        """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
+
+        As many as its equation declares at least: a program that makes fewer is not excused by being compiled so.
+        """
+        if self.how.made is None:
+            return _declared(equation) if self.how.unit == "matrix" else MOST
+        way = self.how.made.get(label_of(equation))
+        if not chosen(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
+            return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
+        return 0 if way not in PASSES else max(PASSES[way], _declared(equation))
+
+    def one_rounded(self, equation: Any, inputs: Sequence[Any]) -> Any:
+        """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
+        if self.how.made is None or self.how.made.get(label_of(equation)) != ONE_NARROW:
+            return False
+        return jnp.any(jnp.stack([jnp.all(x == rounded(x, jnp.bfloat16)) for x in inputs]))
+
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
         """Return a result as its format holds it; a narrow one unrounded where all are."""
         dtype = getattr(variable.aval, "dtype", None)
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
-            if self.how.unrounded == "all":
+            if self.how.unrounded == "all" or (self.how.unrounded == "unshared" and self.readers[variable] < SHARED):
                 return x
             if self.how.unrounded == "single":
                 return rounded(x, np.float32, factor)
@@ -229,20 +273,34 @@ class Emulated(Planted):
         return None if zeros is None else (zeros, zeros)
 
 
-def _parts(equation: Any, inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _readers(jaxpr: Any) -> Counter[Any]:
+    """Return by how many equations each variable of an open jaxpr is read."""
+    return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
+
+
+def chosen(equation: Any) -> bool:
+    """Whether a TPU's compiler chooses what a product's precision is: of a float32 operand, below the highest."""
+    widths = [float_bits(x.aval.dtype) for x in equation.invars]
+    return all(16 <= x <= 32 for x in widths) and max(widths) == 32 and _declared(equation) < MOST
+
+
+def _declared(equation: Any) -> int:
+    """Return the passes that a product's precision asks a TPU's matrix unit for."""
+    precisions = _precisions(equation.params.get("precision"))
+    return MOST if "HIGHEST" in precisions else 3 if "HIGH" in precisions else 1
+
+
+def _parts(equation: Any, inputs: Sequence[Any], passes: int) -> list[tuple[Any, Any]]:
     """Return the pairs of operands whose products a TPU's matrix unit adds up; nothing where it multiplies float32.
 
     One pass: operands rounded to bfloat16. Three: of each a part in bfloat16 and the rest of it, rounded to bfloat16;
     the product of the two rests is left out.
     """
-    if any(not 16 <= float_bits(x.aval.dtype) <= 32 for x in equation.invars):
+    if passes == MOST or any(not 16 <= float_bits(x.aval.dtype) <= 32 for x in equation.invars):
         return []
     x, y = inputs
-    precisions = _precisions(equation.params.get("precision"))
-    if "HIGHEST" in precisions:
-        return []
     x0, y0 = (rounded(v, jnp.bfloat16) for v in (x, y))
-    if "HIGH" not in precisions:
+    if passes == 1:
         return [(x0, y0)]
     return [(rounded(x - x0, jnp.bfloat16), y0), (x0, rounded(y - y0, jnp.bfloat16)), (x0, y0)]
 

@@ -21,11 +21,12 @@ class Evaluated:
     """Evaluates jaxprs.
 
     ``names``: the name of the tap on a variable; ``loops``: what is made of a while loop, by the id of its equation;
-    ``bare``: the program's own taps are left out.
+    ``labels``: a scope's name for an equation, by its id. ``bare``: the program's own taps are left out.
     """
 
     names: Mapping[Any, str] = field(default_factory=dict)
     loops: Mapping[int, Meaning] = field(default_factory=dict)
+    labels: Mapping[int, str] = field(default_factory=dict)
     bare: bool = False
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -43,7 +44,8 @@ class Evaluated:
         put(jaxpr.constvars, consts)
         put(jaxpr.invars, args)
         for e in jaxpr.eqns:
-            put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
+            with located(e):
+                put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
         return [read(v) for v in jaxpr.outvars]
 
     def equation(self, e: Any, inputs: list[Any]) -> list[Any]:
@@ -53,9 +55,11 @@ class Evaluated:
             return self.loops[id(e)](self, params, inputs)
         if name == "name" and self.bare:
             return inputs
-        if not self.within(e):
-            with located(e):
+        if id(e) in self.labels:
+            with jax.named_scope(self.labels[id(e)]):
                 return bind(e, inputs)
+        if not self.within(e):
+            return bind(e, inputs)
         if name in LOOPS:
             return LOOPS[name](self.run, jnp.asarray, params, inputs)
         if name == "shard_map":

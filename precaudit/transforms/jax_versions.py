@@ -41,8 +41,12 @@ def bind(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | No
 
 
 def located(equation: Any) -> AbstractContextManager[Any]:
-    """Return the context in which what is bound is of the user's line that an equation was written in."""
-    return source_info_util.user_context(getattr(equation.source_info, "traceback", None))
+    """Return the context in which what is bound is of the user's line and the named scopes of an equation.
+
+    The scopes come after those that are open; a compiled program names its instructions by them.
+    """
+    names = source_info_util.current_name_stack() + equation.source_info.name_stack
+    return source_info_util.user_context(equation.source_info.traceback, name_stack=names)
 
 
 def source(equation: Any) -> str:
@@ -103,7 +107,7 @@ def walk(
     step: Callable[[Any, list[Any]], list[Any]],
     literal: Callable[[Any], Any] = lambda variable: variable.val,
 ) -> list[Any]:
-    """Evaluate an open jaxpr equation by equation: ``step(equation, inputs) → outputs``."""
+    """Evaluate an open jaxpr equation by equation: ``step(equation, inputs) → outputs``, where each was written."""
     values: dict[Any, Any] = {}
 
     def read(variable: Any) -> Any:
@@ -112,6 +116,7 @@ def walk(
     values.update(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for equation in jaxpr.eqns:
-        out = step(equation, [read(v) for v in equation.invars])
+        with located(equation):
+            out = step(equation, [read(v) for v in equation.invars])
         values.update(zip(equation.outvars, out, strict=True))
     return [read(v) for v in jaxpr.outvars]

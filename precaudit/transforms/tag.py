@@ -15,6 +15,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.transforms.bounded import Loop, bounded_while, loops_of, unreachable
 from precaudit.transforms.evaluated import Evaluated
 from precaudit.transforms.plan import Plan, Tag
+from precaudit.transforms.products import labels
 from precaudit.transforms.reap import Taps, reap
 from precaudit.transforms.sites import STATE, Site, sites
 
@@ -92,6 +93,7 @@ def tagged(
     run = Evaluated(
         taps,
         {i: partial(bounded_while, length=steps[loop.name], name=loop.name) for i, loop in loops.items()},
+        labels(jaxpr.jaxpr),
     )
 
     def call(*args: Any) -> Any:

@@ -11,15 +11,18 @@ import numpy as np
 from precaudit.arrays import Array, rounder
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, inputs_of
+from precaudit.graphs.point import Point
 from precaudit.metrics.sizes import canonical, half_ulp
-from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, honest_forms, on_single_rows
+from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Form, honest_forms, on_single_rows
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.passes import summed
 from precaudit.numpy_decoder.rounding import Rounding, elisions, of_policy
 from precaudit.places import Place
 from precaudit.policies import Policy
 from precaudit.records import ErrorRecord, device_kind, value
 from precaudit.references.closing import TIES
 from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.references.textbook.units import chosen, policy_at
 from precaudit.runs.recorded import Recorded, Rows
 
 DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
@@ -73,11 +76,11 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
     unit in the last place at most, which cancellation makes large.
     """
     point, row = o.place.point, o.row
-    base = of_policy(policy, o.place.phase == "decode")
+    base, settled = at(recorded, policy, o.place), chosen(recorded, policy, o.place)
     sets = elisions(point, model.config, policy)
     device = device_kind(recorded.run.record.device)
     roundings = [base.eliding(places) for places in sets]
-    if device == "tpu" and row.sums and base.dot is not np.matmul:
+    if device == "tpu" and row.sums and base.dot is not np.matmul and not settled:
         roundings += [replace(r, dot=np.matmul) for r in roundings]
         sets = [*sets, *((*places, FLOAT32_PRODUCTS) for places in sets)]
     for name, inputs in unrounded_inputs(recorded, model, o, policy):
@@ -103,9 +106,26 @@ def _every(recorded: Recorded, model: Model, o: Operation, policy: Policy) -> It
             yield Alternative((f"{inputs_of(point, model.config.sparse)[-1]} rounded again",), nearer)
         for again, inputs in inputs_summed_again(recorded, model, o):
             yield Alternative((again,), canonical(o.evaluate([base], inputs)[0], o.axes), doubt=1.0)
-    for form in honest_forms(row, o.stored.dtype.name):
+    for form in _forms(row, o.stored.dtype.name, base if settled else None):
         for places, y in zip(sets, o.evaluate(roundings, None, form), strict=True):
             yield Alternative((form.name, *places), canonical(y, o.axes), form.doubt)
+
+
+def _forms(row: Point, dtype: str, base: Rounding | None) -> Iterator[Form]:
+    """Yield other ways to write an operation; of a base whose products are known, those with other sums of them.
+
+    Sums that truncate are not those of a TPU.
+    """
+    for form in honest_forms(row, dtype):
+        if base is not None and form.doubt:
+            continue
+        known = form if base is None or form.dot is None else replace(form, dot=summed(base.dot, form.dot))
+        yield known
+
+
+def at(recorded: Recorded, policy: Policy, place: Place) -> Rounding:
+    """Return the roundings of a place under a policy, its products as the compiled program makes them."""
+    return of_policy(policy_at(recorded, policy, place), place.phase == "decode")
 
 
 def unrounded_inputs(
@@ -121,12 +141,12 @@ def unrounded_inputs(
     place = o.place
     decode = place.phase == "decode"
     device = device_kind(recorded.run.record.device)
-    base = of_policy(policy, decode)
     for j, producer in producers(recorded, model, o):
         point, dtype = producer.place.point, producer.stored.dtype.name
+        base, settled = at(recorded, policy, producer.place), chosen(recorded, policy, producer.place)
         for places in elisions(point, model.config, policy):
             unrounded = base.eliding((*places, producer.row.place))
-            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, device, decode)
+            made = on_single_rows(unrounded, producer.row, dtype, policy.scores, device, decode, settled)
             for how, y in zip(made, producer.evaluate(list(made.values())), strict=True):
                 kept = _kept(o, j, producer, y)
                 if kept is not None:
@@ -143,7 +163,7 @@ def chained_inputs(
     """
     if policy.excess_precision == "off":
         return
-    base = of_policy(policy, o.place.phase == "decode")
+    base = at(recorded, policy, o.place)
     vector = device_kind(recorded.run.record.device) == "tpu" and base.dot is not np.matmul
     for rounding in (base, replace(base, dot=np.matmul)) if vector else (base,):
         known = 1
@@ -162,7 +182,7 @@ def statistics_before(
 
     Seen in what libtpu compiles: the sum of squares is fused with the sum it is of, the product with the scale is not.
     """
-    base = of_policy(policy, o.place.phase == "decode")
+    base = at(recorded, policy, o.place)
     before = [(name, inputs) for name, inputs in unrounded_inputs(recorded, model, o, policy)]
     before += [(name, inputs) for _, name, inputs in chained_inputs(recorded, model, o, policy)]
     for name, inputs in before:

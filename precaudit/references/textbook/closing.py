@@ -20,12 +20,21 @@ from precaudit.references.textbook.operations import Operation
 LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element, whatever three realisations leave there
 
 
-def yardstick(o: Operation, model: Model, policy: Policy) -> Yardstick:
-    """Return the yardstick of an operation recorded under a policy."""
+def yardstick(o: Operation, model: Model, policy: Policy, settled: bool = False) -> Yardstick:
+    """Return the yardstick of an operation recorded under a policy; ``settled``: its products are known."""
     base = of_policy(policy, o.place.phase == "decode")
     members = honest(o, model, policy, base)
-    reference, *made = (canonical(y, o.axes) for y in o.evaluate([formula(policy), *members]))
-    return measure(o, model, policy, reference, made)
+    reference, rounded, *made = (canonical(y, o.axes) for y in o.evaluate([formula(policy), base, *members]))
+    return measure(o, model, policy, reference, made, rounded if settled and rounds_inputs(o, model) else None)
+
+
+def rounds_inputs(o: Operation, model: Model) -> bool:
+    """Whether all that narrow products of a float32 result round is recorded: then rounding it is no noise.
+
+    Attention rounds probabilities, and experts what they activate, of which float32 noise moves some across a tie.
+    """
+    made_inside = o.row.kind == "mix" or (o.row.with_experts is not None and model.config.sparse)
+    return o.stored.dtype == np.float32 and not made_inside
 
 
 def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[Rounding, ...]:
@@ -34,12 +43,18 @@ def honest(o: Operation, model: Model, policy: Policy, base: Rounding) -> tuple[
     return ensemble(o.place.point, model.config, policy, base, o.stored.dtype.name, few)
 
 
-def measure(o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array]) -> Yardstick:
-    """Return the yardstick from FP64 and what honest programs make of the operation, canonical."""
+def measure(
+    o: Operation, model: Model, policy: Policy, reference: Array, made: list[Array], centre: Array | None = None
+) -> Yardstick:  # fmt: skip
+    """Return the yardstick from FP64 and what honest programs make of the operation, canonical.
+
+    ``centre``: what they all round alike, from which they differ by noise alone; None: FP64.
+    """
     point, dtype = o.place.point, o.stored.dtype.name
     hidden = masked(point, o.positions, reference.shape[2], o.window)
     shown = reference if hidden is None else np.where(hidden, 0.0, reference)
-    deviations = [np.where(hidden, 0.0, y - reference) if hidden is not None else y - reference for y in made]
+    middle = reference if centre is None else centre
+    deviations = [np.where(hidden, 0.0, y - middle) if hidden is not None else y - middle for y in made]
     shares = weights(len(deviations), dtype)
     noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)

@@ -29,9 +29,10 @@ from precaudit.records import ErrorRecord, device_kind, number
 from precaudit.references.attribution import CLEARLY
 from precaudit.references.closing import Residue, Yardstick
 from precaudit.references.textbook.alternatives import Alternative, Alternatives
-from precaudit.references.textbook.closing import honest, measure
+from precaudit.references.textbook.closing import honest, measure, rounds_inputs
 from precaudit.references.textbook.inheritance import from_between
 from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.references.textbook.units import chosen, factors, policy_at, undecided
 from precaudit.runs.recorded import Recorded, Rows
 
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
@@ -44,16 +45,16 @@ class Emulations:
     policy: Policy
     accum: tuple[str, ...]
 
-    def of(self, o: Operation, model: Model, device: str) -> dict[str, Rounding]:
+    def of(self, o: Operation, model: Model, device: str, settled: bool) -> dict[str, Rounding]:
         """Return {name: rounding}: FP64, the policy with each set of elided places, accumulations alone.
 
-        The policy in the textbook's way, then as ``device`` makes single rows.
+        The policy in the textbook's way, then as ``device`` makes single rows; ``settled``: its products are known.
         """
         point, decode = o.place.point, o.place.phase == "decode"
         base = of_policy(self.policy, decode)
         found = {"fp64": FP64}
         dtype = o.stored.dtype.name
-        for how, r in on_single_rows(base, o.row, dtype, self.policy.scores, device, decode).items():
+        for how, r in on_single_rows(base, o.row, dtype, self.policy.scores, device, decode, settled).items():
             for places in elisions(point, model.config, self.policy):
                 found["|".join(("policy", *places, *how))] = r.eliding(places)
         if o.row.sums:
@@ -128,16 +129,20 @@ def local_errors(
         if not weights and POINTS[point].tensors:
             yield from _unknown(part, place, run, "weights")
             continue
-        if missing := not_emulated(emulations.policy, point, decode, device_kind(recorded.run.record.device)):
+        declared = emulations.policy
+        missing = not_emulated(declared, point, decode, device_kind(recorded.run.record.device))
+        if missing or (missing := undecided(recorded, declared, place)):
             yield from _unknown(part, place, run, f"no emulation of {missing}")
             continue
         operation = prepare(recorded, model, place, part)
         if operation is None:
             yield from _unknown(part, place, run, "inputs were not recorded")
         else:
-            others = Alternatives(recorded, model, operation, emulations.policy)
-            made = _emulate(operation, emulations, model, others, device_kind(recorded.run.record.device))
-            yield from _records(recorded, operation, made, others, of_policy(emulations.policy, decode))
+            here = replace(emulations, policy=policy_at(recorded, declared, place))
+            others = Alternatives(recorded, model, operation, declared)
+            device, settled = device_kind(recorded.run.record.device), chosen(recorded, declared, place)
+            made = _emulate(operation, here, model, others, device, settled)
+            yield from _records(recorded, operation, made, others, of_policy(here.policy, decode))
 
 
 def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str | None:
@@ -150,14 +155,11 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
         return f"{row.arithmetic} = {key}"
     if "mlp" in row.inner and policy.mlp not in ("float32", policy.activations):
         return f"mlp = {policy.mlp}"
-    factors = tuple(getattr(policy, key) for key in row.operands)
-    if decode and policy.decode_attention == "float32" and row.reads_keys:
-        factors = ("float32",)
     integers = (row.projects and row.only != "sparse") or (row.kind == "head" and policy.embeddings == "as-weights")
     if device != "cpu" and policy.weights in INTEGERS and integers:
         return f"weights = {policy.weights} on {device or 'an unknown device'}"
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
-    if row.sums and "float32" in factors and not exact:
+    if row.sums and "float32" in factors(policy, row, decode) and not exact:
         return f"float32 products at matmul = {policy.matmul} on {device or 'an unknown device'}"
     return None
 
@@ -167,10 +169,12 @@ def _unknown(part: Rows, place: Place, run: str, why: str) -> Iterator[ErrorReco
         yield place._replace(step=step).record("local", run, "fp64", unknown=why)
 
 
-def _emulate(o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str) -> Emulated:
+def _emulate(
+    o: Operation, emulations: Emulations, model: Model, others: Alternatives, device: str, settled: bool
+) -> Emulated:  # fmt: skip
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
-    roundings = emulations.of(o, model, device)
+    roundings = emulations.of(o, model, device, settled)
     alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
     first = {name: r for name, r in roundings.items() if name not in alone}
     members = honest(o, model, policy, of_policy(policy, o.place.phase == "decode"))
@@ -183,7 +187,8 @@ def _emulate(o: Operation, emulations: Emulations, model: Model, others: Alterna
     made = [*(arrays[p] for p in policies[:shared]), *every[len(first) :]]
     centre = formula(policy)
     meant = arrays["fp64"] if centre == FP64 else canonical(o.evaluate([centre])[0], axes)
-    yard = measure(o, model, policy, meant, made)
+    known = settled and rounds_inputs(o, model)
+    yard = measure(o, model, policy, meant, made, arrays[policies[0]] if known else None)
     wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
     label = f"policy:{policy.name}"

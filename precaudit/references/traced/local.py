@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
@@ -18,6 +18,7 @@ from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.references.closing import Yardstick
 from precaudit.references.traced.forward import effort
+from precaudit.references.traced.units import Units
 from precaudit.runs.programs import (
     CARRIED,
     EQUATIONS,
@@ -48,10 +49,11 @@ HONEST = {
     INSIDE: Realisation("all"),
 }
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
-# What a TPU's units do to products: of a segment it is not known which of them multiplies.
-UNITS: dict[Literal["matrix", "vector"], str] = {
-    "matrix": "products in bfloat16 passes", "vector": "products of rounded terms",
-}  # fmt: skip
+# What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
+TERMS = "products of rounded terms"
+# Its arithmetic is float32 inside fusions, and what they hand on is stored
+UNSHARED = ("results that few read",)
+OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 DRAWS = (
     Realisation(seed=1, sums="single"),
     Realisation(seed=2, sums="reversed"),
@@ -68,26 +70,33 @@ class Segments:
     """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
 
     ``moved``: what drawn realisations differ by from the equations' where both read narrow inputs unrounded, as each
-    makes them: a float32 result then has the noise of its inputs, too.
+    makes them: a float32 result then has the noise of its inputs, too. ``open``: what is not a number where FP64 is
+    one comes from a product that is not known.
     """
 
     exact: dict[str, Array]
     honest: dict[tuple[str, ...], dict[str, Array]]
     drawn: tuple[dict[str, Array], ...]
     moved: tuple[dict[str, Array], ...] = ()
+    open: bool = False
 
 
 class Emulations:
     """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations.
 
-    ``tpu``: every way is tried with products as each of a TPU's units makes them, too.
+    ``units``: how a TPU makes products, None of other devices; where its vector unit makes some, every way is tried
+    with their terms rounded, too.
     """
 
-    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, tpu: bool = False) -> None:
+    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
-        if tpu:
-            ways |= {(UNITS[unit], *name): replace(how, unit=unit) for unit in UNITS for name, how in ways.items()}
-        self.first = {name for name in ways if _declared(name) in ((*FIRST, INSIDE) if tpu else FIRST)}
+        self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
+        if units is not None:
+            ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
+            if units.vector:
+                ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
+        tried = FIRST if units is None else (*FIRST, INSIDE, UNSHARED)
+        self.first = {name for name in ways if _declared(name) in tried}
         options = effort(made)
         self.layers, self.states = (
             layers,
@@ -114,27 +123,32 @@ class Emulations:
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
-                first = {name: f(taps, *args) for name, f in self.honest.items() if name in self.first}
+                read = _lifted(taps)
+                exact, drawn = _host(self.exact(read, *args)), tuple(_rounded(f(read, *args)) for f in self.drawn)
+                first = {name: f(read, *args) for name, f in self.honest.items() if name in self.first}
                 honest = {name: _rounded(made) for name, made in first.items()}
-                found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
+                made = Segments(exact, honest, drawn, open=self.open)
+                found = _each(opened, case, call, taps, made, every)
                 for more in (_unrounded, _others, _partly):
                     left = {e.point for e in found if not closes(e)}
                     if not left:
                         break
                     honest |= more(self.honest, first, taps, args, left)
-                    open_ = [i for i, e in enumerate(found) if not closes(e)]
-                    made = _each(opened, case, call, taps, Segments(exact, honest, drawn), [every[i] for i in open_])
-                    for i, e in zip(open_, made, strict=True):
-                        found[i] = e
-                open_ = [i for i, e in enumerate(found) if not closes(e)]
-                moved = self._moved(honest, taps, args, {found[i].point for i in open_})
-                made = _each(opened, case, call, taps, Segments(exact, honest, drawn, moved), [every[i] for i in open_])
-                for i, e in zip(open_, made, strict=True):
-                    found[i] = e
+                    self._again(found, opened, case, call, taps, made, every)
+                moved = self._moved(honest, taps, args, {e.point for e in found if not closes(e)})
+                self._again(found, opened, case, call, taps, replace(made, moved=moved), every)
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+    def _again(
+        self, found: list[ErrorRecord], opened: Opened, case: str, call: int, taps: dict[str, Array], made: Segments,
+        every: Sequence[tuple[ProgramPoint, int | None]],
+    ) -> None:  # fmt: skip
+        """Replace the records of a call that do not close by those of what is made by now."""
+        open_ = [i for i, e in enumerate(found) if not closes(e)]
+        for i, e in zip(open_, _each(opened, case, call, taps, made, [every[i] for i in open_]), strict=True):
+            found[i] = e
 
     def _moved(
         self, honest: Mapping[tuple[str, ...], dict[str, Array]], taps: dict[str, Array], args: tuple[Any, ...],
@@ -143,7 +157,7 @@ class Emulations:
         """Return Segments' ``moved`` of ``points``; nothing where they close."""
         found = []
         for f in self.drawn if points else ():
-            read = _read_unrounded(f(taps, *args), taps)
+            read = _read_unrounded(f(_lifted(taps), *args), taps)
             made = _of(points, f(read, *args))
             found.append({name: x - honest[(INPUTS,)][name] for name, x in made.items()})
         return tuple(found)
@@ -157,7 +171,7 @@ class Emulations:
 
 def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
     """Return a way's name without how products are made."""
-    return name[1:] if name and name[0] in UNITS.values() else name
+    return name[1:] if name[:1] == (TERMS,) else name
 
 
 def _each(
@@ -197,9 +211,15 @@ def _unrounded(
     return found
 
 
+def _lifted(taps: Mapping[str, Array]) -> dict[str, Array]:
+    """Return recorded values, floats in FP64, so that an emulation is compiled once whichever of them it reads."""
+    return {k: x if x.dtype.kind in "biu" else widen(x) for k, x in taps.items()}
+
+
 def _read_unrounded(made: Made, taps: dict[str, Array]) -> dict[str, Array]:
-    """Return recorded values with the narrow ones as ``made`` has them before they are rounded."""
-    return {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
+    """Return recorded values, lifted, with the narrow ones as ``made`` has them before they are rounded."""
+    narrow = {k for k, x in taps.items() if k in made and x.dtype.itemsize < 4}
+    return {k: np.asarray(made[k][1]) if k in narrow else x for k, x in _lifted(taps).items()}
 
 
 def _others(
@@ -207,7 +227,8 @@ def _others(
     points: Collection[str],
 ) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
     """Return what the other emulations make of ``points``."""
-    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in first}
+    read = _lifted(taps)
+    return {name: _of(points, f(read, *args)) for name, f in emulations.items() if name not in first}
 
 
 def _partly(
@@ -218,13 +239,13 @@ def _partly(
 
     Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
     """
-    made = first[()]
+    made, lifted = first[()], _lifted(taps)
     narrow = [k for k, x in taps.items() if k in made and x.dtype.itemsize < 4]
     found = {}
     for bit in range(max(len(narrow) - 1, 1).bit_length()):
         for value in (0, 1):
             some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
-            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
+            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in lifted.items()}
             for name, emulation in emulations.items():
                 found[(*name, SOME, f"{bit}.{value}")] = _of(points, emulation(read, *args))
     return found
@@ -273,6 +294,8 @@ def _record(
     honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
     drawn = [step(values[p.name]) for values in made.drawn]
     moved = [step(values[p.name]) for values in made.moved if p.name in values]
+    if made.open and np.isnan(honest[()][np.isfinite(step(made.exact[p.name]))]).any():
+        return record_of(opened, case, call, p, layer, unknown=OPEN)
     numbers = _numbers(step(whole), step(made.exact[p.name]), honest, drawn, moved)
     return record_of(opened, case, call, p, layer, **numbers)
 

@@ -9,9 +9,10 @@ from precaudit.arrays import Array
 from precaudit.places import Place
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
-from precaudit.records import ErrorRecord, device_kind
+from precaudit.records import ErrorRecord
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
 from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
+from precaudit.references.traced.units import units_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
 from precaudit.transforms import CannotLift
 from precaudit.transforms.tag import Tagged
@@ -29,8 +30,9 @@ class Traced:
 
     def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
         self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
-        tpu = device_kind(opened.record.device) == "tpu"
-        self.segments, self.chains = Emulations(made, opened.record.layers, tpu), Chains(program, made, tpu)
+        units = units_of(opened.record)
+        self.segments = Emulations(made, opened.record.layers, units)
+        self.chains = Chains(program, made, units is not None)
         self.exact: list[dict[str, Array]] = []
         self._call: tuple[str, int] | None = None
         self._locals: dict[tuple[int | None, str], ErrorRecord] = {}

@@ -1,0 +1,78 @@
+"""Which unit of a TPU makes a place's float32 products, and in how many passes, as the run's compiled program says."""
+
+from dataclasses import replace
+
+from precaudit.graphs.decoder import POINTS, parts_of
+from precaudit.graphs.point import Point
+from precaudit.numpy_decoder.passes import PRESETS
+from precaudit.places import Place
+from precaudit.policies import Policy
+from precaudit.records import FROM_JAXPR, Way, device_kind
+from precaudit.runs.compiled import ways_of
+from precaudit.runs.recorded import Recorded
+
+SETTINGS: dict[Way, str] = {
+    "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "BF16_BF16_F32_X6", "float32": "F32_F32_F32",
+    "float32, both operands bfloat16": "BF16_BF16_F32",
+}  # fmt: skip
+MOST = 6  # passes, of which a float32 product is as good as one of the vector unit
+
+
+def factors(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
+    """Return the formats of what an operation multiplies, as a policy has them."""
+    if decode and policy.decode_attention == "float32" and row.reads_keys:
+        return ("float32",)
+    return tuple(getattr(policy, key) for key in row.operands)
+
+
+def chosen(recorded: Recorded, policy: Policy, place: Place) -> bool:
+    """Whether a place's products are such as a TPU's compiler chooses the precision of: float32, below six passes.
+
+    ``policy``: as its device makes it (``policies.on_device``).
+    """
+    device, row = recorded.run.record.device, POINTS[place.point]
+    if device_kind(device) != "tpu" or device.endswith(FROM_JAXPR) or not row.sums:
+        return False
+    few = policy.matmul in PRESETS and PRESETS[policy.matmul][0] < MOST
+    return few and "float32" in factors(policy, row, place.phase == "decode")
+
+
+def undecided(recorded: Recorded, policy: Policy, place: Place) -> str | None:
+    """Return why it is not known how a place's products were made; None where it is, or where it changes nothing."""
+    if not chosen(recorded, policy, place):
+        return None
+    found = _ways(recorded, policy, place)
+    if not found:
+        return "products whose unit and passes the run does not hold: the compiled program was not read there"
+    if len(found) > 1 or not found <= SETTINGS.keys():
+        return f"products that the compiled program makes in several ways: {', '.join(sorted(found))}"
+    return None
+
+
+def policy_at(recorded: Recorded, policy: Policy, place: Place) -> Policy:
+    """Return a policy with ``matmul`` as the compiled program makes a place's products.
+
+    The policy itself where that is open, or is less than the policy asks for: a program that makes fewer passes is not
+    excused by having been compiled so.
+    """
+    if not chosen(recorded, policy, place) or undecided(recorded, policy, place) is not None:
+        return policy
+    (way,) = _ways(recorded, policy, place)
+    made = SETTINGS[way]
+    less = made in PRESETS and PRESETS[made][0] < PRESETS[policy.matmul][0]
+    return policy if less else replace(policy, matmul=made)
+
+
+def _ways(recorded: Recorded, policy: Policy, place: Place) -> frozenset[Way]:
+    """Return the ways of all products inside a place's operation; none where that of any is not known.
+
+    One operand that the policy itself holds in a narrower format is no rounding.
+    """
+    row = POINTS[place.point]
+    inner = [name for name in parts_of(place.point) if POINTS[name].sums]
+    found = [ways_of(recorded, place.prompt, place.phase, name) for name in (place.point, *inner)]
+    if policy.attention != "naive" and row.kind == "mix":
+        found = found[:1]  # one kernel makes both products, under its own name
+    narrow = set(factors(policy, row, place.phase == "decode")) != {"float32"}
+    named: dict[Way, Way] = {"float32, one operand bfloat16": "float32"} if narrow else {}
+    return frozenset(named.get(way, way) for ways in found for way in ways) if all(found) else frozenset()
