@@ -1,6 +1,6 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -18,10 +18,22 @@ from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
 from precaudit.references.closing import Yardstick
 from precaudit.references.traced.forward import effort
+from precaudit.references.traced.remade import (
+    DRAWS,
+    FIRST,
+    HONEST,
+    INPUTS,
+    INSIDE,
+    NARROW,
+    SOME,
+    UNITS,
+    Remade,
+    Tapped,
+)
+from precaudit.references.traced.unrounded import Unrounded
 from precaudit.runs.programs import (
     CARRIED,
     EQUATIONS,
-    OWN_SUMS,
     Opened,
     ProgramPoint,
     ProgramRun,
@@ -31,36 +43,9 @@ from precaudit.runs.programs import (
 )
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms import CannotLift
-from precaudit.transforms.emulate import Realisation, emulated, exactly, sums_narrow
+from precaudit.transforms.emulate import exactly, sums_narrow
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged
-
-# How the equations may round, the best kept; and realisations more, of which noise is made.
-INSIDE = ("results inside",)
-CONVERTED = ("results converted to a wider format",)
-INPUTS, SOME = "inputs", "some inputs"  # read as they were before they were rounded
-# What is tried of every segment; the others of those that these leave open.
-FIRST: tuple[tuple[str, ...], ...] = ((), CONVERTED)
-HONEST = {
-    (): Realisation(),
-    CONVERTED: Realisation("converted"),
-    ("functions in one step",): Realisation("converted", expanded=False),
-    INSIDE: Realisation("all"),
-}
-NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
-# What a TPU's units do to products: of a segment it is not known which of them multiplies.
-UNITS: dict[Literal["matrix", "vector"], str] = {
-    "matrix": "products in bfloat16 passes", "vector": "products of rounded terms",
-}  # fmt: skip
-DRAWS = (
-    Realisation(seed=1, sums="single"),
-    Realisation(seed=2, sums="reversed"),
-    Realisation("converted", seed=3, sums="single"),
-)
-
-
-Made = dict[str, tuple[Any, Any]]  # what an emulation makes of each tap: rounded, and before
-Ways = Mapping[tuple[str, ...], Callable[..., Made]]
 
 
 @dataclass(frozen=True)
@@ -88,18 +73,12 @@ class Emulations:
         if tpu:
             ways |= {(UNITS[unit], *name): replace(how, unit=unit) for unit in UNITS for name, how in ways.items()}
         self.first = {name for name in ways if _declared(name) in ((*FIRST, INSIDE) if tpu else FIRST)}
-        options = effort(made)
-        self.layers, self.states = (
-            layers,
-            {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked},
-        )
+        self.tapped, self.layers = Tapped(made, layers), layers
+        self.states = {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked}
         with jax.enable_x64(True):
-            self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=options)
-            self.honest = {
-                name: jax.jit(emulated(made.call, how, steps=layers), compiler_options=options)
-                for name, how in ways.items()
-            }
-            self.drawn = [jax.jit(emulated(made.call, how, steps=layers), compiler_options=options) for how in DRAWS]
+            self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
+            self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
+            self.drawn = [Remade(self.tapped, how) for how in DRAWS]
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -114,39 +93,29 @@ class Emulations:
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                exact, drawn = _host(self.exact(taps, *args)), tuple(_rounded(f(taps, *args)) for f in self.drawn)
-                first = {name: f(taps, *args) for name, f in self.honest.items() if name in self.first}
-                honest = {name: _rounded(made) for name, made in first.items()}
+                exact = _host(self.exact(taps, *args))
+                drawn = tuple(_host(way.rounded(taps, args)) for way in self.drawn)
+                honest = {n: _host(way.rounded(taps, args)) for n, way in self.honest.items() if n in self.first}
                 found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
-                for more in (_unrounded, _others, _partly):
-                    left = {e.point for e in found if not closes(e)}
-                    if not left:
-                        break
-                    honest |= more(self.honest, first, taps, args, left)
+
+                def again(moved: tuple[dict[str, Array], ...] = ()) -> None:
                     open_ = [i for i, e in enumerate(found) if not closes(e)]
-                    made = _each(opened, case, call, taps, Segments(exact, honest, drawn), [every[i] for i in open_])
-                    for i, e in zip(open_, made, strict=True):
+                    made = Segments(exact, honest, drawn, moved)
+                    for i, e in zip(
+                        open_, _each(opened, case, call, taps, made, [every[i] for i in open_]), strict=True
+                    ):
                         found[i] = e
-                open_ = [i for i, e in enumerate(found) if not closes(e)]
-                moved = self._moved(honest, taps, args, {found[i].point for i in open_})
-                made = _each(opened, case, call, taps, Segments(exact, honest, drawn, moved), [every[i] for i in open_])
-                for i, e in zip(open_, made, strict=True):
-                    found[i] = e
+
+                more = Unrounded(self.tapped, self.honest, self.first, taps, args)
+                for others in (more.all_inputs, more.other_ways, more.some_inputs):
+                    if left := _left(found):
+                        honest |= others(left)
+                        again()
+                if left := _left(found):
+                    again(more.moved(self.drawn, left, honest[(INPUTS,)]))
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
-
-    def _moved(
-        self, honest: Mapping[tuple[str, ...], dict[str, Array]], taps: dict[str, Array], args: tuple[Any, ...],
-        points: Collection[str],
-    ) -> tuple[dict[str, Array], ...]:  # fmt: skip
-        """Return Segments' ``moved`` of ``points``; nothing where they close."""
-        found = []
-        for f in self.drawn if points else ():
-            read = _read_unrounded(f(taps, *args), taps)
-            made = _of(points, f(read, *args))
-            found.append({name: x - honest[(INPUTS,)][name] for name, x in made.items()})
-        return tuple(found)
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""
@@ -175,63 +144,13 @@ def closes(e: ErrorRecord) -> bool:
     return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
 
 
+def _left(found: Sequence[ErrorRecord]) -> list[str]:
+    """Return the points of records that do not close, each once."""
+    return list(dict.fromkeys(e.point for e in found if not closes(e)))
+
+
 def _host(values: dict[str, Any]) -> dict[str, Array]:
     return {name: np.asarray(x) for name, x in values.items()}
-
-
-def _rounded(values: Made) -> dict[str, Array]:
-    return {name: np.asarray(x) for name, (x, _) in values.items()}
-
-
-def _unrounded(
-    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
-    points: Collection[str],
-) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
-    """Return what the first emulations make of ``points`` from narrow inputs as they were before they were rounded.
-
-    A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
-    """
-    found = {}
-    for name, made in first.items():
-        found[(*name, INPUTS)] = _of(points, emulations[name](_read_unrounded(made, taps), *args))
-    return found
-
-
-def _read_unrounded(made: Made, taps: dict[str, Array]) -> dict[str, Array]:
-    """Return recorded values with the narrow ones as ``made`` has them before they are rounded."""
-    return {k: np.asarray(made[k][1]) if k in made and x.dtype.itemsize < 4 else x for k, x in taps.items()}
-
-
-def _others(
-    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
-    points: Collection[str],
-) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
-    """Return what the other emulations make of ``points``."""
-    return {name: _of(points, f(taps, *args)) for name, f in emulations.items() if name not in first}
-
-
-def _partly(
-    emulations: Ways, first: Mapping[tuple[str, ...], Made], taps: dict[str, Array], args: tuple[Any, ...],
-    points: Collection[str],
-) -> dict[tuple[str, ...], dict[str, Array]]:  # fmt: skip
-    """Return what each emulation makes of ``points`` with some narrow inputs read unrounded, the others as recorded.
-
-    Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the other.
-    """
-    made = first[()]
-    narrow = [k for k, x in taps.items() if k in made and x.dtype.itemsize < 4]
-    found = {}
-    for bit in range(max(len(narrow) - 1, 1).bit_length()):
-        for value in (0, 1):
-            some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
-            read = {k: np.asarray(made[k][1]) if k in some else x for k, x in taps.items()}
-            for name, emulation in emulations.items():
-                found[(*name, SOME, f"{bit}.{value}")] = _of(points, emulation(read, *args))
-    return found
-
-
-def _of(points: Collection[str], made: Made) -> dict[str, Array]:
-    return _rounded({name: made[name] for name in points if name in made})
 
 
 def lacks_of(
