@@ -12,7 +12,7 @@ from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
-from precaudit.metrics.residue import Noise
+from precaudit.metrics.residue import Noise, finite
 from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
@@ -208,24 +208,22 @@ def _numbers(
     if not wide:
         members = [*emulations.values(), *members]
     u = FORMATS[dtype].unit_roundoff
-    clean = np.nan_to_num(candidate, nan=0.0, posinf=0.0, neginf=0.0)
-    best = min(
-        emulations, key=lambda name: norm(clean - np.nan_to_num(emulations[name], nan=0.0, posinf=0.0, neginf=0.0))
-    )
-    deviations = [y - reference for y in members]
+    clean = finite(candidate)
+    best = min(emulations, key=lambda name: norm(clean - finite(emulations[name])))
+    around: Array | None = reference
     if wide and moved and {INPUTS, SOME} & set(best):
-        deviations = [canonical(y, "TD") for y in moved]
-    shown = np.where(np.isfinite(reference), reference, 0.0)
-    noise = Noise.pooled(deviations, shown, u, RECIPROCAL if wide else 0.0)
+        members, around = [canonical(y, "TD") for y in moved], None
+    shown = finite(reference)
+    noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
     # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
     floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
-    allowed = half_ulp(reference, dtype) + np.hypot(np.sqrt(noise.power), floor)
+    allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed)
     residue = yard.residue(emulations[best])
     found = sizes(stored, reference, "TD", rows)
     for name, scope in residue.scopes.items():
         found["scopes"].setdefault(name, {}).update(scope)
-    error = norm(np.where(np.isfinite(candidate - reference), candidate - reference, 0.0))
+    error = norm(finite(candidate - reference))
     share = explained(clean, norm(clean - shown), emulations[best])
     found |= {
         "explained": {EQUATIONS: number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
