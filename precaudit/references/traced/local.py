@@ -29,6 +29,7 @@ from precaudit.references.traced.remade import (
     UNITS,
     Remade,
     Tapped,
+    once,
 )
 from precaudit.references.traced.unrounded import Unrounded
 from precaudit.runs.programs import (
@@ -79,6 +80,8 @@ class Emulations:
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
             self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
             self.drawn = [Remade(self.tapped, how) for how in DRAWS]
+            first = [how for name, how in ways.items() if name in self.first]
+            self.together = jax.jit(once(self.tapped, [*DRAWS, *first]), compiler_options=effort(made))
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -93,9 +96,7 @@ class Emulations:
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                exact = _host(self.exact(taps, *args))
-                drawn = tuple(_host(way.rounded(taps, args)) for way in self.drawn)
-                honest = {n: _host(way.rounded(taps, args)) for n, way in self.honest.items() if n in self.first}
+                exact, drawn, honest = self._made(taps, args)
                 found = _each(opened, case, call, taps, Segments(exact, honest, drawn), every)
 
                 def again(moved: tuple[dict[str, Array], ...] = ()) -> None:
@@ -116,6 +117,19 @@ class Emulations:
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+
+    def _made(
+        self, taps: dict[str, Array], args: tuple[Any, ...]
+    ) -> tuple[dict[str, Array], tuple[dict[str, Array], ...], dict[tuple[str, ...], dict[str, Array]]]:
+        """Return all segments in FP64, as drawn realisations, and in the first ways."""
+        names = [name for name in self.honest if name in self.first]
+        if self.tapped.small:
+            ways = [*self.drawn, *(self.honest[name] for name in names)]
+            exact, *rounded = _host(self.exact(taps, *args)), *(_host(way.rounded(taps, args)) for way in ways)
+        else:
+            exact, *rounded = (_host(each) for each in self.together(taps, *args))
+        n = len(self.drawn)
+        return exact, tuple(rounded[:n]), dict(zip(names, rounded[n:], strict=True))
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""

@@ -1,6 +1,6 @@
 """A program's segments made again under one realisation of its rounding: all of them, or those of some points (JAX)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -9,11 +9,13 @@ import jax
 from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
-from precaudit.transforms.emulate import Realisation, emulated, float_bits
+from precaudit.transforms.emulate import Emulated, Realisation, emulated, float_bits
+from precaudit.transforms.plant import Planted
 from precaudit.transforms.reads import reads
 from precaudit.transforms.shadow import traced
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged
+from precaudit.transforms.together import Interpreter, together
 
 # How the equations may round, the best kept; and realisations more, of which noise is made.
 INSIDE = ("results inside",)
@@ -104,6 +106,23 @@ class Remade:
 
     def _of(self, name: str, values: Values, *args: Any) -> tuple[Any, Any]:
         return self.function(values, *args)[name]
+
+
+def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict[str, Any]]]:
+    """Return ``g(values, *args)``: every segment in FP64 and, rounded, under each realisation, equal products once."""
+    interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
+    interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
+    function = together(tapped.made.call, interpreters, tapped.steps)
+
+    def made(values: Values, *args: Any) -> list[dict[str, Any]]:
+        exact, *rounded = _apart(function(values, *args), len(interpreters))
+        return [exact, *({name: x for name, (x, _) in each.items()} for each in rounded)]
+
+    return made
+
+
+def _apart(told: dict[str, tuple[Any, ...]], n: int) -> list[dict[str, Any]]:
+    return [{name: each[i] for name, each in told.items()} for i in range(n)]
 
 
 def _wide(taps: Values, names: Collection[str]) -> Values:
