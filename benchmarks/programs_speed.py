@@ -140,7 +140,7 @@ def memory(program: Program) -> float:
 def main() -> int:
     """Print the lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--times", type=int, default=3)
     args = parser.parse_args()
     try:
