@@ -8,6 +8,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from precaudit.errors import UserError
 from precaudit.programs.own import prefill_of
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
+from precaudit.references.traced import local
 from precaudit.references.traced.local import Emulations
+from precaudit.references.traced.unrounded import Unrounded
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly
@@ -60,14 +63,54 @@ def speeds(program: Program, times: int) -> None:
     line("capture of one layer's points / bare", held / plain, CAPTURE, f"{held:.2f} s : {plain:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
         opened = trace(program, Path(folder) / "run")
-        taps, segments, took = opened.tensors("a", 0, "taps"), Emulations(made), []
-        for _ in range(2):
-            began = time.perf_counter()
+        taps, segments = opened.tensors("a", 0, "taps"), Emulations(made)
+
+        def checked() -> None:
             segments.records(opened, "a", 0, taps, (program.params, *inputs))
-            took.append(time.perf_counter() - began)
-    line(
-        "local check of all points / bare", took[-1] / plain, CHECK, f"{took[-1]:.1f} s, {took[0]:.1f} s with compiling"
-    )
+
+        first = clocks(checked)
+        stages = Stages(segments)
+        pairs = [(clocks(lambda: bare(program.params, *inputs)), clocks(checked)) for _ in range(times)]
+    ratio, cpu = (median(made[i] / ran[i] for ran, made in pairs) for i in (0, 1))
+    forward, check = ([median(x[i] for x in each) for i in (0, 1)] for each in zip(*pairs, strict=True))
+    line("local check of all points / bare", ratio, CHECK, f"{check[0]:.1f} s : {forward[0]:.2f} s, interleaved")
+    line("the same, in seconds of all cores", cpu, None, f"{check[1]:.1f} s : {forward[1]:.2f} s, {times} pairs")
+    print(f"{first[0]:.1f} s with compiling, of all cores {first[1]:.1f} s")
+    stages.show(times)
+
+
+def clocks(run: Callable[[], Any]) -> tuple[float, float]:
+    """Return the seconds that a run takes, by the clock and of all cores."""
+    began = time.perf_counter(), time.process_time()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began[0], time.process_time() - began[1]
+
+
+class Stages:
+    """Where a local check's time goes: seconds of all cores, by what is made."""
+
+    def __init__(self, segments: Emulations) -> None:
+        self.took: dict[str, float] = defaultdict(float)
+        segments.together = self.timed("all segments: FP64, two ways, three draws", segments.together)
+        for name in ("all_inputs", "other_ways", "some_inputs", "moved"):
+            setattr(Unrounded, name, self.timed("segments that are open, again", getattr(Unrounded, name)))
+        setattr(local, "_each", self.timed("records out of them", local._each))  # noqa: B010
+
+    def timed(self, told: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that counts what it takes."""
+
+        def run(*args: Any) -> Any:
+            began = time.process_time()
+            made = jax.block_until_ready(function(*args))
+            self.took[told] += time.process_time() - began
+            return made
+
+        return run
+
+    def show(self, times: int) -> None:
+        """Print what each stage takes of one check."""
+        for told, took in sorted(self.took.items(), key=lambda x: -x[1]):
+            print(f"    {told:<40} {took / times:8.2f} s")
 
 
 def scanned(layers: int) -> Program:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
+from precaudit.references.traced.remade import Tapped, once
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, sums_narrow, whole
 from precaudit.transforms.labels import assigned
@@ -137,6 +138,42 @@ def test_every_bfloat16_segment_is_made_again_bit_for_bit():
     assert left == dict.fromkeys(narrow, 0.0)
     errors = {k: np.abs(v - exact[k]).max() for k, v in narrow.items()}
     assert all(e > 0 for e in errors.values())
+
+
+@pytest.mark.parametrize("program", [lambda w, t: scanned(w, t), lambda w, t: jax.checkpoint(scanned)(w, t)])
+def test_interpreters_in_step_make_what_each_makes_alone(program):
+    hows = (
+        Realisation(),
+        Realisation("converted"),
+        Realisation(seed=1, sums="single"),
+        Realisation(seed=2, sums="reversed"),
+    )
+    taps, (exact, *rounded) = segments(program, *hows)
+    made = tagged(program, WEIGHTS, TOKENS)
+    with jax.enable_x64(True):
+        together = [
+            {k: np.asarray(x) for k, x in each.items()}
+            for each in jax.jit(once(Tapped(made, None), hows))(taps, WEIGHTS, TOKENS)
+        ]
+    assert [set(each) for each in together] == [set(exact)] * 5
+    for k in exact:
+        np.testing.assert_allclose(together[0][k], exact[k], rtol=1e-13, atol=1e-13)
+        for mine, alone in zip(together[1:], rounded, strict=True):
+            assert np.array_equal(mine[k], alone[k]), k
+
+
+def test_what_interpreters_make_alike_is_one_product():
+    """In FP64 and as the equations round a product of recorded values is the same: no more than in FP64 alone."""
+    made = tagged(scanned, WEIGHTS, TOKENS)
+    taps = {k: np.asarray(v) for k, v in jax.jit(reap(made.call))(WEIGHTS, TOKENS)[1].items()}
+
+    def products(function):
+        return jax.jit(function).lower(taps, WEIGHTS, TOKENS).compile().as_text().count(" dot(")
+
+    with jax.enable_x64(True):
+        alone = products(exactly(made.call))
+        assert alone >= 9
+        assert products(once(Tapped(made, None), (Realisation(), Realisation("converted")))) == alone
 
 
 def test_a_fault_inside_a_segment_is_in_no_emulation(monkeypatch):

@@ -20,7 +20,7 @@ from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
 from precaudit.limits import Limit, default_limits, quantile
 from precaudit.metrics.logits import expected_kl, kl, log_softmax
-from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.metrics.residue import Noise, Sums, excesses, signed
 from precaudit.metrics.sizes import half_ulp
 from precaudit.numpy_decoder.ensemble import ensemble
 from precaudit.numpy_decoder.honest import truncated
@@ -392,11 +392,11 @@ def test_honest_noise_of_any_number_of_elements_stays_within(n):
     u = 2.0**-9 / 3**0.5
     left, *others = (u * r * draw.uniform(-1.0, 1.0, shape) * 3**0.5 for _ in range(4))
     noise = Noise.pooled(others, r, 2.0**-9)
-    whole, worst, slices = excesses(left, noise, r, np.arange(shape[0]), "TD")
+    whole, worst, slices = excesses(Sums.of(left, noise, r), noise, np.arange(shape[0]), "TD")
     assert whole <= limits.tensor.at(1)
     for scope, (found, _) in worst.items():
         assert found <= getattr(limits, scope).at(slices[scope]), scope
-    tensor, _ = signed(left, noise, r, False)
+    tensor, _ = signed(Sums.of(left, noise, r), noise, False)
     for name in ("gain", "mean"):
         assert abs(tensor[name].value) <= getattr(limits, name).at(1) * tensor[name].noise * 3
 
@@ -407,7 +407,7 @@ def test_equal_tokens_round_alike_and_their_noise_adds_up():
     r = np.repeat(one, 400, axis=0)
     errors = [np.repeat(1e-3 * draw.standard_normal((1, 1, 64)), 400, axis=0) for _ in range(4)]
     noise = Noise.pooled(errors[1:], r, 2.0**-9)
-    tensor, _ = signed(errors[0], noise, r, False)
+    tensor, _ = signed(Sums.of(errors[0], noise, r), noise, False)
     assert abs(tensor["gain"].value) < 4 * tensor["gain"].noise
 
 
@@ -480,7 +480,7 @@ def test_the_noise_of_few_results_is_of_many_orders(few):
         lanes = np.cumsum((a * b.T).astype(np.float32).reshape(2, 4), axis=1, dtype=np.float32)[:, -1]
         made = np.float64(lanes[0] + lanes[1]) - exact
         noise = Noise.pooled([m.dot(a, b)[..., None] - exact[..., None] for m in members], exact[..., None], 2.0**-24)
-        largest = max(largest, excesses(made[..., None], noise, exact[..., None], [0], "HTS")[0])
+        largest = max(largest, excesses(Sums.of(made[..., None], noise, exact[..., None]), noise, [0], "HTS")[0])
     assert (largest < 3) == few, largest
 
 

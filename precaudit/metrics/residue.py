@@ -16,6 +16,27 @@ from precaudit.records import Number, Scope, Signed, number
 CONSTANT = 2.0**-24
 
 
+def finite(x: Array) -> Array:
+    """Return FP64 values with 0 for what is not finite; the same array where all is."""
+    known = np.isfinite(x)
+    return x if known.all() else np.where(known, x, 0.0)
+
+
+def farthest(error: Array, left: Array, allowed: Array) -> tuple[float, tuple[int, ...]]:
+    """Return the largest distance of an element of FP64 arrays [T, H, K] in bounds, and its index.
+
+    Distance: from the reference (``error``) or from the emulation (``left``), whichever is nearer. Raises ValueError
+    where there are no elements.
+    """
+    from precaudit.metrics import _residue_kernel as kernel
+
+    if not error.size:
+        raise ValueError("nothing is farthest of no elements")
+    flat = (kernel.plain(x).reshape(-1) for x in (error, left, np.broadcast_to(allowed, error.shape)))
+    worst, place = kernel.farthest(*flat)
+    return float(worst), tuple(int(i) for i in np.unravel_index(place, error.shape))
+
+
 @dataclass(frozen=True)
 class Noise:
     """An ensemble of M honest deviations from the reference r, pooled.
@@ -39,23 +60,25 @@ class Noise:
         unit_roundoff: float,
         common: float = 0.0,
         weights: Sequence[float] | None = None,
+        around: Array | None = None,
     ) -> "Noise":
         """Pool deviations [T, H, K] of honest realisations; what is not finite in one is no noise.
 
-        ``weights`` add up to 1; None: all alike.
+        ``weights`` add up to 1; None: all alike. ``around``: what realisations deviate from, where these are given.
 
         Rounding a value uniform over one binade makes relative errors of rms u/√3 at most.
         """
-        power = np.zeros_like(reference)
-        gains, means = [], []
-        for d, weight in zip(deviations, weights or [1 / len(deviations)] * len(deviations), strict=True):
-            clean = np.where(np.isfinite(d), d, 0.0) * weight**0.5
-            power += clean * clean
-            gains.append(np.einsum("thk,thk->th", clean, reference))
-            means.append(clean.sum(axis=2))
-        size = norm(reference)
+        from precaudit.metrics._residue_kernel import plain, pool  # numba takes a third of a second to import
+
+        power, n = np.zeros(reference.shape), len(deviations)
+        gains, means = np.empty((2, n, *reference.shape[:2]))
+        shown = plain(reference)
+        middle = plain(np.broadcast_to(0.0, reference.shape) if around is None else around)
+        for i, (d, weight) in enumerate(zip(deviations, weights or [1 / n] * n, strict=True)):
+            pool(plain(d), middle, shown, weight**0.5, power, gains[i], means[i])
+        size = norm(shown)
         relative = float(np.sqrt(power.sum())) / size if size else 0.0
-        return cls(power, np.array(gains), np.array(means), max(unit_roundoff / 3**0.5, relative), common)
+        return cls(power, gains, means, max(unit_roundoff / 3**0.5, relative), common)
 
     def doubting(self, deviation: Array, reference: Array) -> "Noise":
         """Return the noise with one more deviation [T, H, K] that may be there in full."""
@@ -88,22 +111,38 @@ class Slices:
             return np.where(self.left == 0, 0.0, np.sqrt(self.left) / scale)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Sums of what is left, of noise and of the reference: ``cells`` and ``channels`` as the kernel names them."""
+
+    cells: Array  # [9, T, H]
+    channels: Array  # [3, H, K]
+
+    @classmethod
+    def of(cls, left: Array, noise: Noise, reference: Array) -> "Sums":
+        """Add up FP64 arrays [T, H, K] in one pass."""
+        from precaudit.metrics._residue_kernel import CELLS, CHANNELS, plain, summed
+
+        cells, channels = np.zeros((CELLS, *left.shape[:2])), np.zeros((CHANNELS, *left.shape[1:]))
+        summed(plain(left), plain(noise.power), plain(reference), cells, channels)
+        return cls(cells, channels)
+
+
 def excesses(
-    left: Array, noise: Noise, reference: Array, positions: Sequence[int] | Array, axes: str
+    sums: Sums, noise: Noise, positions: Sequence[int] | Array, axes: str
 ) -> tuple[float, dict[str, tuple[Number, int]], dict[str, int]]:
     """Return the excess of the tensor, of the worst token, head and channel with its index, and how many of each.
 
     Tokens are named by position. Channels need 8 positions; points over keys or the vocabulary have none.
     """
     relative = float(np.hypot(noise.relative, noise.common))
-    full = (left * left, noise.power, reference * reference)
-    cells = [x.sum(axis=2) for x in full]
+    cells = sums.cells[:3]
     whole = float(Slices(*(x.sum() for x in cells)).excess(relative))
     found = {"token": Slices(*(x.sum(axis=1) for x in cells)).excess(relative)}
     if axes[-1] == "K" or axes == "HTS":
         found["head"] = Slices(*(x.sum(axis=0) for x in cells)).excess(relative)
-    if axes[-1] in "KDF" and len(left) >= MIN_CHANNEL_ROWS:
-        found["channel"] = Slices(*(x.sum(axis=0).reshape(-1) for x in full)).excess(relative)
+    if axes[-1] in "KDF" and cells.shape[1] >= MIN_CHANNEL_ROWS:
+        found["channel"] = Slices(*(x.reshape(-1) for x in sums.channels)).excess(relative)
     worst: dict[str, tuple[Number, int]] = {}
     for name, values in found.items():
         if values.size:
@@ -112,7 +151,7 @@ def excesses(
     return whole, worst, {name: values.size for name, values in found.items()}
 
 
-def signed(left: Array, noise: Noise, reference: Array, heads: bool) -> tuple[dict[str, Signed], Scope]:
+def signed(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Scope]:
     """Return the signed gain ⟨left, r⟩ / ⟨r, r⟩ and mean of ``left``, each with its noise, and the worst heads'.
 
     The variance of a sum over a head is the largest of three that the ensemble gives: its elements independent, Σ(noise
@@ -123,38 +162,34 @@ def signed(left: Array, noise: Noise, reference: Array, heads: bool) -> tuple[di
     average out: a constant that was rounded to float32, such as 1/√K, may move every element by u, and an error
     ``common`` to all elements is a factor.
     """
-    ones = np.ones_like(reference)
-    n = float(left.size)
+    _, power, squares, gains, means, weighted, fourth, sizes, plain = sums.cells.sum(axis=1)
+    n = float(sums.cells.shape[1] * sums.channels[0].size)
     parts = {
-        "gain": (noise.gains, reference, float(np.einsum("thk,thk->", reference, reference))),
-        "mean": (noise.means, ones, n),
+        # Σ left·w, the ensemble's sums, Σ noise²·w², Σ(r·w)², Σ|r·w|, Σ r·w, scale
+        "gain": (gains, noise.gains, weighted, fourth, squares, squares, float(squares.sum())),
+        "mean": (means, noise.means, power, squares, sizes, plain, n),
     }
     whole: dict[str, Signed] = {}
     worst: Scope = {}
-    for name, (clusters, w, scale) in parts.items():
-        sums = np.einsum("thk,thk->h", left, w)
-        variances = _variances(clusters, noise, reference, w)
-        whole[name] = _signed(sums, variances, _together(clusters), scale)
-        if heads and left.shape[1] > 1:
+    for name, (total, clusters, found, independent, absolute, together, scale) in parts.items():
+        variances = _variances(clusters, found) + noise.relative**2 * independent
+        variances = variances + (CONSTANT * absolute) ** 2 + (noise.common * together) ** 2
+        whole[name] = _signed(total, variances, _together(clusters), scale)
+        if heads and len(total) > 1:
             with np.errstate(divide="ignore", invalid="ignore"):
-                z = np.where(sums == 0, 0.0, np.abs(sums) / np.sqrt(variances))
+                z = np.where(total == 0, 0.0, np.abs(total) / np.sqrt(variances))
             i = int(np.argmax(z))
             worst[name] = (number(z[i]), i)
     return whole, worst
 
 
-def _variances(clusters: Array, noise: Noise, reference: Array, w: Array) -> Array:
-    """Return the variance of Σ noise · w of every head."""
-    found = np.einsum("thk,thk->h", noise.power, w * w)
+def _variances(clusters: Array, found: Array) -> Array:
+    """Return the variance of Σ noise · w of every head; ``found``: as if all elements were independent."""
     if len(clusters):
         apart = np.einsum("mth,mth->h", clusters, clusters)
         alike = (clusters.sum(axis=1) ** 2).sum(axis=0)
         found = np.maximum(found, np.maximum(apart, alike))
-    sizes = np.abs(reference * w)
-    independent = noise.relative**2 * np.einsum("thk,thk->h", sizes, sizes)
-    constant = (CONSTANT * sizes.sum(axis=(0, 2))) ** 2
-    common = (noise.common * (reference * w).sum(axis=(0, 2))) ** 2
-    return np.asarray(found + independent + constant + common)
+    return np.asarray(found)
 
 
 def _together(clusters: Array) -> float:

@@ -12,6 +12,7 @@ from precaudit.formats import FORMATS
 from precaudit.metrics.moments import Moments, moments
 from precaudit.records import Number, Scope, Worst, number
 
+EXPONENT = np.int64(0x7FF0000000000000)  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
 
 
@@ -149,4 +150,6 @@ def explained(candidate: Array, reference_error: float, emulation: Array) -> flo
 def half_ulp(y: Array, name: str) -> Array:
     """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
     smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
-    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * np.exp2(np.frexp(y)[1] - 1.0))
+    bits = np.asarray(y, np.float64).view(np.int64) & EXPONENT
+    power = np.minimum(bits.view(np.float64), 2.0**1023)  # of what is not finite, the largest
+    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * power)

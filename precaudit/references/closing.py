@@ -8,7 +8,7 @@ from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
-from precaudit.metrics.residue import Noise, excesses, signed
+from precaudit.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
 from precaudit.metrics.sizes import half_ulp, norm, own_index, ratio
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
@@ -83,19 +83,19 @@ class Yardstick:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
         error, left = self._seen(self.candidate - self.reference), self._seen(self._left(emulated))
         reference = self._seen(self.reference)
-        whole, worst, slices = excesses(left, self.noise, reference, self.positions, self.axes)
+        sums = Sums.of(left, self.noise, reference)
+        whole, worst, slices = excesses(sums, self.noise, self.positions, self.axes)
         heads = self.axes[-1] == "K" or self.axes == "HTS"
-        tensor, by_head = signed(left, self.noise, reference, heads)
+        tensor, by_head = signed(sums, self.noise, heads)
         scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
         if by_head:
             scopes["head"] |= by_head
         share = ratio(norm(left), norm(reference))
-        parts = self._componentwise(error, left)
-        t, h, k = (int(i) for i in np.unravel_index(int(parts.argmax()), parts.shape))
+        part, at = farthest(error, left, self.allowed)
         found = Unexplained(
             rel_l2=number(share), u=number(share / FORMATS[self.dtype].unit_roundoff), excess=number(whole),
             gain=tensor["gain"], mean=tensor["mean"],
-            componentwise=(number(parts[t, h, k]), own_index((t, h, k), self.axes)),
+            componentwise=(number(part), own_index(at, self.axes)),
         )  # fmt: skip
         return Residue(found, scopes, slices)
 
@@ -111,14 +111,8 @@ class Yardstick:
 
     def _seen(self, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
-            clean = np.where(np.isfinite(x), x, 0.0)
+            clean = finite(x)
         return clean if self.hidden is None else np.where(self.hidden, 0.0, clean)
-
-    def _componentwise(self, error: Array, left: Array) -> Array:
-        """Return every element's distance from FP64, or from the emulation where that is nearer, in bounds."""
-        nearest = np.minimum(np.abs(error), np.abs(left))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(nearest == 0, 0.0, nearest / self.allowed)
 
     def badness(self, emulated: Array, found: Residue | None = None) -> float:
         """Return the largest of the gate's numbers over its limit when this emulation is the best; ≤ 1: it closes.

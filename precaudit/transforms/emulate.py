@@ -154,15 +154,12 @@ class Emulated(Planted):
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
-        self.readers.update(_readers(jaxpr))
+        self.entering(jaxpr)
         return super().run(jaxpr, consts, args)
 
-    def planted(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
-        self.readers.update(_readers(jaxpr))
-        return super().planted(jaxpr, consts, args, values)
+    def entering(self, jaxpr: Any) -> None:
+        """Note by how many equations each variable is read."""
+        self.readers |= _readers(jaxpr)
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""

@@ -107,11 +107,15 @@ class Planted(Shadow):
         self.steps: tuple[int, ...] | None = None  # of outermost scans, those that have values; None: all
         self.here: Any = None  # whether the step that is evaluated has values; None: all have
 
+    def entering(self, jaxpr: Any) -> None:
+        """Take note of an open jaxpr before it is evaluated."""
+
     def planted(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Evaluate an open jaxpr; return its outputs and what is told of each tap."""
         rest, errors = list(values), []
+        self.entering(jaxpr)
 
         def step(equation: Any, inputs: list[Any]) -> list[Any]:
             count = len(sites_of(equation, self.names))

@@ -115,8 +115,12 @@ def effort(made: Tagged) -> dict[str, Any]:
 
     Of a small program most of the time would be the compiler's, of a large one it is the passes'.
     """
-    values = sum(prod((*s.stacked, *s.shape)) for s in made.sites)
-    return {"xla_backend_optimization_level": 0 if values < SMALL else 1}
+    return {"xla_backend_optimization_level": 0 if small(made) else 1}
+
+
+def small(made: Tagged) -> bool:
+    """Whether compiling takes more of a pass over a program than its values do."""
+    return sum(prod((*s.stacked, *s.shape)) for s in made.sites) < SMALL
 
 
 def forward_numbers(stored: Array, exact: Array, drawn: list[Array], logits: bool = False) -> dict[str, Any]:

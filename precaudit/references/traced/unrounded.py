@@ -1,0 +1,82 @@
+"""Segments that read narrow inputs as they were before these were rounded, all or some of them (JAX).
+
+A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.references.traced.remade import INPUTS, SOME, Made, Remade, Tapped, Values
+
+Name = tuple[str, ...]
+
+
+class Unrounded:
+    """What is tried of a call's segments that the first ways leave open; ``honest``: all ways, ``first`` among them."""
+
+    def __init__(
+        self, tapped: Tapped, honest: Mapping[Name, Remade], first: Collection[Name], taps: Values,
+        args: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        self.tapped, self.taps, self.args = tapped, taps, args
+        self.honest, self.first = honest, first
+        self._before: dict[tuple[Remade, str], Array] = {}
+
+    def all_inputs(self, points: Collection[str]) -> dict[Name, Values]:
+        """Return what the first ways make of ``points`` from narrow inputs as each has them before they are rounded."""
+        ways = {name: way for name, way in self.honest.items() if name in self.first}
+        return {(*name, INPUTS): self._of(way, points, self._given(way, points)) for name, way in ways.items()}
+
+    def other_ways(self, points: Collection[str]) -> dict[Name, Values]:
+        """Return what the other ways make of ``points``."""
+        ways = {name: way for name, way in self.honest.items() if name not in self.first}
+        return {name: self._of(way, points, self.taps) for name, way in ways.items()}
+
+    def some_inputs(self, points: Collection[str]) -> dict[Name, Values]:
+        """Return what each way makes of ``points`` with some narrow inputs read unrounded, the others as recorded.
+
+        Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the
+        other. A point is made again where a choice is another one of what its segment reads.
+        """
+        known = self._before_of(self.honest[()], self._inputs(points))
+        narrow = self.tapped.narrow(self.taps)
+        tried: dict[str, set[frozenset[str]]] = {p: set() for p in points}
+        found = {}
+        for bit in range(max(len(narrow) - 1, 1).bit_length()):
+            for value in (0, 1):
+                some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
+                mine = {p: frozenset(some.intersection(self._reads(p))) for p in points}
+                new = [p for p in points if mine[p] not in tried[p]]
+                for p in new:
+                    tried[p].add(mine[p])
+                read = {k: known[k] if k in some and k in known else x for k, x in self.taps.items()}
+                for name, way in self.honest.items() if new else ():
+                    found[(*name, SOME, f"{bit}.{value}")] = self._of(way, new, read)
+        return found
+
+    def moved(self, drawn: Collection[Remade], points: Collection[str], unrounded: Values) -> tuple[Values, ...]:
+        """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
+        made = (self._of(way, points, self._given(way, points)) for way in drawn)
+        return tuple({name: x - unrounded[name] for name, x in each.items()} for each in made)
+
+    def _reads(self, point: str) -> list[str]:
+        return self.tapped.read(point, self.taps, self.args)
+
+    def _inputs(self, points: Collection[str]) -> list[str]:
+        return list(dict.fromkeys(k for p in points for k in self._reads(p)))
+
+    def _given(self, way: Remade, points: Collection[str]) -> Values:
+        """Return recorded values with the narrow ones that are read as a way has them before they are rounded."""
+        return self.taps | self._before_of(way, self._inputs(points))
+
+    def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
+        missing = [k for k in inputs if (way, k) not in self._before]
+        made: Made = way.some(missing, self.taps, self.args) if missing else {}
+        self._before |= {(way, k): np.asarray(before) for k, (_, before) in made.items()}
+        return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
+
+    def _of(self, way: Remade, points: Collection[str], values: Values) -> Values:
+        return {name: np.asarray(x) for name, (x, _) in way.some(points, values, self.args).items()}

@@ -1,0 +1,120 @@
+"""What segments read, and that segments made again one by one are what all of them together are."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import prepared, trace
+from precaudit.references.traced import remade
+from precaudit.references.traced.local import Emulations, closes
+from precaudit.transforms.reads import reads
+
+DRAW = np.random.default_rng(5)
+
+
+def read_of(function, *args):
+    return {name: set(found) for name, found in reads(jax.make_jaxpr(function)(*args).jaxpr).items()}
+
+
+def test_a_segment_reads_the_taps_before_it_and_none_behind_those():
+    def program(x):
+        a, b = tap(x * 2, "a"), tap(x * 3, "b")
+        c = tap(jax.jit(lambda y: y + a)(b), "c")
+        return tap(c * 2, "d") + tap(jnp.sin(b), "e")
+
+    assert read_of(program, 1.0) == {"a": set(), "b": set(), "c": {"a", "b"}, "d": {"c"}, "e": {"b"}}
+
+
+def test_a_step_of_a_scan_reads_what_any_step_before_it_made():
+    def program(x):
+        start = tap(x * 2, "start")
+
+        def step(carry, _):
+            one, two = carry
+            return (tap(two + 1.0, "step"), one), two
+
+        (one, two), ys = lax.scan(step, (start, start), None, length=3)
+        return tap(one, "one"), tap(two, "two"), tap(ys, "ys")
+
+    both = {"start", "step"}
+    assert read_of(program, 1.0) == {"start": set(), "step": both, "one": both, "two": both, "ys": both}
+
+
+def test_branches_are_read_and_what_chose_them():
+    def program(x):
+        a, b, c = tap(x * 2, "a"), tap(x * 3, "b"), tap(x * 4, "c")
+        return tap(lax.cond(c > 0, lambda: tap(a + 1, "then"), lambda: b), "end")
+
+    found = read_of(program, 1.0)
+    assert found["then"] == {"a"}
+    assert found["end"] == {"then", "b", "c"}
+
+
+def test_a_while_loop_reads_all_that_it_is_given():
+    def program(x):
+        a, b = tap(x * 2, "a"), tap(x * 3, "b")
+        out = lax.while_loop(lambda s: s[0] < 9, lambda s: (tap(s[0] + 1, "inner"), s[1] * 2), (a, b))
+        return tap(out[1], "end")
+
+    found = read_of(program, 1.0)
+    assert found["inner"] >= {"a", "b"}
+    assert found["end"] >= {"a", "b", "inner"}
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    """An activation made of a gate as it was before it was rounded to bfloat16, and of up as it was stored."""
+    w1, w2, x = (
+        DRAW.standard_normal(s).astype(np.float32).astype(ml_dtypes.bfloat16) for s in ((32, 48),) * 2 + ((40, 32),)
+    )
+
+    def call(params, x):
+        gate, up = tap(x @ params[0], "gate"), tap(x @ params[1], "up")
+        other = tap(jnp.sin(up), "other")
+        act = tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
+        more = tap(-other, "more") + tap(other * other, "square")
+        return act, tap((more * gate).astype(jnp.bfloat16), "end")
+
+    program = Program(call, (w1, w2), {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path_factory.mktemp("gated") / "run")
+    taps = opened.tensors("a", 0, "taps")
+    wide = [np.asarray(y, np.float64) for y in (x, w1)]
+    act = (wide[0] @ wide[1]) * np.asarray(taps["up"], np.float64)
+    return program, opened, taps | {"act": act.astype(np.float32)}
+
+
+def records(gated, monkeypatch, small):
+    program, opened, taps = gated
+    monkeypatch.setattr(remade, "small", lambda made: small)
+    emulations = Emulations(prepared(program))
+    return emulations.records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
+
+
+def test_segments_made_one_by_one_give_the_same_records(gated, monkeypatch):
+    together, apart = (records(gated, monkeypatch, small) for small in (True, False))
+    assert together == apart
+    (act,) = [e for e in apart if e.point == "act"]
+    assert "some inputs" in act.elided["policy:equations"]
+    assert closes(act)
+
+
+def test_of_choices_that_a_segment_reads_alike_one_is_tried(gated, monkeypatch):
+    """Six narrow points have three bits, 0 and 1; the activation reads two of them, which makes four choices."""
+    asked = []
+    monkeypatch.setattr(remade.Remade, "some", counting(remade.Remade.some, asked))
+    records(gated, monkeypatch, False)
+    ways = len(remade.HONEST)
+    assert sum(points == ["act"] for points in asked) == ways + 4 * ways  # with all inputs or another way, then some
+
+
+def counting(function, asked):
+    def some(self, points, taps, args):
+        asked.append(list(points))
+        return function(self, points, taps, args)
+
+    return some
