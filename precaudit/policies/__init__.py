@@ -32,7 +32,9 @@ class Policy:
     embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``; in other families
     it is exact, and recorded so. attention: which kernel attends, ``naive`` (scores, softmax and P · v one after
     another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
-    last two decide some formats themselves (``KERNELS``).
+    last two decide some formats themselves (``KERNELS``). layers: in a ``scan``, or ``unrolled``, written out one after
+    another. fused: which projections of the same rows are one product of weights that were put together when they were
+    loaded: ``none``, ``qkv``, or gate and up, too.
 
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
     ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
@@ -60,6 +62,8 @@ class Policy:
     embeddings: str = "as-weights"
     projection_inputs: str = "as-activations"
     attention: str = "naive"
+    layers: str = "scan"
+    fused: str = "none"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -77,6 +81,8 @@ WORDS = {
     "embeddings": ("as-weights", "as-stored"),
     "projection_inputs": ("as-activations", "int8"),
     "attention": ("naive", "sdpa", "flash"),
+    "layers": ("scan", "unrolled"),
+    "fused": ("none", "qkv", "qkv+gate_up"),
 }
 # What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
 # format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
@@ -114,7 +120,7 @@ def recorded_policy(record: Any) -> Policy:
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
     then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
-    return then | {"attention": "naive"} | dict(recorded)
+    return then | {"attention": "naive", "layers": "scan", "fused": "none"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
@@ -137,7 +143,7 @@ def check_settings(policy: Policy) -> None:
         )
 
 
-def fused(policy: Policy) -> bool:
+def keeps_unrounded(policy: Policy) -> bool:
     """Whether a compiler may hand an operation what it has just rounded as it was before."""
     return policy.excess_precision != "off" and policy.activations != "float32"
 

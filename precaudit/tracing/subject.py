@@ -62,19 +62,21 @@ class Subject(Brief):
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
-        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, self.unroll, self.remat, raised)
+        unroll = True if self.policy.layers == "unrolled" else self.unroll
+        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 
     @cached_property
     def parameters(self) -> Any:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
         tensors = self.checkpoint
-        return parameters(self.config, tensors.tensors.read, tensors.integers, activations, self.device)
+        read, integers = tensors.tensors.read, tensors.integers
+        return parameters(self.config, read, integers, activations, self.device, self.policy.fused)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
         other = replace(self, policy=policy, raised=raised, _tables={})
-        if policy.activations == self.policy.activations:
+        if (policy.activations, policy.fused) == (self.policy.activations, self.policy.fused):
             vars(other)["parameters"] = self.parameters
         return other
 
