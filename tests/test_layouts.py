@@ -238,11 +238,15 @@ def test_a_linter_reads_both():
     assert lint_model("tiny", under(**BOTH)).exit_code("unknown") == 0
 
 
-@pytest.mark.slow  # 15 s
-def test_a_sweep_prices_both(tmp_path):
-    given = ["sweep", "tiny", "--text", "def f(x):", "--decode-steps", "1", "--points", "v,logits", "--new-tokens", "3",
-             "--rounds", "1", "--policies", "bf16,unrolled,fused", "-o", str(tmp_path / "out")]  # fmt: skip
+@pytest.mark.slow  # 20 s
+def test_a_sweep_prices_all(tmp_path):
+    text = "def first(x):\n    return x[0]\n\n\ndef second(x):"
+    given = ["sweep", "tiny", "--text", text, "--decode-steps", "1", "--points", "v,logits", "--new-tokens", "3",
+             "--rounds", "1", "--policies", "bf16,unrolled,fused,window-32", "-o", str(tmp_path / "out")]  # fmt: skip
     assert command(given) == 0
     rows = [json.loads(x) for x in (tmp_path / "out" / "sweep.jsonl").read_text().splitlines()]
-    assert [r["policy"] for r in rows] == ["bf16", "unrolled", "fused"]
-    assert all(r["decode_ms"] > 0 and r["errors"]["kl"] == rows[0]["errors"]["kl"] for r in rows)
+    assert [r["policy"] for r in rows] == ["bf16", "unrolled", "fused", "window-32"]
+    assert all(r["decode_ms"] > 0 and r["errors"]["verdict"] == "✓ pass" for r in rows)
+    kl = [r["errors"]["kl"] for r in rows]
+    assert kl[0] == kl[1] == kl[2]
+    assert kl[3] > 10 * kl[0]

@@ -44,7 +44,10 @@ def test_every_shipped_policy_compiles_for_another_generation():
         policy = name.split()[0]
         passes = "6 passes" if policy == "fp32-highest" else "1 pass"
         prefill, units, vector = {"unrolled": (45, 10, 36), "fused": (6, 2, 5)}.get(policy, (9, 2, 8))
-        assert told == f"prefill: {prefill} × {passes}, 1 × vector unit; decode: {units} × {passes}, {vector} × vector unit"
+        assert (
+            told
+            == f"prefill: {prefill} × {passes}, 1 × vector unit; decode: {units} × {passes}, {vector} × vector unit"
+        )
 
 
 @needs_libtpu

@@ -1,5 +1,6 @@
 """Policies: the number format of each part of the computation (design §5), one TOML file each."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -34,7 +35,8 @@ class Policy:
     another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
     last two decide some formats themselves (``KERNELS``). layers: in a ``scan``, or ``unrolled``, written out one after
     another. fused: which projections of the same rows are one product of weights that were put together when they were
-    loaded: ``none``, ``qkv``, or gate and up, too.
+    loaded: ``none``, ``qkv``, or gate and up, too. mask: the keys that a row sees, ``full``: as the model says, or
+    ``window:N``: the last N of them, itself included, which is another formula than the model's.
 
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
     ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
@@ -64,6 +66,7 @@ class Policy:
     attention: str = "naive"
     layers: str = "scan"
     fused: str = "none"
+    mask: str = "full"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -83,6 +86,7 @@ WORDS = {
     "attention": ("naive", "sdpa", "flash"),
     "layers": ("scan", "unrolled"),
     "fused": ("none", "qkv", "qkv+gate_up"),
+    "mask": ("full", "window:N"),
 }
 # What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
 # format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
@@ -120,7 +124,7 @@ def recorded_policy(record: Any) -> Policy:
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
     then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
-    return then | {"attention": "naive", "layers": "scan", "fused": "none"} | dict(recorded)
+    return then | {"attention": "naive", "layers": "scan", "fused": "none", "mask": "full"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
@@ -141,6 +145,18 @@ def check_settings(policy: Policy) -> None:
             f"policy {policy.name}: projection_inputs = int8 multiplies integers, and weights = {policy.weights} are "
             f"none; set weights to {', '.join(INTEGERS)}"
         )
+
+
+def window_of(policy: Policy) -> int | None:
+    """Return how many keys a row sees under a policy's mask, itself included; None: those the model says."""
+    kind, _, size = policy.mask.partition(":")
+    return int(size) if kind == "window" else None
+
+
+def besides(recorded: Mapping[str, str]) -> str:
+    """Return what makes errors under a recorded policy besides rounding: its mask, if that is not the model's."""
+    mask = recorded.get("mask", "full")
+    return "" if mask == "full" else f"the mask {mask}"
 
 
 def keeps_unrounded(policy: Policy) -> bool:
@@ -228,6 +244,8 @@ def parse_settings(items: tuple[str, ...]) -> dict[str, str]:
 def _value(key: str, text: str) -> str:
     if key not in KEYS:
         raise UserError(f"unknown policy key {key!r}{nearest(key, KEYS)}")
+    if key == "mask":
+        return _mask(text)
     allowed = WORDS.get(key, ARITHMETIC)
     value = ALIASES.get(text, text)
     if value not in allowed:
@@ -235,3 +253,16 @@ def _value(key: str, text: str) -> str:
             parse_format(text)
         raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
     return value
+
+
+def _mask(text: str) -> str:
+    if text == "full" or re.fullmatch("window:[1-9][0-9]{0,8}", text):
+        return text
+    if text.startswith("blocks"):
+        raise UserError(
+            f"policy key mask cannot be {text!r}: block-sparse attention is not built, neither in the decoder nor in "
+            "the FP64 reference; use full, or window:N for the last N keys"
+        )
+    raise UserError(
+        f"policy key mask cannot be {text!r}: use full, or window:N for the last N keys, such as window:128"
+    )

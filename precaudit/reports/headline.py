@@ -52,7 +52,8 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
     passed = j.counts.get("pass", 0)
     if not passed:
         return Headline("?", "nothing was judged: there are no local, forward or state records.")
-    return Headline("✓", f"rounding explains all {passed:,} errors that were judged{among}.")
+    explains = f"rounding and {j.besides} explain" if j.besides else "rounding explains"
+    return Headline("✓", f"{explains} all {passed:,} errors that were judged{among}.")
 
 
 def _first(verdicts: list[Verdict]) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Any
 from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
-from precaudit.configs import DecoderConfig
+from precaudit.configs import DecoderConfig, attended
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
@@ -63,7 +63,8 @@ class Subject(Brief):
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
         unroll = True if self.policy.layers == "unrolled" else self.unroll
-        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
+        config = attended(self.config, self.policy)
+        return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 
     @cached_property
     def parameters(self) -> Any:
@@ -142,7 +143,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
-    check_config(chosen, checkpoint.config)
+    check_config(chosen, attended(checkpoint.config, chosen))
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

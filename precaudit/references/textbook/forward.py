@@ -149,18 +149,20 @@ def establish(
 ) -> Whole:
     """Compute, or find in the cache, FP64 values of a selection's prompts, and emulate the policy over the whole model.
 
+    ``model`` attends as the policy's mask says, and is emulated so; FP64 values are of the recorded configuration.
     ``weights`` identifies the tensors' values; ``root``: where references are kept.
     """
+    exact = model if model.config == recorded.config else Model(recorded.config, model.read)
     layers, rows = selected.layers, {p: recorded.logit_rows(p) for p in selected.prompts}
-    whole = Whole({}, rows, model.config.vocab)
+    whole = Whole({}, rows, exact.config.vocab)
     first: dict[tuple[Any, ...], Sequenced] = {}
     for prompt, phase in product(selected.prompts, PHASES):
         own = sequence_of(recorded, prompt, phase)
-        told = telling(model.config, own.lengths)
+        told = telling(exact.config, own.lengths)
         same = (own.tokens, rows[prompt].tobytes(), None if told is None else told.tobytes())
         sequence = whole.alike[prompt, phase] = first.setdefault(same, own)
         if sequence not in whole.places:
-            whole.places[sequence] = own.place(root, weights, model.config)
+            whole.places[sequence] = own.place(root, weights, exact.config)
     wanted = [p for p in selected.points if not POINTS[p].state]
     wanted += [] if LOGITS in wanted else [LOGITS]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
@@ -172,14 +174,14 @@ def establish(
     def want(chosen: list[Sequenced]) -> Wanted:
         return Wanted(set(wanted), set(layers), [rows[s.prompt] for s in chosen])
 
-    n = model.config.layers
+    n = exact.config.layers
     if absent:
         sequences, turned = [np.asarray(s.tokens) for s in absent], [s.lengths for s in absent]
         fed = sum(map(len, sequences))
-        seconds = seconds_for(model.config, 1000)
+        seconds = seconds_for(exact.config, 1000)
         takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
-        forward(model, sequences, [FP64], want(absent), save, _telling(tell, what, n), lengths=turned)
+        forward(exact, sequences, [FP64], want(absent), save, _telling(tell, what, n), lengths=turned)
     for place in whole.places.values():
         place.touch()
 
@@ -211,11 +213,11 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     declared = (of_policy(policy, d) for d in (False, True))
     plain, decode = (replace(r, dot=summed(r.dot, dot)) for r in declared)
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
-    passes: list[tuple[Pool, Decoding | None]] = [(Pool(whole, model.config, whole.noise, whole.kl), None)]
+    passes: list[tuple[Pool, Decoding | None]] = [(Pool(whole, recorded.config, whole.noise, whole.kl), None)]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
         first = [len(recorded.run.prompts[s.prompt].tokens) - 1 for s in whole.distinct]
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
-        passes.append((Pool(whole, model.config, whole.decoded, whole.decoded_kl), decoding))
+        passes.append((Pool(whole, recorded.config, whole.decoded, whole.decoded_kl), decoding))
     for pool, rows in passes:
         what = "emulated policy" if rows is None else "emulated policy of decode"
         forward(model, sequences, draws, whole.wanted, pool.add, _telling(tell, what, n), rows, turned)
