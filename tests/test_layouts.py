@@ -134,6 +134,15 @@ def test_values_are_those_that_there_are():
             load("tiny", "bf16", {key: text}, "cpu")
 
 
+def test_unrolled_layers_are_a_program_of_their_own():
+    """Programs are kept by their decoder, and 1 == True in Python."""
+    plain = load("tiny", "bf16", None, "cpu")
+    for other in (load("tiny", "unrolled", None, "cpu"), replace(plain, unroll=True)):
+        assert other.decoder != plain.decoder
+        assert prefill_program(other, None) is not prefill_program(plain, None)
+        assert decode_program(other, None) is not decode_program(plain, None)
+
+
 # The numbers
 
 

@@ -163,6 +163,37 @@ def test_other_policies_paddings_and_kernels_pass(tmp_path, policy, settings, pa
     assert judgement.exit_code == 0, failures(judgement)
 
 
+CODE = """import os
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+class A:
+    def __init__(self, x):
+        self.x = x
+"""
+
+
+@pytest.mark.parametrize(
+    "window", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)]
+)
+def test_what_a_short_window_makes_of_a_row_is_a_price(tmp_path, window):
+    """Of the row itself: KL held to other rows' errors was 451 of a limit of 61 here at 3 keys, and no fault.
+
+    Prefill and decode part by rounding alone, where FP64 with the window has a near tie, and not where the model has.
+    """
+    subject = load("tiny", under(mask=f"window:{window}"), None, "cpu")
+    how = {"points": "attn_out,logits", "phases": "prefill,decode,rescore", "options": Options(12), "layers": "0"}
+    found, judgement = judged(tmp_path, subject, [Prompt(id="code", prompt=CODE)], **how)
+    assert judgement.exit_code == 0, failures(judgement)
+    spread = [e.distribution for e in found.errors if e.kind == "forward" and e.point == "logits"]
+    assert max(x for d in spread for x in d.kl) > 0.05
+    assert len(found.prefill_decode) == 14
+
+
 def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
     runs = [
         traced(tmp_path / name, load("tiny", chosen, None, "cpu"), prompts(20), "attn_out,logits")

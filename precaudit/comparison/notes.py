@@ -73,8 +73,9 @@ def notes_on(
     yield from recorded.run.record.warnings
     if other := besides(recorded.run.record.policy):
         yield (
-            f"{other} is another formula than the model's: local errors are from attention with it; forward errors, KL "
-            "and top-1 are from FP64 of the model, which sees every key, and pass where the mask makes them"
+            f"{other} is another formula than the model's: local errors, and prefill against decode, are judged with "
+            "it; forward errors, KL and top-1 are from FP64 of the model, which sees every key, and pass where the "
+            "mask makes them"
         )
     noise = logit_noise(errors)
     for n in recorded.run.record.neutrality:

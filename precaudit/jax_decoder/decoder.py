@@ -46,14 +46,14 @@ def turned_at(table: jax.Array, positions: jax.Array) -> jax.Array:
 class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
-    ``unroll``: write the scan over layers out as that many copies at a time (True: all). ``remat``: rematerialise
+    ``unroll``: write the scan over layers out as that many copies at a time. ``remat``: rematerialise
     layers under a gradient. ``raised``: a layer that computes in another arithmetic.
     """
 
     config: DecoderConfig
     arithmetic: Arithmetic
     parts: Parts
-    unroll: int | bool = 1
+    unroll: int = 1
     remat: bool = False
     raised: tuple[int, Arithmetic] | None = None
 

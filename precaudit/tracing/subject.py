@@ -62,7 +62,8 @@ class Subject(Brief):
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
-        unroll = True if self.policy.layers == "unrolled" else self.unroll
+        whole = self.unroll is True or self.policy.layers == "unrolled"
+        unroll = self.config.layers if whole else int(self.unroll)  # 1 and True are one key of a cache of programs
         config = attended(self.config, self.policy)
         return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 
