@@ -40,7 +40,7 @@ def device_kind(device: str) -> str:
     return first if first in ("", "cpu") else "tpu" if first.startswith("tpu") else "gpu"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of all records."""
 
 

@@ -261,27 +261,32 @@ class Run(Brief):
 
     def tensor(self, record: PointRecord) -> "Array":
         """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
-        path = self.folder / record.file
-        if Path(record.file).parts[:1] != ("tensors",) or ".." in Path(record.file).parts:
-            raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {record.file!r}")
-        if not path.is_file():
-            raise UserError(f"{path} is missing; the run is damaged: trace again")
-        if record.file not in self._files:
-            if len(self._files) >= OPEN:
-                self._files.clear()  # every map holds a file descriptor
-            from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles  # brings every reader of models
-
-            self._files[record.file] = SafetensorsFiles.open([path], WORDS)
-        files = self._files[record.file]
+        files = self._files.get(record.file) or self._open(record.file)
         entry = files.entries.get(record.key)
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
-            raise UserError(f"{path}: tensor {record.key!r} is not what points.jsonl says; the run was altered")
+            where = self.folder / record.file
+            raise UserError(f"{where}: tensor {record.key!r} is not what points.jsonl says; the run was altered")
         values = files.read(record.key)
         if tensor_hash(values) != record.hash:
+            where = self.folder / record.file
             raise UserError(
-                f"{path}: tensor {record.key!r} was altered since it was recorded (its hash differs); trace again"
+                f"{where}: tensor {record.key!r} was altered since it was recorded (its hash differs); trace again"
             )
         return values
+
+    def _open(self, name: str) -> Any:
+        """Return a file of tensors, opened and held."""
+        path = self.folder / name
+        if Path(name).parts[:1] != ("tensors",) or ".." in Path(name).parts:
+            raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {name!r}")
+        if not path.is_file():
+            raise UserError(f"{path} is missing; the run is damaged: trace again")
+        if len(self._files) >= OPEN:
+            self._files.clear()  # every map holds a file descriptor
+        from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles  # brings every reader of models
+
+        self._files[name] = SafetensorsFiles.open([path], WORDS)
+        return self._files[name]
 
 
 def open_run(folder: Path | str, partial: bool = False) -> Run:

@@ -6,9 +6,10 @@ from precaudit.coverage import entries
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import support
 from precaudit.policies import Policy, apply_settings, load_policy, parse_settings, shipped
-from precaudit.records import Requested
+from precaudit.records import PromptRecord, Requested
 from precaudit.selection import Selection, parse_layers, parse_points, parse_positions
 from precaudit.tracing.programs import bucket
+from precaudit.tracing.session import batches
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,23 @@ def test_buckets_grow_and_hold():
     assert sizes == sorted(sizes)
     assert all(size <= max(64, 4 * n) for n, size in enumerate(sizes, 1))
     assert bucket(512) == 512
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parameters", "want"),
+    [
+        ((10, 200, 20), 10**6, [256, 256, 256]),  # 2 · 192 tokens more, three times, of 2 Mflop: 2.3 Gflop
+        ((10, 20), 10**6, [64, 64]),  # nothing to share
+        ((10, 1000, 20), 10**6, [64, 1024, 64]),  # no program that is near
+        ((10, 200, 20), 10**9, [64, 256, 64]),  # 2.3 Tflop: compiling costs less
+        ((*[10] * 300, 200), 10**6, [64] * 300 + [256]),
+    ],
+)
+def test_short_prompts_share_a_longer_ones_programs_where_padding_costs_little(lengths, parameters, want):
+    groups = [[PromptRecord(id=f"p{i}", text="", tokens=(0,) * n)] for i, n in enumerate(lengths)]
+    found = batches(groups, requested(), parameters)
+    assert [b.length for b in found] == want
+    assert [b.prompts[0].id for b in found] == [f"p{i}" for i in range(len(lengths))]
 
 
 def test_shipped_policies_and_settings():

@@ -1,6 +1,7 @@
 """Prefill against decode at the same position: top-1, gaps, KL, and what FP64 says (docs/design.md §4)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from math import isfinite, isnan
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 
 NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
+HELD = 1 << 26  # bytes of logits rows that are compared with each other
 
 
 def prefill_decode(recorded: Recorded, prompts: tuple[str, ...], whole: Whole | None) -> Iterator[PrefillDecodeRecord]:
@@ -44,9 +46,7 @@ def _pair(
     known: dict[str, Any] = {"f64_top1": None, "f64_gap": None, "f64_match": None, "near_tie": None}
     if len(f64) == 2 and whole is not None:
         best, second = np.argsort(-f64[1], kind="stable")[:2]
-        one = np.array_equal(
-            f64[0], f64[1]
-        )  # else RoPE turned the two views by other lengths: each has a reference of its own
+        one = np.array_equal(f64[0], f64[1])  # else RoPE turned the two views by other lengths
         other = int(np.argmax(f64[0]))
         views = (
             [({top_a, top_b, int(best)}, f64[1])] if one else [({top_a, other}, f64[0]), ({top_b, int(best)}, f64[1])]
@@ -103,28 +103,42 @@ def independent_prompts(recorded: Recorded, prompts: tuple[str, ...], whole: Who
     more than twice that. Without σ, when they agree to 1e-5 of their own rms.
     """
     steps = {(s.prompt, s.phase): s for s in recorded.run.steps if s.step == 0}
+
+    def recorded_row(phase: str, prompt: str) -> Array | None:
+        return logits_of(recorded, steps[prompt, phase]) if (prompt, phase) in steps else None
+
+    def expected_row(prompt: str) -> Array | None:
+        if whole is None:
+            return recorded_row("prefill", prompt)
+        return whole.logits(prompt, "decode", len(recorded.run.prompts[prompt].tokens) - 1)
+
     found = []
-    for a, b in combinations(prompts, 2):
+    for a, b, decoded in _distances(partial(recorded_row, "decode"), prompts, recorded.config.vocab):
         if recorded.run.prompts[a].tokens == recorded.run.prompts[b].tokens:
             continue
-        decoded = _rms(recorded, steps.get((a, "decode")), steps.get((b, "decode")))
-        expected = _expected(recorded, steps, whole, a, b)
-        if decoded is None or expected is None:
+        if whole is not None and decoded > NEAR * whole.sigma:
             continue
-        limit = NEAR * whole.sigma if whole is not None else 1e-5 * expected
-        if decoded <= limit and expected > 2 * limit:
+        x, y = expected_row(a), expected_row(b)
+        expected = None if x is None or y is None else _rms(x - y)
+        limit = NEAR * whole.sigma if whole is not None else 1e-5 * (expected or 0.0)
+        if expected is not None and decoded <= limit and expected > 2 * limit:
             found.append((a, b))
     return found
 
 
-def _rms(recorded: Recorded, a: StepRecord | None, b: StepRecord | None) -> float | None:
-    x = logits_of(recorded, a) if a is not None else None
-    y = logits_of(recorded, b) if b is not None else None
-    return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
+def _distances(
+    row: Callable[[str], Array | None], prompts: Sequence[str], size: int
+) -> Iterator[tuple[str, str, float]]:
+    """Yield the rms difference of every two prompts' rows [size], some of them held at a time."""
+    n = max(1, HELD // (8 * size))
+    blocks = [prompts[i : i + n] for i in range(0, len(prompts), n)]
+    for i, block in enumerate(blocks):
+        held = [(p, x) for p in block if (x := row(p)) is not None]
+        yield from ((a, b, _rms(x - y)) for (a, x), (b, y) in combinations(held, 2))
+        for other in (p for later in blocks[i + 1 :] for p in later):
+            if (y := row(other)) is not None:
+                yield from ((a, other, _rms(x - y)) for a, x in held)
 
 
-def _expected(recorded: Recorded, steps: dict[Any, StepRecord], whole: Whole | None, a: str, b: str) -> float | None:
-    if whole is not None:
-        x, y = (whole.logits(p, "decode", len(recorded.run.prompts[p].tokens) - 1) for p in (a, b))
-        return None if x is None or y is None else float(np.sqrt(np.mean((x - y) ** 2)))
-    return _rms(recorded, steps.get((a, "prefill")), steps.get((b, "prefill")))
+def _rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x**2)))

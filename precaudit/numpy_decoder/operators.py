@@ -127,9 +127,9 @@ def hide(s: Array, positions: Array, window: int | None) -> Array:
     """Set scores [..., T, S] of the keys a row does not see to −∞, in place: those after it, or before its window."""
     at = np.asarray(positions)[:, None]
     first, keys = int(positions[0]) + 1, s.shape[-1]  # every row sees the keys before
-    s[..., first:][..., np.arange(first, keys) > at] = -np.inf
+    np.copyto(s[..., first:], -np.inf, where=np.arange(first, keys) > at)
     if window is not None:
-        s[..., np.arange(keys) <= at - window] = -np.inf
+        np.copyto(s, -np.inf, where=np.arange(keys) <= at - window)
     return s
 
 

@@ -20,6 +20,7 @@ from precaudit.transforms import reap
 from precaudit.transforms.narrow import held, moved_as_bits
 
 CACHE = 5  # the argument that a program takes over
+SMALLEST = 64, 256  # lengths that short sequences are padded to
 
 
 def bucket(n: int) -> int:
@@ -27,8 +28,8 @@ def bucket(n: int) -> int:
 
     Few lengths below 256: every one is some programs more to compile.
     """
-    if n <= 256:
-        return 64 if n <= 64 else 256
+    if n <= SMALLEST[-1]:
+        return next(size for size in SMALLEST if n <= size)
     step = 128 if n <= 1024 else 1 << (n.bit_length() - 4)
     return -(-n // step) * step
 

@@ -1,7 +1,7 @@
 """One trace: prefill, decode and rescore of every prompt, as docs/design.md §4 defines them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -18,13 +18,14 @@ from precaudit.metrics.sizes import norm, ratio
 from precaudit.records import Neutrality, PromptRecord, Requested, number
 from precaudit.store import RunWriter
 from precaudit.tracing.predicting import predicted
-from precaudit.tracing.programs import Capture, bucket, decode_program, prefill_program
+from precaudit.tracing.programs import SMALLEST, Capture, bucket, decode_program, prefill_program
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
 
 Begin = Callable[[str, int], None]  # what a call does, and how many tokens it runs
 WHOLE = 1 << 25  # bytes that a call may move from the device though fewer are recorded
+SHARED = 5e10  # flops that padding may add where it saves compiling: a second of a core, and programs take more
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Batch:
     """Prompts run together, what is recorded of each, on which side they are padded, and the steps decoded after.
 
     Prefill, decode and rescore have one ``length``, of tokens and of the cache: prefill and rescore are one program.
+    ``slots``: its least.
     """
 
     prompts: tuple[PromptRecord, ...]
     plan: tuple[tuple[Entry, ...], ...]
     pad: str
     steps: int = 0
+    slots: int = 0
 
     @classmethod
     def of(cls, prompts: Sequence[PromptRecord], requested: Requested) -> "Batch":
@@ -49,7 +52,7 @@ class Batch:
     @property
     def length(self) -> int:
         """The slots of a sequence: the longest prompt and what is decoded after it, in a bucket."""
-        return bucket(max(len(p.tokens) for p in self.prompts) + self.steps)
+        return max(self.slots, bucket(max(len(p.tokens) for p in self.prompts) + self.steps))
 
     def arrays(self, sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:
         """Return tokens [B, length] and starts [B]; left padding aligns ends, the bucket's rest is on the right."""
@@ -76,6 +79,20 @@ class Batch:
     def at(self, phase: str, step: int) -> tuple[tuple[Entry, ...], ...]:
         """Return the entries of one call, for each prompt."""
         return tuple(tuple(e for e in plan if (e.phase, e.step) == (phase, step)) for plan in self.plan)
+
+
+def batches(groups: Iterable[Sequence[PromptRecord]], requested: Requested, parameters: int) -> list[Batch]:
+    """Return the batches of all prompts of a run that run together, of a model of so many parameters.
+
+    Those of the smallest bucket share the programs of the next where another batch has it and padding costs little.
+    """
+    found = [Batch.of(prompts, requested) for prompts in groups]
+    small, large = SMALLEST
+    short = [b for b in found if b.length == small]
+    padding = sum(len(b.prompts) * (large - small) * (1 if b.steps == 0 else 3) for b in short)
+    if 2 * parameters * padding > SHARED or all(b.length != large for b in found):
+        return found
+    return [replace(b, slots=large) if b.length == small else b for b in found]
 
 
 @dataclass

@@ -15,7 +15,7 @@ from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.operators import rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding, formula
 from precaudit.records import PromptRecord, Requested
-from precaudit.tracing.programs import bucket, jitted
+from precaudit.tracing.programs import jitted
 from precaudit.tracing.session import Batch
 from precaudit.tracing.subject import Subject
 from precaudit.transforms import reap, shadow
@@ -49,13 +49,18 @@ class Call(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is looked at: prompts of one batch, the tokens fed to each, phases and points."""
+    """What is looked at: one batch, the tokens fed to each of its prompts, phases and points."""
 
-    prompts: tuple[PromptRecord, ...]
+    batch: Batch
     fed: Mapping[str, Sequence[int]]
     requested: Requested
     phases: Collection[str]
     points: frozenset[str]
+
+    @property
+    def prompts(self) -> tuple[PromptRecord, ...]:
+        """The batch's prompts."""
+        return self.batch.prompts
 
 
 def distances(subject: Subject, model: Model, work: Work) -> Iterator[Distance]:
@@ -84,7 +89,7 @@ def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
     width = sum(int(np.prod([sizes[a] for a in POINTS[p].axes[1:]])) for p in work.points if POINTS[p].per_layer)
     steps = work.requested.decode_steps + 1 if "decode" in work.phases else 0
     caches = steps if work.points & set(CACHES.values()) else 0
-    rows = bucket(max(len(work.fed[p.id]) for p in work.prompts)) * len(work.prompts)
+    rows = work.batch.length * len(work.prompts)
     each = 8 * rows * (width * len(set(work.phases) - {"decode"}) + 2 * c.kv_heads * c.head_dim * caches)
     n = max(1, min(c.layers, HELD // max(each, 1)))
     return [tuple(range(i, min(i + n, c.layers))) for i in range(0, c.layers, n)]
@@ -92,7 +97,7 @@ def _groups(model: Model, work: Work) -> list[tuple[int, ...]]:
 
 def _calls(subject: Subject, work: Work, points: frozenset[str], layers: tuple[int, ...]) -> Iterator[Call]:
     """Run the shadow of every call as the session ran the program (tracing/session.py)."""
-    asked, batch = work.requested, Batch.of(work.prompts, work.requested)
+    asked, batch = work.requested, work.batch
     sequences = [list(p.tokens) for p in work.prompts]
     longer = [list(work.fed[p.id]) for p in work.prompts]
     tokens, starts = batch.arrays(sequences)

@@ -23,7 +23,7 @@ from precaudit.selection import Selection, choose_prompts, parse_layers, parse_p
 from precaudit.store import Run, RunWriter, check_space, open_run, prepare_folder
 from precaudit.tracing.manifest import begin, now
 from precaudit.tracing.predicting import assumptions
-from precaudit.tracing.session import Batch, Session
+from precaudit.tracing.session import Batch, Session, batches
 from precaudit.tracing.subject import Subject, load
 from precaudit.tracing.writer import Background
 
@@ -60,7 +60,8 @@ class Work:
     def batches(self) -> list[Batch]:
         """The batches, those that are there among them."""
         asked = self.record.requested
-        return [Batch.of(self.prompts[i : i + asked.batch], asked) for i in range(0, len(self.prompts), asked.batch)]
+        groups = (self.prompts[i : i + asked.batch] for i in range(0, len(self.prompts), asked.batch))
+        return batches(groups, asked, self.subject.config.parameters)
 
     def mark(self, batch: Batch, session: Session, before: tuple[int, int]) -> BatchRecord:
         """Return what is noted of a batch that is written; ``before``: what the session had noted until then."""
@@ -163,11 +164,11 @@ def _without(requested: Requested, absent: Collection[str]) -> Requested:
 
 def _run_all(work: Work, session: Session, progress: Progress) -> None:
     """Run the batches that are not there, and note each that is written."""
-    batches, there = work.batches, 0 if work.kept is None else len(work.kept.batches)
-    total, done, running = sum(b.tokens(session.requested) for b in batches), 0, 0
-    done = sum(b.tokens(session.requested) for b in batches[:there])
-    for i, batch in enumerate(batches[there:], there + 1):
-        where = f"batch {i} of {len(batches)}" if session.requested.batch > 1 else batch.prompts[0].id
+    todo, there = work.batches, 0 if work.kept is None else len(work.kept.batches)
+    total, done, running = sum(b.tokens(session.requested) for b in todo), 0, 0
+    done = sum(b.tokens(session.requested) for b in todo[:there])
+    for i, batch in enumerate(todo[there:], there + 1):
+        where = f"batch {i} of {len(todo)}" if session.requested.batch > 1 else batch.prompts[0].id
 
         def begin(what: str, tokens: int, where: str = where) -> None:
             nonlocal done, running

@@ -69,13 +69,16 @@ def _shadowed(
 ) -> tuple[dict[Place, dict[str, Any]], str]:
     """Return the numbers of every place of a batch, or why there are none."""
     from precaudit.tracing import shadowed
+    from precaudit.tracing.session import batches
     from precaudit.transforms import CannotLift
 
-    prompts = tuple(recorded.run.prompts[p] for p in batch)
+    groups = dict.fromkeys(recorded.batch_of(p) for p in recorded.requested.prompts if p in recorded.run.prompts)
+    each = ([recorded.run.prompts[p] for p in group] for group in groups)
+    whole = batches(each, recorded.requested, recorded.config.parameters)[list(groups).index(batch)]
     fed = {p: recorded.fed_tokens(p) for p in batch}
     points = frozenset(point for *_, point in formula_keys(recorded.requested, recorded.config, phases))
     try:
-        work = shadowed.Work(prompts, fed, recorded.requested, phases, points)
+        work = shadowed.Work(whole, fed, recorded.requested, phases, points)
         found = list(shadowed.distances(subject, model, work))
     except CannotLift as error:
         return {}, str(error)

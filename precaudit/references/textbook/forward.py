@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,7 +131,7 @@ class Whole:
         kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
         return kinds[0][key], kinds[1].get(sequence) if place.point == LOGITS else None
 
-    @property
+    @cached_property
     def sigma(self) -> float:
         """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie).
 
@@ -220,6 +221,7 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     turned = [s.lengths for s in whole.distinct]
     for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl, whole.about, whole.decoded_about):
         pooled.clear()
+    vars(whole).pop("sigma", None)
     if model.config != recorded.config and not whole.meant:
         logits = Wanted({LOGITS}, (), whole.wanted.logit_rows)
         forward(
@@ -264,9 +266,14 @@ class Pool:
     errors: dict[Sequenced, list[Array]] = field(default_factory=dict)
     apart: dict[Sequenced, Array] = field(default_factory=dict)
 
+    @cached_property
+    def sequences(self) -> list[Sequenced]:
+        """The distinct sequences, in the order in which they run."""
+        return self.whole.distinct
+
     def add(self, i: int, layer: int | None, point: str, values: Array) -> None:
         """Add one draw's error at one point."""
-        sequence = self.whole.distinct[i]
+        sequence = self.sequences[i]
         reference = self.whole.of(sequence, layer, point)
         assert reference is not None
         error = canonical(values - reference, POINTS[point].axes)
@@ -285,7 +292,7 @@ class Pool:
 
     def sampled(self, rows: int) -> Array:
         """Return the logits rows whose errors are kept: fewer where many prompts or a large vocabulary hold much."""
-        each = 4 * RUNS * self.config.vocab * len(self.whole.distinct)
+        each = 4 * RUNS * self.config.vocab * len(self.sequences)
         n = max(1, min(ROWS, KEPT // each))
         return np.unique(np.linspace(0, rows - 1, n).astype(int)) if rows else np.zeros(0, int)
 
