@@ -119,6 +119,7 @@ bench: .venv/oracle
 	$(BIN)/python benchmarks/main_job.py
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python -m benchmarks.decoding
+	$(BIN)/python -m benchmarks.generating
 	$(BIN)/python benchmarks/judging.py
 	$(BIN)/python -m benchmarks.programs_speed
 

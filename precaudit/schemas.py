@@ -22,7 +22,9 @@ from precaudit.records import (
 )
 from precaudit.reports.sweep import SweepRow
 from precaudit.rollouts.divergence import Divergence
+from precaudit.rollouts.frozen import FrozenAnswers, FrozenMetric, FrozenRun
 from precaudit.rollouts.limits import RolloutRecord
+from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.program_loops import ProgramTiming
 from precaudit.rollouts.questions import Answers, Changed
 from precaudit.rollouts.timing import Timing
@@ -46,7 +48,8 @@ FILES = {
     "compared.json": Compared,
     "dump.json": DumpRun,
     "sweep.jsonl": SweepRow,
-    "rollouts.jsonl": RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
     "probe.jsonl": ProbeRecord,
 }
 

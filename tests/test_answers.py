@@ -6,7 +6,7 @@ from math import comb
 import pytest
 from scipy.stats import binomtest
 
-from precaudit.rollouts.answers import compared, mcnemar, pass_at, sentence, wilson
+from precaudit.rollouts.answers import compared, kept, mcnemar, pass_at, sentence, wilson
 
 
 def outcomes(both, gained, lost, neither):
@@ -116,3 +116,19 @@ def test_other_or_no_questions_are_refused():
     for first, second in (([True], [True, False]), ([], [])):
         with pytest.raises(ValueError, match="the same questions"):
             compared(first, second)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(-0.05, "pass"), (0.025, "pass"), (0.027, "unknown"), (0.506, "unknown"), (0.508, "fail")]
+)
+def test_a_limit_on_the_difference_is_held_to_its_interval(limit, expected):
+    """The published interval of the airway data, to three digits, is 0.026 to 0.507."""
+    assert kept(outcomes(1, 7, 1, 12), limit) == expected
+
+
+def test_a_loss_that_is_sure_fails_and_one_that_is_not_is_undecided():
+    """Of 100 questions 20 are lost and none gained (p = 2 / 2^20), or 2: no limit of 0 is known to hold."""
+    assert kept(outcomes(40, 0, 20, 40), -0.05) == "fail"
+    assert kept(outcomes(58, 0, 2, 40), -0.05) == "unknown"
+    assert kept(outcomes(600, 0, 0, 400), 0.0) == "unknown"
+    assert kept(outcomes(600, 0, 0, 400), -0.05) == "pass"

@@ -197,6 +197,8 @@ DRAWS = [
     (["--prompts", "nowhere.jsonl"], ["no prompts file", "nowhere.jsonl"]),
     (["--answers", "nowhere.jsonl"], ["--answers or --prompts"]),
     (["--fail-above", "k1=1"], ["--fail-above", "'k1'"]),
+    (["--fail-below", "answers_difference=0"], ["answers_difference=0", "--answers FILE", "two --policies"]),
+    (["--fail-below", "answers_difference=-5"], ["answers_difference=-5", "share", "-0.02"]),
     (["--from", "p.jsonl"], ["--from", "leave out --prompts"]),
 ]
 

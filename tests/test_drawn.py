@@ -1,6 +1,7 @@
 """Rollouts drawn here: parity, where policies part, answers, and what the command says."""
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -12,11 +13,14 @@ from precaudit.errors import UserError
 from precaudit.numpy_decoder.model import Model
 from precaudit.programs.loading import load as load_program
 from precaudit.records import value
+from precaudit.reports.drawn import headline
+from precaudit.rollouts.answers import compared
 from precaudit.rollouts.divergence import judged, parted
 from precaudit.rollouts.drawn import Checks, drawn, opened
+from precaudit.rollouts.limits import Limit, hold
 from precaudit.rollouts.parity import parity
 from precaudit.rollouts.program_loops import _whole, measure_program
-from precaudit.rollouts.questions import Question, answers, number, read_questions, right
+from precaudit.rollouts.questions import Changed, HeldAnswers, Question, answers, number, read_questions, right
 from precaudit.rollouts.reading import Rollout, read_rollouts, written
 from precaudit.rollouts.sampling import Sampling
 from precaudit.rollouts.scoring import by_fp64
@@ -205,6 +209,37 @@ def test_the_command_asks_questions_and_where_none_parses_cannot_judge(tmp_path)
     done = run("tiny", "--answers", path, "--no-fp64", "--new-tokens", 1)
     assert done.return_value == 3
     assert "1 answers hold no number and count as wrong" in done.output
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "mark", "words"),
+    [(-1, 0, "✓", "−100.0 points: pass"), (-0.05, 3, "?", "−5.0 points: unknown"), (1, 1, "✗", "100.0 points: fail")],
+)
+def test_the_command_holds_answers_by_their_interval(tmp_path, limit, code, mark, words):
+    """One question that both answer: the interval lies in (-1, 1), and has 0 inside."""
+    path, page = tmp_path / "q.jsonl", tmp_path / "p.md"
+    path.write_text('{"prompt": "def f(x):", "answer": "(?s).", "match": "regex", "plain": true}\n')
+    options = ("--answers", path, "--no-fp64", "--policies", "bf16,fp32", "--new-tokens", 24, "--markdown", page)
+    done = run("tiny", *options, "--fail-below", f"answers_difference={limit}")
+    assert done.return_value == code
+    assert done.output.startswith(f"{mark} answers of fp32 against bf16 ")
+    assert f"answers of fp32 against bf16, limit of {words}" in done.output
+    assert "95 % " in done.output.splitlines()[0]
+    assert f"\n{mark} answers of fp32" in page.read_text()
+
+
+def test_what_breaks_log_probabilities_is_told_before_answers(found):
+    held = [HeldAnswers(Changed(policy="fp32", against="bf16", paired=compared([True], [True])), 1.0, s)
+            for s in ("pass", "unknown", "fail")]  # fmt: skip
+    assert [replace(found, held=(h,)).exit_code for h in held] == [0, 3, 1]
+    assert replace(found, held=tuple(held)).exit_code == 1
+    kl = Limit("kl", -1.0)
+    bad = [replace(p, held=tuple(hold(r, kl) for r in p.whole)) for p in found.parities]
+    spoilt = replace(found, parities=tuple(bad), held=tuple(held))
+    assert headline(spoilt).sentence.startswith("policy bf16: engine against policy: kl is")
+    good = [replace(p, held=tuple(hold(r, Limit("kl", 9.0)) for r in p.whole)) for p in found.parities]
+    marks = [headline(replace(found, parities=tuple(good), held=(h,))).mark for h in held]
+    assert marks == ["✓", "?", "✗"]
 
 
 # A program of the user's

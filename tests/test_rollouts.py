@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -12,7 +13,9 @@ from precaudit.cli.rollout import command
 from precaudit.errors import CannotJudge, UserError
 from precaudit.numpy_decoder.model import Model
 from precaudit.records import decode_lines, value
+from precaudit.rollouts import scoring
 from precaudit.rollouts.limits import Limit, RolloutRecord, parse_limits
+from precaudit.rollouts.origin import RolloutRun
 from precaudit.rollouts.parity import parity
 from precaudit.rollouts.reading import Rollout, read_rollouts
 from precaudit.rollouts.scoring import BATCH, ROWS, by_fp64, by_policy
@@ -172,6 +175,21 @@ def test_more_rollouts_than_a_batch_are_scored_as_each_alone(tiny):
         np.testing.assert_array_equal(together[i], by_policy(tiny, [rollouts[i]], 1.0, quiet)[0])
 
 
+@pytest.mark.parametrize(("block", "kept"), [(ROWS, False), (256, True)], ids=["as shipped", "in one block"])
+def test_no_logits_of_every_position_are_kept(tiny, monkeypatch, block, kept):
+    """Of the compiled program's arrays with an axis of V; with every row in one block [B, T, V] is there."""
+    monkeypatch.setattr(scoring, "ROWS", block)
+    length, vocab = 256, tiny.config.vocab
+    ids, starts = np.zeros((BATCH, length), np.int32), np.zeros(BATCH, np.int32)
+    program = scoring._program.__wrapped__(tiny.decoder, (), "cpu")
+    given = (tiny.parameters, tiny.tables(length), ids, starts, ids, ids, np.float32(1))
+    text = program.lower(*given).compile().as_text()
+    shapes = {tuple(map(int, x.split(","))) for x in re.findall(r"\[(\d+(?:,\d+)*)\]", text)}
+    largest = max(math.prod(x) for x in shapes if vocab in x)
+    assert largest == BATCH * block * vocab
+    assert (largest >= BATCH * length * vocab) == kept
+
+
 def test_an_engine_in_float32_is_nearer_fp64_than_a_bf16_policy(tiny, engine):
     found = parity(tiny, engine)
     engine_policy, engine_exact, policy_exact = (r.mismatch for r in found.whole)
@@ -246,12 +264,15 @@ def test_limits_are_parsed_and_refused():
     assert parse_limits(["kl=1e-3"], ["rollout_is_eff_sample_size=.9"]) == (
         Limit("kl", 1e-3), Limit("rollout_is_eff_sample_size", 0.9, True),
     )  # fmt: skip
+    assert parse_limits([], ["answers_difference=-0.02"]) == (Limit("answers_difference", -0.02, True),)
     for above, below, told in (
         (["k1=1"], [], "no metric 'k1'; did you mean"),
         (["kl"], [], "a number is wanted"),
         (["kl=nan"], [], "a number is wanted"),
         ([], ["kl=1"], "of kl, larger is worse"),
         (["rollout_is_eff_sample_size=1"], [], "smaller is worse"),
+        (["answers_difference=0"], [], "smaller is worse"),
+        ([], ["answers_difference=-5"], "2 points fewer are -0.02"),
     ):
         with pytest.raises(UserError, match=told):
             parse_limits(above, below)
@@ -267,7 +288,13 @@ def test_the_command_says_measures_and_gates(tmp_path, engine):
     assert plain.return_value == 0
     assert plain.output.startswith("? measured, not judged: engine against fp64: kl ")
     assert "3 sequences of 60 tokens judged; 0 without tokens, 0 left out" in plain.output
-    records = list(decode_lines((tmp_path / "out.jsonl").read_bytes(), RolloutRecord, "out.jsonl"))
+    head, *records = decode_lines((tmp_path / "out.jsonl").read_bytes(), RolloutRun | RolloutRecord, "out.jsonl")
+    assert (head.model, list(head.policies), head.asked) == (
+        "tiny",
+        ["bf16"],
+        {"rollouts": "read", "temperature": "1.0"},
+    )
+    assert head.sides == tuple((r.rollout, r.trainer) for r in records if r.id is None)
     assert [(r.rollout, r.trainer) for r in records if r.id is None] == [
         ("engine", "policy"), ("engine", "fp64"), ("policy", "fp64"),
     ]  # fmt: skip
@@ -276,7 +303,7 @@ def test_the_command_says_measures_and_gates(tmp_path, engine):
     assert (held.return_value, held.output[:22]) == (0, "✓ all 2 limits hold; e")
     broken = run("tiny", "--from", path, "--no-fp64", "--fail-above", "abs_diff_max=1e-9", "--json")
     assert broken.return_value == 1
-    assert json.loads(broken.output.splitlines()[0])["trainer"] == "policy"
+    assert json.loads(broken.output.splitlines()[1])["trainer"] == "policy"
 
 
 def test_the_command_names_what_is_no_log_probability(tmp_path, engine):

@@ -46,6 +46,7 @@ from precaudit.records import (
     Worst,
 )
 from precaudit.reports.words import listing, paragraphs
+from precaudit.rollouts.answers import compared, sentence
 from precaudit.selection import PHASES
 
 ROOT = Path(__file__).parent.parent
@@ -167,6 +168,17 @@ def test_the_examples_of_shares_explained_are_true():
     assert opposite == pytest.approx(-3)
     assert "explains 0.75" in item("explained")
     assert "−3." in item("explained")
+
+
+def test_the_examples_of_rollouts_are_true():
+    assert f"{math.exp(0.1) - 1.1:.5f}" in item("k3_kl")
+    assert f"e^0.25 = {math.exp(0.25):.3f}" in item("clip_fraction")
+    tail = sum(math.comb(8, i) for i in (0, 1)) / 2**8
+    assert f"= {2 * tail:.4f}" in item("mcnemar")
+    assert f"pass@2 {1 - math.comb(3, 2) / math.comb(4, 2):g}" in item("pass@k")
+    question = [(a, b) for a, b, n in ((1, 1, 498), (1, 0, 12), (0, 1, 10), (0, 0, 480)) for _ in range(n)]
+    told = sentence(compared([bool(a) for a, _ in question], [bool(b) for _, b in question]))
+    assert told.split("is ")[1].split(" (")[0] in item("answers_difference")
 
 
 def test_the_examples_of_distributions_are_true():

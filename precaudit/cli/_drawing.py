@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from precaudit.rollouts.drawn import Checks, Drawn
     from precaudit.rollouts.generation import Loop
     from precaudit.rollouts.limits import Limit
+    from precaudit.rollouts.origin import RolloutRun
     from precaudit.rollouts.questions import Question
     from precaudit.tracing.subject import Subject
 
@@ -28,12 +29,14 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     names = policy_names(given["policies"] or given["policy"])
     policies = [apply_settings(load_policy(name), changes) for name in names]
     questions = _questions(given)
+    of_answers, limits = _split(limits, bool(questions) and len(policies) > 1)
     given = _completed(given, bool(questions))
     sampling = Sampling(given["temperature"], given["top_k"], given["top_p"], given["seed"])
     loops = loops_of(given["loops"])
     with progress_bar("loading JAX") as advance:
         from precaudit.rollouts.drawn import drawn, graded, opened
         from precaudit.rollouts.questions import asked
+        from precaudit.rollouts.recording import of_drawn
         from precaudit.rollouts.timing import How, tasks
         from precaudit.tracing.subject import load
         from precaudit.tracing.trace import encoded
@@ -50,14 +53,27 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
         checks = _checks(model, given, limits)
         found = drawn(subjects, todo, how, loops, checks, refused, advance)
         if questions:
-            found = graded(found, questions, partial(subjects[0].tokenizer.decode, skip_special_tokens=True))
+            decode = partial(subjects[0].tokenizer.decode, skip_special_tokens=True)
+            found = graded(found, questions, decode, of_answers)
         scored = list(zip(subjects, found.parities, (m.rollouts for m in found.firsts), strict=True))
         why = explained(scored, given, found.temperature, advance)
+        origin = of_drawn(found, subjects, todo, how, checks, questions)
     if given["save"] is not None:
         from precaudit.rollouts.reading import written
 
         write(given["save"], written(found.rollouts, found.temperature))
-    return _show(found, why, given)
+    return _show(found, origin, why, given)
+
+
+def _split(limits: "tuple[Limit, ...]", two: bool) -> "tuple[tuple[Limit, ...], tuple[Limit, ...]]":
+    """Return limits on answers, and those on log-probabilities; ``two``: two policies are asked questions."""
+    from precaudit.errors import UserError
+    from precaudit.rollouts.limits import ANSWERS
+
+    of_answers = tuple(x for x in limits if x.metric == ANSWERS)
+    if of_answers and not two:
+        raise UserError(f"--fail-below {ANSWERS}={of_answers[0].value:g} needs --answers FILE and two --policies")
+    return of_answers, tuple(x for x in limits if x.metric != ANSWERS)
 
 
 def _questions(given: dict[str, Any]) -> "list[Question]":
@@ -158,15 +174,16 @@ def _checks(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> "
     return Checks(trainer, not given["no_fp64"], limits)
 
 
-def _show(found: "Drawn", why: "Sequence[Cause]", given: dict[str, Any]) -> int:
+def _show(found: "Drawn", origin: "RolloutRun", why: "Sequence[Cause]", given: dict[str, Any]) -> int:
     """Print what was found, and write its records."""
     from precaudit.cli._explaining import code_of, show
-    from precaudit.cli.rollout import kept
+    from precaudit.cli.rollout import kept, pages
     from precaudit.reports import drawn as report
     from precaudit.reports import fitting, rollouts
 
     code = code_of(why, found.exit_code)
-    if kept((*_records(found), *why), given):
+    pages(origin, found.parities, why, given, found)
+    if kept((origin, *_records(found), *why), given):
         return code
     announce(report.headline(found))
     fitting.show(report.timing(found), console())

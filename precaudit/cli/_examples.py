@@ -4,6 +4,7 @@ EXAMPLES = {
     "audit": ("precaudit audit", "precaudit audit --config precaudit.toml --junit audit.xml"),
     "baseline": (
         "precaudit baseline runs/a -o traces/baselines/tiny.jsonl",
+        "precaudit baseline rollouts.jsonl -o traces/baselines/rollouts.jsonl",
         "precaudit baseline runs/b -o traces/baselines/tiny.jsonl --accept --why 'JAX 0.11'",
     ),
     "compare": (
@@ -15,7 +16,11 @@ EXAMPLES = {
     "doctor": ("precaudit doctor", "precaudit doctor --json", "precaudit doctor --clear references"),
     "explain": ("precaudit explain excess", "precaudit explain not run", "precaudit explain exit-codes"),
     "export": ("precaudit export runs/a --csv errors.csv", "precaudit export runs/a --tensorboard logs"),
-    "gate": ("precaudit gate runs/a", "precaudit gate runs/a --budgets budgets.toml --junit gate.xml"),
+    "gate": (
+        "precaudit gate runs/a",
+        "precaudit gate runs/a --budgets budgets.toml --junit gate.xml",
+        "precaudit gate rollouts.jsonl --baseline traces/baselines/rollouts.jsonl",
+    ),
     "gradcheck": (
         "precaudit gradcheck examples/bf16_reference.py:kernel",
         "precaudit gradcheck kernels.py:mine --reference kernels.py:plain --inputs kernels.py:inputs -o errors.jsonl",
@@ -44,7 +49,7 @@ EXAMPLES = {
     ),
     "rollout": (
         "precaudit rollout tiny --from rollouts.jsonl --fail-above kl=1e-3 -o records.jsonl",
-        "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --save drawn.jsonl",
+        "precaudit rollout tiny --n 4 --loops python,while --policies bf16,fp32 --html rollout.html",
         "precaudit rollout smollm2 --answers questions.jsonl --policies bf16,fp32",
     ),
     "trace": (

@@ -35,7 +35,8 @@ def show(found: "Sequence[Cause]") -> None:
     from precaudit.reports.causes import lines
 
     if found:
-        say("\nwhat makes the worst tokens differ between decode and a trainer's prefill:")
+        say("")
+        say("what makes the worst tokens differ between decode and a trainer's prefill:")
     for cause in found:
         for line in lines([cause], load_policy(cause.policy).settings()):
             say(line)

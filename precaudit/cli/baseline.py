@@ -13,19 +13,32 @@ from precaudit.cli._options import say
 @click.option("--accept", is_flag=True, help="Replace the baseline that is there.")
 @click.option("--why", default="", metavar="TEXT", help="Why the new errors are the ones to hold.")
 def command(run: Path, output: Path, accept: bool, why: str) -> None:
-    """Freeze a compared RUN's errors, to hold later runs against.
+    """Freeze a RUN's errors, or a rollout's metrics, for later gates.
+
+    RUN: a folder, or a file that rollout -o wrote.
 
     The file holds no tensors; it says where the errors come from, and its own SHA-256.
     """
     from precaudit.judging.baselines import freeze, freeze_errors
     from precaudit.judging.programs import errors_of, provenance
+    from precaudit.rollouts.kinds import is_rollouts
     from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.runs.written import recall
 
+    if is_rollouts(run):
+        from precaudit.rollouts.frozen import freeze_rollouts
+
+        frozen = freeze_rollouts(run, output, accept, why)
+        of = f"rollouts of {frozen.of.model} ({frozen.of.device})"
+        return _tell(output, of, frozen.sha256, len(frozen.chain))
     if is_program_run(run):
         opened = open_program_run(run)
         record = freeze_errors(errors_of(opened), provenance(opened), str(run), output, accept, why)
     else:
         record = freeze(recall(run), output, accept, why)
-    links = f", {len(record.chain)} before it" if record.chain else ""
-    say(f"{output}: baseline of run {record.run} ({record.device}), SHA-256 {record.sha256[:12]}…{links}")
+    return _tell(output, f"run {record.run} ({record.device})", record.sha256, len(record.chain))
+
+
+def _tell(output: Path, of: str, sha256: str, before: int) -> None:
+    links = f", {before} before it" if before else ""
+    say(f"{output}: baseline of {of}, SHA-256 {sha256[:12]}…{links}")

@@ -6,7 +6,7 @@ import click
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|ERRORS")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|ERRORS|ROLLOUTS")
 @click.option("--budgets", type=click.Path(path_type=Path), help="budgets.toml [default limits].")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Frozen errors to hold the run against.")
 @click.option("--across-devices", is_flag=True, help="Allow a baseline of another kind of device.")
@@ -28,10 +28,18 @@ def command(
 ) -> int:
     """Judge a compared RUN, or a file of error records.
 
+    ROLLOUTS: a file that rollout -o wrote; its budgets are [[rollout]] entries.
+
     Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """
     from precaudit.cli._judged import show
     from precaudit.judging.gate import gate
+    from precaudit.rollouts.kinds import is_rollouts
 
-    judged = gate(source, budgets, baseline, across_devices)
+    if is_rollouts(source):
+        from precaudit.rollouts.gating import gate_rollouts
+
+        judged = gate_rollouts(source, budgets, baseline, across_devices)
+    else:
+        judged = gate(source, budgets, baseline, across_devices)
     return show(judged, str(source), junit, markdown, github, as_json, verbose)

@@ -1,5 +1,6 @@
 """``precaudit rollout``: log-probabilities of an engine, or of tokens drawn here, against a trainer's and FP64's."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,10 @@ from click.core import ParameterSource
 from precaudit.cli._options import announce, console, progress_bar, say
 
 if TYPE_CHECKING:
+    from precaudit.evidence.mismatch import Cause
+    from precaudit.rollouts.drawn import Drawn
     from precaudit.rollouts.limits import Limit
+    from precaudit.rollouts.origin import RolloutRun
     from precaudit.rollouts.parity import Parity
 
 DRAWS = (
@@ -55,9 +59,13 @@ OF_A_PROGRAM = ("model", "loops", "rounds", "output", "as_json")
 @click.option("--no-fp64", is_flag=True, help="Against policies alone.")
 @click.option("--fail-above", multiple=True, metavar="METRIC=X", help="Exit 1 where a metric is above, as kl=1e-3.")
 @click.option("--fail-below", multiple=True, metavar="METRIC=X",
-              help="Exit 1 where one is below, as rollout_is_eff_sample_size=0.99.")  # fmt: skip
+              help="Exit 1 where one is below, as rollout_is_eff_sample_size=.99, answers_difference=0.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the records here, as JSONL: of the whole, then of each sequence.")  # fmt: skip
+@click.option("--markdown", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write Markdown for a pull request here.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one HTML page here; it needs no network.")  # fmt: skip
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write what was drawn, as --from reads it.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSONL.")
@@ -73,11 +81,12 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     (docs/rollouts.md).
 
     Exit code 0: no limit is broken, or none was given. 1: one is, a value is NaN, positive or -inf, or the two loops
-    drew other tokens. 3: a limit's metric is not defined, one of several policies cannot run, or no answer parses.
+    drew other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside, one of several
+    policies cannot run, or no answer parses.
     """
     from precaudit.errors import UserError
     from precaudit.programs.loading import is_reference
-    from precaudit.rollouts.limits import parse_limits
+    from precaudit.rollouts.limits import ANSWERS, parse_limits
 
     context = click.get_current_context()
     told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
@@ -86,11 +95,17 @@ def command(model: str, source: Path | None, **given: Any) -> int:
 
         return program(model, given, [name for name in told if name not in OF_A_PROGRAM])
     limits = parse_limits(given["fail_above"], given["fail_below"])
+    if given["html"] is not None:
+        from precaudit.reports.rollout_charts import drawing
+
+        drawing()
     chosen = [name for name in DRAWS if name in told]
     if source is None:
         from precaudit.cli._drawing import draw
 
         return draw(model, given, limits)
+    if any(x.metric == ANSWERS for x in limits):
+        raise UserError(f"--from reads rollouts and asks nothing; leave out --fail-below {ANSWERS}")
     if chosen:
         raise UserError(f"--from reads rollouts and draws none; leave out --{chosen[0].replace('_', '-')}")
     if given["temperature"] is None:
@@ -112,13 +127,16 @@ def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit,
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     with progress_bar("loading JAX") as advance:
         from precaudit.rollouts.parity import parity
+        from precaudit.rollouts.recording import of_read
         from precaudit.tracing.subject import load
 
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
         found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
         why = explained([(subject, found, rollouts)], given, given["temperature"], advance)
+        origin = of_read(found, subject, rollouts, given["temperature"])
     code = code_of(why, found.exit_code)
-    if kept((*found_records(found), *why), given):
+    pages(origin, (found,), why, given)
+    if kept((origin, *found_records(found), *why), given):
         return code
     announce(report.headline(found))
     fitting.show(report.table(found), console())
@@ -145,3 +163,20 @@ def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
     if given["as_json"]:
         click.echo(text, nl=False)
     return bool(given["as_json"])
+
+
+def pages(
+    origin: "RolloutRun", parities: "tuple[Parity, ...]", why: "Sequence[Cause]", given: dict[str, Any],
+    drawn: "Drawn | None" = None,
+) -> None:  # fmt: skip
+    """Write the pages that are asked for, each whole or not at all."""
+    if given["markdown"] is None and given["html"] is None:
+        return
+    from precaudit.cli._judged import write
+    from precaudit.reports import rollout_pages
+
+    told = rollout_pages.Told(origin, parities, tuple(why), drawn)
+    if given["markdown"] is not None:
+        write(given["markdown"], rollout_pages.as_markdown(told))
+    if given["html"] is not None:
+        write(given["html"], rollout_pages.as_html(told))

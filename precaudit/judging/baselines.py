@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from precaudit.runs.written import Comparison
 from precaudit.store import Run
 from precaudit.writing import write_whole
 
+S = TypeVar("S", bound=Record)  # the first line of a baseline: it has created, sha256 and chain
 Judged = tuple[str, str, str, int, int | None, str]  # kind and place
 
 
@@ -101,13 +103,7 @@ def freeze_errors(
     errors: Sequence[ErrorRecord], of: BaselineRecord, where: str, path: Path, accept: bool = False, why: str = ""
 ) -> BaselineRecord:
     """Write a baseline of error records that lie at ``where``; raises UserError as ``freeze``."""
-    before = None
-    if path.exists():
-        if not accept:
-            raise UserError(f"{path} exists; a new baseline takes its place with --accept --why TEXT")
-        if not why.strip():
-            raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
-        before = read_baseline(path)
+    before = read_baseline(path) if replaces(path, accept, why) else None
     unfit = [e for e in errors if e.missing is not None or e.nonfinite]
     if unfit:
         first = f"layer {unfit[0].layer} {unfit[0].point}, prompt {unfit[0].prompt}"
@@ -115,10 +111,27 @@ def freeze_errors(
     lines = list(_frozen(errors, before))
     if not lines:
         raise UserError(f"{where}: no local, forward or state errors to freeze")
+    return write_sealed(path, of, lines, None if before is None else before.record, why)
+
+
+def replaces(path: Path, accept: bool, why: str) -> bool:
+    """Return whether a new baseline takes the place of one; raises UserError unless ``accept`` with ``why``."""
+    if not path.exists():
+        return False
+    if not accept:
+        raise UserError(f"{path} exists; a new baseline takes its place with --accept --why TEXT")
+    if not why.strip():
+        raise UserError("--accept needs --why TEXT: why the new errors are the ones to hold")
+    return True
+
+
+def write_sealed(path: Path, of: S, lines: Iterable[Record], before: Any = None, why: str = "") -> S:
+    """Write a baseline's lines under its first line, which is sealed; return that.
+
+    ``of``: a record with ``created``, ``sha256`` and ``chain``; ``before``: that of the baseline whose place it takes.
+    """
     body = b"".join(encode(line) for line in lines)
-    chain = before.record.chain if before is not None else ()
-    if before is not None:
-        chain = (*chain, Link(sha256=before.record.sha256, created=before.record.created, why=why))
+    chain = () if before is None else (*before.chain, Link(sha256=before.sha256, created=before.created, why=why))
     created = datetime.now(UTC).isoformat(timespec="seconds")
     record = msgspec.structs.replace(of, created=created, chain=chain)
     record = msgspec.structs.replace(record, sha256=seal(record, body))
@@ -130,7 +143,7 @@ def freeze_errors(
     return record
 
 
-def seal(record: BaselineRecord, body: bytes) -> str:
+def seal(record: Record, body: bytes) -> str:
     """Return the SHA-256 a baseline carries: of its first line with the field empty, and all lines after."""
     return hashlib.sha256(encode(msgspec.structs.replace(record, sha256="")) + body).hexdigest()
 
@@ -149,18 +162,24 @@ def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[
 
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline; raises UserError when it is not one or was altered."""
+    record, lines = read_sealed(path, BaselineRecord, BaselineLine)
+    return Baseline(path, record, {line.place: line for line in lines})
+
+
+def read_sealed(path: Path, first: type[S], line: Any, what: str = "a baseline") -> tuple[S, list[Any]]:
+    """Return a baseline's first line and the others; raises UserError when it is not ``what`` or was altered."""
     if not path.is_file():
         raise UserError(f"no baseline at {path}; make one with: precaudit baseline RUN -o {path}")
     head, _, body = path.read_bytes().partition(b"\n")
     try:
-        record = msgspec.json.decode(head, type=BaselineRecord)
-        decoder = msgspec.json.Decoder(BaselineLine)
-        lines = [decoder.decode(line) for line in body.splitlines() if line]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a baseline: {error}") from None
-    if seal(record, body) != record.sha256:
+        record = msgspec.json.decode(head, type=first)
+        decoder = msgspec.json.Decoder(line)
+        lines = [decoder.decode(x) for x in body.splitlines() if x]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not {what}: {error}") from None
+    if seal(record, body) != getattr(record, "sha256", None):
         raise UserError(f"{path} was altered since it was frozen (its SHA-256 differs)")
-    return Baseline(path, record, {line.place: line for line in lines})
+    return record, lines
 
 
 def stale(baseline: Baseline, run: Run | BaselineRecord, across_devices: bool) -> list[str]:
@@ -184,9 +203,8 @@ def stale(baseline: Baseline, run: Run | BaselineRecord, across_devices: bool) -
     return found
 
 
-def version_suspects(baseline: Baseline, versions: dict[str, str]) -> list[str]:
-    """Return the versions that changed since the baseline: the first suspects of a change in the numbers."""
-    b, r = baseline.record.versions, versions
+def version_suspects(b: dict[str, str], r: dict[str, str]) -> list[str]:
+    """Return the versions that changed from a baseline's to a run's: the first suspects of a change in the numbers."""
     return [f"{k} {b.get(k, 'absent')} → {r.get(k, 'absent')}" for k in sorted({*b, *r}) if b.get(k) != r.get(k)]
 
 

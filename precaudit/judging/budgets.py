@@ -23,6 +23,7 @@ AT_LEAST = ("cosine", "snr")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
 FROZEN = ("rel_l2", "mae", "max_diff")  # what baselines hold
 RATCHET = 1.5
+TABLES = ("budget", "rollout")  # of runs, of rollouts
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +83,14 @@ class Known:
 
 def read_budgets(path: Path, known: Known | None = None) -> tuple[Budget, ...]:
     """Read budgets.toml; raises UserError that names the line. ``known``: what a program's run has, of one."""
+    return tuple(_budget(path, line, raw, known) for line, raw in entries(path, "budget"))
+
+
+def entries(path: Path, name: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return (line, table) of every entry of a name in a budgets.toml; raises UserError that names the line.
+
+    Budgets of runs and of rollouts may stand in one file; one with neither has no entries.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -93,14 +102,17 @@ def read_budgets(path: Path, known: Known | None = None) -> tuple[Budget, ...]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not TOML: {error}") from None
     for key in table:
-        if key != "budget":
+        if key not in TABLES:
             raise UserError(f"{path}:{_line_of(text, key)}: unknown key {key!r}; entries are [[budget]]")
-    entries = table.get("budget", [])
-    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-        raise UserError(f"{path}:{_line_of(text, 'budget')}: write every entry as [[budget]]")
-    heads = _lines_of(text, "budget")
-    lines = heads if len(heads) == len(entries) else [1] * len(entries)
-    return tuple(_budget(path, line, raw, known) for line, raw in zip(lines, entries, strict=True))
+    if table and name not in table:
+        other = next(iter(table))
+        raise UserError(f"{path}:{_line_of(text, other)}: [[{other}]] budgets alone; [[{name}]] are wanted here")
+    found = table.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(e, dict) for e in found):
+        raise UserError(f"{path}:{_line_of(text, name)}: write every entry as [[{name}]]")
+    heads = _lines_of(text, name)
+    lines = heads if len(heads) == len(found) else [1] * len(found)
+    return list(zip(lines, found, strict=True))
 
 
 def _line_of(text: str, key: str) -> int:

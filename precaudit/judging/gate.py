@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,8 +37,9 @@ JUDGED = ("local", "forward", "state", "formula", "product")
 class Judgement(Brief):
     """Every verdict that is no pass, how many there are of each status, and what a reader should know.
 
-    ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point.
-    ``besides``: what makes errors of a run besides rounding, and is meant (``policies.besides``).
+    ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point;
+    ``of``: what the records are of; ``besides``: what makes a run's errors besides rounding, and is meant
+    (``policies.besides``).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Judgement(Brief):
     drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
     places: tuple[tuple[int | None, str], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    of: Literal["errors", "rollouts"] = "errors"
     besides: str = ""
 
     @property
@@ -233,7 +235,7 @@ def _against(
         return [], [], ()
     verdicts = list(absent(b.lines, rules.seen, str(b.path)))
     verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
-    changed = version_suspects(b, versions)
+    changed = version_suspects(b.record.versions, versions)
     told = (
         [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
     )

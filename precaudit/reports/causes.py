@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from precaudit.evidence.mismatch import Cause
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import value
+from precaudit.reports.fitting import Table
 from precaudit.reports.tables import short
 
 SHOWN = 4  # operations that are named
+MOST = 12  # that have a row
 FAR = 10.0  # times what decode makes: beyond it a mismatch is not decode's
 SAYS = {
     "state": "state: a cache does not hold what was written", "formula": "formula: the program is not the reference",
@@ -23,6 +25,18 @@ def lines(found: Sequence[Cause], formats: dict[str, str]) -> Iterator[str]:
             yield f"? {where}: {short(c.engine)} from the trainer; shares are unknown: {c.unknown}"
             continue
         yield f"{_mark(c)} {where}: {_sizes(c)}; {_verdict(c)}; {_parts(c, formats)}"
+
+
+def table(found: Sequence[Cause]) -> Table:
+    """Return a row a token and operation: its share of the change over all layers, signed, and of its sizes."""
+    rows = []
+    for c in found:
+        change = value(c.change)
+        for point, share, size in c.points[:MOST] if change else ():
+            parts = (f"{100 * value(share) / change:+.1f} %", f"{100 * value(size) / abs(change):.1f} %")
+            rows.append((c.policy, c.id, str(c.index), point, *parts))
+    columns = ("policy", "sequence", "token", "operation", "share", "of sizes")
+    return Table("", columns, tuple(rows), ("policy", "sequence", "operation"), 3)
 
 
 def _mark(c: Cause) -> str:

@@ -83,7 +83,7 @@ def heat_map(
 
     A click selects a cell (``picked``, its place among ``found``: the cells of ``errors`` unless given).
     """
-    alt = _altair()
+    alt = altair_of()
     shown = cells(errors, kind) if found is None else found
     rows = [_row(i, c, kind) for i, c in enumerate(shown)]
     layers = sorted({c.layer for c in shown if c.layer is not None})
@@ -96,7 +96,7 @@ def heat_map(
     key = alt.Legend(orient="top", columns=5, symbolType="square", title=TITLES[kind]) if legend else None
     colour = alt.Color("band:N", scale=alt.Scale(domain=names, range=colours), legend=key)
     picked = alt.selection_point(name="picked", fields=["cell"], on="click", clear=False, toggle=False, empty=False)
-    base = alt.Chart(_data(rows)).encode(
+    base = alt.Chart(data_of(rows)).encode(
         x, y, tooltip=[alt.Tooltip(f"{k}:N") for k in ("layer", "point", "status", "size")]
     )
     squares = base.mark_rect(cornerRadius=2, cursor="pointer").encode(
@@ -108,7 +108,7 @@ def heat_map(
     marks = base.mark_text(fontSize=12, fontWeight="bold").encode(
         text="mark:N", color=alt.condition(beyond, alt.value(palette.on_hot), alt.value(palette.ink))
     )  # fmt: skip
-    return _styled(alt.layer(squares, marks), palette, 22 * len({c.point for c in shown}))
+    return styled(alt.layer(squares, marks), palette, 22 * len({c.point for c in shown}))
 
 
 def _row(i: int, c: Cell, kind: str) -> dict[str, Any]:
@@ -126,14 +126,14 @@ def growth(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "alt.Char
 
     Dashed: what rounding by the declared policy makes of it.
     """
-    alt = _altair()
+    alt = altair_of()
     rows = _growing(errors)
     names = list(dict.fromkeys(str(r["point"]) for r in rows))
     layers = sorted({int(r["layer"]) for r in rows})
-    log = alt.Scale(type="log", nice=True)
-    base = alt.Chart(_data(rows)).encode(
+    log, sizes = alt.Scale(type="log", nice=True), [r["size"] for r in rows]
+    base = alt.Chart(data_of(rows)).encode(
         alt.X("layer:Q", title="layer", axis=alt.Axis(values=layers, grid=False, format="d")),
-        alt.Y("size:Q", title="relative error", scale=log, axis=alt.Axis(format=".0e", values=_powers(rows))),
+        alt.Y("size:Q", title="relative error", scale=log, axis=alt.Axis(format=".0e", values=powers(sizes))),
         alt.Color("point:N", scale=alt.Scale(domain=names, range=list(palette.series[: len(names)])), title=None),
         alt.StrokeDash(
             "of:N", legend=None, scale=alt.Scale(domain=["measured", "emulated policy"], range=[[1, 0], [4, 4]])
@@ -142,12 +142,12 @@ def growth(errors: Sequence[ErrorRecord], palette: Palette = LIGHT) -> "alt.Char
     )
     lines = base.mark_line(strokeWidth=2)
     dots = base.transform_filter("datum.of == 'measured'").mark_point(filled=True, size=36, opacity=1)
-    return _styled(alt.layer(lines, dots), palette, 260)
+    return styled(alt.layer(lines, dots), palette, 260)
 
 
-def _powers(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the powers of ten around sizes."""
-    logs = [log10(r["size"]) for r in rows]
+def powers(sizes: Sequence[float]) -> list[float]:
+    """Return the powers of ten around sizes above 0."""
+    logs = [log10(x) for x in sizes]
     return [10.0**i for i in range(floor(min(logs)), ceil(max(logs)) + 1)] if logs else []
 
 
@@ -188,19 +188,19 @@ def _telling(middle: Mapping[tuple[str, int, str], float]) -> Collection[str]:
 
 def shares(found: Shares, palette: Palette = LIGHT) -> "alt.Chart":
     """Return the largest shares that operations have in a change of logits, or of another output, as bars."""
-    alt = _altair()
+    alt = altair_of()
     rows = [
         {"operation": _named(s), "share": value(s.share), "sign": "up" if value(s.share) >= 0 else "down"}
         for s in sorted(found.shares, key=lambda s: -abs(value(s.share)))[:MOST]
         if isfinite(value(s.share))
     ]
-    bars = alt.Chart(_data(rows)).mark_bar(cornerRadiusEnd=2).encode(
+    bars = alt.Chart(data_of(rows)).mark_bar(cornerRadiusEnd=2).encode(
         alt.X("share:Q", title=f"share in the change of {found.objective}", axis=alt.Axis(format="~e", tickCount=4)),
         alt.Y("operation:N", sort=[str(r["operation"]) for r in rows], title=None, axis=alt.Axis(labelLimit=180)),
         alt.Color("sign:N", scale=alt.Scale(domain=["up", "down"], range=list(palette.series[:2])), legend=None),
         tooltip=["operation:N", alt.Tooltip("share:Q", format=".2e")],
     )  # fmt: skip
-    return _styled(bars, palette, 20 * len(rows))
+    return styled(bars, palette, 20 * len(rows))
 
 
 def _named(s: Share) -> str:
@@ -212,11 +212,11 @@ def remedies(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGHT) -> 
 
     The price of a part of the policy is the time of prefill, of a line of a program the bytes its results take more.
     """
-    alt = _altair()
+    alt = altair_of()
     rows = [r for x in found if isfinite((r := _priced(x))["gain"]) and isfinite(r["price"])]
     of_lines = any(isinstance(x, LineRemedy) for x in found)
     title = "price: bytes more" if of_lines else "price: time of prefill, × before"
-    base = alt.Chart(_data(_apart(rows))).encode(
+    base = alt.Chart(data_of(_apart(rows))).encode(
         alt.X("price:Q", title=title, scale=alt.Scale(zero=of_lines, padding=30), axis=alt.Axis(tickCount=5)),
         alt.Y("gain:Q", title="gain", axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(padding=12)),
         tooltip=["change:N", alt.Tooltip("gain:Q", format=".1%"), alt.Tooltip("price:Q", format=".3~g"), "kept:N"],
@@ -224,7 +224,7 @@ def remedies(found: Sequence[Remedy | LineRemedy], palette: Palette = LIGHT) -> 
     dots = base.mark_point(filled=True, size=80, opacity=1, color=palette.series[0])
     right = base.mark_text(align="left", dx=8, color=palette.ink, limit=150).encode(text="right:N")
     left = base.mark_text(align="right", dx=-8, color=palette.ink, limit=150).encode(text="left:N")
-    return _styled(alt.layer(dots, right, left), palette, 280)
+    return styled(alt.layer(dots, right, left), palette, 280)
 
 
 def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -248,11 +248,12 @@ def _priced(x: Remedy | LineRemedy) -> dict[str, Any]:
     return {"change": x.part, "gain": value(x.gain), "price": value(x.time), "kept": times}
 
 
-def _data(rows: list[dict[str, Any]]) -> Any:
-    return _altair().Data(values=rows)
+def data_of(rows: list[dict[str, Any]]) -> Any:
+    """Return rows as a chart's data, written into it."""
+    return altair_of().Data(values=rows)
 
 
-def _styled(chart: Any, palette: Palette, height: Any) -> Any:
+def styled(chart: Any, palette: Palette, height: Any) -> Any:
     """Return a chart as wide as where it is put, in a palette's colours."""
     axis = {
         "labelColor": palette.muted, "titleColor": palette.muted, "gridColor": palette.line, "tickColor": palette.line,
@@ -268,7 +269,7 @@ def _styled(chart: Any, palette: Palette, height: Any) -> Any:
     )
 
 
-def _altair() -> Any:
+def altair_of() -> Any:
     """Return altair, with rows written into the chart whatever their number; raises UserError without it."""
     try:
         import altair

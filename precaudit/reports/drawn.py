@@ -6,9 +6,10 @@ from precaudit.records import value
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.rollouts.answers import sentence
+from precaudit.rollouts.answers import points, sentence
 from precaudit.rollouts.drawn import Drawn
 from precaudit.rollouts.program_loops import ProgramTiming
+from precaudit.rollouts.questions import HeldAnswers
 from precaudit.rollouts.timing import Spread, Timing
 from precaudit.rollouts.warmup import Warmed
 
@@ -22,11 +23,31 @@ def headline(d: Drawn) -> Headline:
     """Return the first sentence: what is broken, else what was measured."""
     if d.apart:
         return Headline("✗", f"policy {d.apart[0]}: the while loop and the Python loop drew other tokens.")
-    bad = [p for p in d.parities if p.exit_code == 1] or [p for p in d.parities if p.exit_code]
-    first = bad[0] if bad else d.parities[0]
+    codes = [p.exit_code for p in d.parities]
+    answers_ = {h.status: h for h in reversed(d.held)}
+    if 1 not in codes and "fail" in answers_:
+        return _of_answers(answers_["fail"])
+    if not any(codes) and "unknown" in answers_:
+        return _of_answers(answers_["unknown"])
+    if d.held and not any(codes) and not any(p.held for p in d.parities):
+        return _of_answers(d.held[0])
+    worst = 1 if 1 in codes else max(codes)
+    first = d.parities[codes.index(worst)]
     found = rollouts.headline(first)
     name = f"policy {first.policy}: " if len(d.parities) > 1 else ""
     return Headline(found.mark, f"{name}{found.sentence}")
+
+
+def _of_answers(h: HeldAnswers) -> Headline:
+    """Return what a limit says of answers, with their interval."""
+    told, at = f"answers of {h.changed.policy} against {h.changed.against}", f"{points(h.limit)} points"
+    if h.status == "fail":
+        return Headline("✗", f"{told} are below the limit of {at}: {sentence(h.changed.paired)}.")
+    if h.status == "unknown":
+        return Headline(
+            "?", f"{told} cannot be held to {at}, which the interval has inside: {sentence(h.changed.paired)}."
+        )
+    return Headline("✓", f"{told} are not below the limit of {at}: {sentence(h.changed.paired)}.")
 
 
 def timing(d: Drawn) -> Table:
@@ -136,12 +157,25 @@ def divergences(d: Drawn) -> Iterator[str]:
 
 def lines(d: Drawn) -> Iterator[str]:
     """Yield what else is to be said."""
-    yield from divergences(d)
+    yield from answered(d)
+    yield from notes(d)
+
+
+def answered(d: Drawn) -> Iterator[str]:
+    """Yield what became of answers: every policy after the first against it, and what holds no number."""
     for c in d.changed:
         yield f"answers of {c.policy} against {c.against}: {sentence(c.paired)}"
+    for h in d.held:
+        whose = f"answers of {h.changed.policy} against {h.changed.against}"
+        yield f"{whose}, limit of {points(h.limit)} points: {h.status}"
     for a in d.answers:
         if a.unparsed:
             yield f"{a.policy}: {a.unparsed} answers hold no number and count as wrong"
+
+
+def notes(d: Drawn) -> Iterator[str]:
+    """Yield where policies part, which cannot run, and what was left out."""
+    yield from divergences(d)
     for r in d.refused:
         yield f"{r.policy} cannot run: {r.why}"
     for p in d.parities:

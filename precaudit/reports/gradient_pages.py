@@ -19,16 +19,10 @@ def as_markdown(c: Checked) -> str:
     out += [*(f"- {escaped(line)}" for line in gradients.lines(c)), ""]
     for table in (gradients.table(c), gradients.failures(c)):
         if table.rows:
-            out += [f"#### {escaped(table.title)}", "", *_cut(table), ""]
+            rest = "`precaudit gradcheck` with `--html FILE` or `-o FILE`"
+            out += [f"#### {escaped(table.title)}", "", *markdown.cut(table, SHOWN, rest), ""]
     out += [f"{escaped(told)}  " for told in _provenance(c)]
     return "\n".join(out).rstrip() + "\n"
-
-
-def _cut(table: Table) -> Iterator[str]:
-    yield from markdown.rows_of(Table(table.title, table.columns, table.rows[:SHOWN], table.left))
-    if len(table.rows) > SHOWN:
-        yield ""
-        yield f"… and {len(table.rows) - SHOWN:,} more rows: `precaudit gradcheck` with `--html FILE` or `-o FILE`."
 
 
 def _provenance(c: Checked) -> Iterator[str]:

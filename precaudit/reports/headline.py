@@ -6,12 +6,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from precaudit.judging.budgets import AT_LEAST
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import HASHED, Verdict
 from precaudit.places import LAST
 from precaudit.records import PROGRAM_CALL, value
-from precaudit.reports.judgement import digits
+from precaudit.reports.judgement import NOTHING, digits
 
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
@@ -41,7 +40,7 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
     if bad:
         first = _first(bad)
         others = len({(v.layer, v.point) for v in bad} - {(first.layer, first.point)})
-        rest = f" {others} more {'place' if others == 1 else 'places'} fail." if others else ""
+        rest = f" {others} more {'place fails' if others == 1 else 'places fail'}." if others else ""
         return Headline("✗", f"{where(first)}: {how_bad(first)}.{rest}", next_command(first, run))
     open_ = [v for v in j.verdicts if v.status in ("missing", "stale", "unknown")]
     if open_:
@@ -51,7 +50,9 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
         return Headline("?", f"{same:,} {first.status}: {where(first)}: {told}.", next_command(first, run))
     passed = j.counts.get("pass", 0)
     if not passed:
-        return Headline("?", "nothing was judged: there are no local, forward or state records.")
+        return Headline("?", f"nothing was judged: {NOTHING[j.of]}.")
+    if j.of == "rollouts":
+        return Headline("✓", f"all {passed:,} values that were judged keep their limits.")
     explains = f"rounding and {j.besides} explain" if j.besides else "rounding explains"
     return Headline("✓", f"{explains} all {passed:,} errors that were judged{among}.")
 
@@ -89,7 +90,7 @@ def how_bad(v: Verdict) -> str:
         return v.text or f"{v.metric} {found}"
     at = "" if v.scope in ("", "tensor") else f" of one {v.scope}"
     if v.why:
-        over = "below" if v.metric in AT_LEAST else "over"
+        over = "below" if value(v.value) < value(v.limit) else "over"
         if found == limit:
             found, limit = f"{value(v.value)!r}", f"{value(v.limit)!r}"
         return f"{v.metric}{at} is {found}, {over} its stated limit {limit}"

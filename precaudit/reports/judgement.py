@@ -12,6 +12,9 @@ from precaudit.records import value
 
 SHOWN = 20  # groups in a pull request; the rest are counted
 FEW = 8  # in a terminal
+NOTHING = {
+    "errors": "there are no local, forward or state records", "rollouts": "give --budgets or --baseline",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ def groups(verdicts: Iterable[Verdict]) -> list[Group]:
 
 
 def _key(v: Verdict) -> tuple[str, str, str, str]:
-    return (v.status, v.kind, v.point, v.text if v.status in ("stale", "unknown") else "")
+    metric = v.metric if v.kind == "mismatch" else ""  # of a rollout: what is wrong with each, not at the first
+    return (v.status, v.kind, v.point, v.text if v.status in ("stale", "unknown") else metric)
 
 
 def _over(v: Verdict) -> float:
@@ -50,7 +54,8 @@ def message(v: Verdict) -> str:
     if v.metric == "nonfinite":
         text += f" {value(v.value):.0f} elements are NaN or infinite"
     elif v.metric and v.value is not None and v.limit is not None:
-        text += f" {v.metric} {digits(value(v.value))} at {_at(v)}, limit {digits(value(v.limit))}"
+        at = f" at {_at(v)}" if v.scope else ""
+        text += f" {v.metric} {digits(value(v.value))}{at}, limit {digits(value(v.limit))}"
     if v.rel_l2 is not None and v.explained is not None and isfinite(value(v.explained)):
         text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
     w = v.worst  # of the finite elements: it is none of those that are not
@@ -100,7 +105,7 @@ def rest(g: Group) -> str:
 def tally(j: Judgement) -> str:
     """Return the counts as a sentence."""
     if not j.counts:
-        return "nothing was judged: there are no local, forward or state records"
+        return f"nothing was judged: {NOTHING[j.of]}"
     return ", ".join(f"{n:,} {status}" for status, n in j.counts.items())
 
 

@@ -42,5 +42,12 @@ def rows_of(table: Table) -> list[str]:
     return [_row(table.columns), f"| {rule} |", *(_row(r) for r in table.rows)]
 
 
+def cut(table: Table, shown: int, rest: str) -> list[str]:
+    """Return a table's first rows in Markdown, and how many more there are; ``rest``: what shows them."""
+    rows = rows_of(Table(table.title, table.columns, table.rows[:shown], table.left))
+    more = len(table.rows) - shown
+    return rows if more <= 0 else [*rows, "", f"… and {more:,} more rows: {rest}."]
+
+
 def _row(cells: tuple[str, ...] | list[str]) -> str:
     return "| " + " | ".join(markdown(c) for c in cells) + " |"

@@ -1,6 +1,6 @@
 """Parity of rollouts in a terminal: the first sentence, a row a metric, the sequences that differ most."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from precaudit.records import value
 from precaudit.reports.fitting import Table
@@ -10,6 +10,7 @@ from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
 from precaudit.rollouts.parity import Parity
 
 SEQUENCES = 5
+QUANTILES = ("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_max", "clip_fraction")
 NEAR_ONE = (*SMALLER_IS_WORSE, "ppl_ratio")  # what differs from 1 by what matters
 
 
@@ -61,6 +62,25 @@ def worst(p: Parity) -> Table:
         ))  # fmt: skip
     columns = ("sequence", "tokens", "kl", "max |Δ log p|", "at token", "engine", trainer, "first clipped")
     return Table(f"sequences whose log-probabilities are farthest from {trainer}", columns, tuple(rows), ("sequence",))
+
+
+def quantiles(parities: Sequence[Parity]) -> Table:
+    """Return a row a policy and comparison: quantiles of |Δ log p|, what is clipped, and where first."""
+    rows = []
+    for p in parities:
+        for r in p.whole:
+            first = r.mismatch.first_divergence
+            sizes = (cell(r, name) for name in QUANTILES)
+            rows.append((r.policy, f"{r.rollout} / {r.trainer}", *sizes, "none" if first is None else str(first)))
+    columns = ("policy", "sides", "50 %", "90 %", "99 %", "largest", "clipped", "first clipped")
+    return Table("", columns, tuple(rows), ("policy", "sides"), 2)
+
+
+def held(p: Parity) -> Table:
+    """Return a row a limit and trainer: what was found, and the verdict."""
+    rows = [(f"engine / {h.trainer}", h.limit.metric, f"{h.found:.4g}", f"{h.limit.value:g}", h.status) for h in p.held]
+    columns = ("sides", "metric", "value", "limit", "verdict")
+    return Table(f"policy {p.policy}", columns, tuple(rows), ("sides", "metric", "verdict"))
 
 
 def lines(p: Parity) -> Iterator[str]:

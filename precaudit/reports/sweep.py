@@ -9,7 +9,8 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import LOGITS
 from precaudit.records import Count, Number, Record, value
-from precaudit.reports.charts import LIGHT, Palette, _altair, _data
+from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of
+from precaudit.reports.escaping import terminal
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.reports.policies import PolicyRow, all_explained, short
@@ -123,14 +124,14 @@ def lines(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
     """Return KL from FP64 against milliseconds a drawn token, a mark a policy, those on the front filled."""
-    alt = _altair()
+    alt = altair_of()
     known = [r for r in rows if r.errors is not None and r.why is None]
     data = [
-        {"policy": r.policy.replace("<", "‹"), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front}
+        {"policy": _plainly(r.policy), "kl": value(r.errors.kl), "ms": value(r.decode_ms), "front": r.front}
         for r in known
         if r.errors is not None and value(r.errors.kl) > 0 and isfinite(value(r.decode_ms))
     ]
-    base = alt.Chart(_data(data)).encode(
+    base = alt.Chart(data_of(data)).encode(
         alt.X("ms:Q", title="milliseconds a drawn token", scale=alt.Scale(zero=False, padding=30)),
         alt.Y("kl:Q", title="largest KL from FP64, nats", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e")),
         tooltip=["policy:N", alt.Tooltip("kl:Q", format=".2e"), alt.Tooltip("ms:Q", format=".3~g")],
@@ -140,6 +141,11 @@ def chart(rows: Sequence[SweepRow], palette: Palette = LIGHT) -> Any:
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(color=color)
     names = base.mark_text(align="left", dx=9, color=palette.ink).encode(text="policy:N")
     return alt.layer(dots, names).properties(width=560, height=340, title="orange: nothing is both nearer and faster")
+
+
+def _plainly(name: str) -> str:
+    """Return a name without control characters, at some of which vl-convert aborts, and without markup."""
+    return terminal(name).replace("<", "‹")
 
 
 def picture(rows: Sequence[SweepRow], path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import comb, sqrt
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
@@ -109,6 +110,16 @@ def _interval(both: int, gained: int, lost: int, neither: int) -> tuple[float, f
     return p2 - p1 - down, p2 - p1 + up
 
 
+def kept(found: Paired, limit: float) -> Literal["pass", "fail", "unknown"]:
+    """Return what the interval says of a limit under the difference, a share: fail where it lies wholly below.
+
+    pass: no part of it is below. unknown: it has the limit inside, and more questions are needed.
+    """
+    if found.high < limit:
+        return "fail"
+    return "pass" if found.low >= limit else "unknown"
+
+
 def sentence(found: Paired, margin: float = MARGIN) -> str:
     """Return what happened to the answers in one sentence, always with its interval.
 
@@ -118,13 +129,14 @@ def sentence(found: Paired, margin: float = MARGIN) -> str:
     if found.p >= 1 - LEVEL:
         words = "unchanged" if -margin <= found.low and found.high <= margin else "undecided"
     n = found.both + found.gained + found.lost + found.neither
-    difference, low, high = (_points(x) for x in (found.difference, found.low, found.high))
+    difference, low, high = (points(x) for x in (found.difference, found.low, found.high))
     return (
         f"{words}: the difference is {difference} points, 95 % {low} to {high} ({n} questions, {found.lost} lost, "
         f"{found.gained} gained, McNemar p = {found.p:.2g})"
     )
 
 
-def _points(x: float) -> str:
+def points(x: float) -> str:
+    """Return a share in percentage points, one digit after the point."""
     text = f"{100 * x:.1f}".replace("-", "−")
     return "0.0" if text == "−0.0" else text

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from precaudit.errors import UserError, enough_memory
 from precaudit.policies import Policy
 from precaudit.progress import Advance, silent
+from precaudit.rollouts.answers import kept
 from precaudit.rollouts.divergence import Divergence, judged, parted
 from precaudit.rollouts.generation import Loop
 from precaudit.rollouts.limits import Limit
 from precaudit.rollouts.parity import Parity, parity
-from precaudit.rollouts.questions import Answers, Changed, Question, answers, changed
+from precaudit.rollouts.questions import Answers, Changed, HeldAnswers, Question, answers, changed
 from precaudit.rollouts.reading import Rollout
 from precaudit.rollouts.timing import How, Measured, Task, Timing, Variant, measure
 from precaudit.tracing.subject import Subject
@@ -39,7 +40,7 @@ class Drawn:
 
     ``apart``: policies whose loops drew other tokens. ``divergences``: of every policy after the first, and which
     sequences it drew otherwise. ``answers``, ``changed``: where questions were asked, of every policy and of those
-    after the first.
+    after the first; ``held``: what limits say of the latter.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Drawn:
     divergences: tuple[Divergence, ...] = ()
     answers: tuple[Answers, ...] = ()
     changed: tuple[Changed, ...] = ()
+    held: tuple[HeldAnswers, ...] = ()
 
     @property
     def firsts(self) -> list[Measured]:
@@ -73,12 +75,12 @@ class Drawn:
 
     @property
     def exit_code(self) -> int:
-        """1 where a parity's is or loops part; 3 where a policy cannot run or answer, or a metric is undefined."""
-        codes = [p.exit_code for p in self.parities]
-        if 1 in codes or self.apart:
+        """1 where a parity's is, loops part or answers are worse; 3 where a policy or limit cannot be judged."""
+        codes, held = [p.exit_code for p in self.parities], [h.status for h in self.held]
+        if 1 in codes or self.apart or "fail" in held:
             return 1
         silent = any(a.unparsed == a.questions * a.n for a in self.answers)
-        return 3 if 3 in codes or self.refused or silent else 0
+        return 3 if 3 in codes or self.refused or silent or "unknown" in held else 0
 
 
 def opened(load: Callable[[Policy], Subject], policies: Sequence[Policy]) -> tuple[list[Subject], list[Refusal]]:
@@ -128,8 +130,16 @@ def drawn(
     return Drawn(name, scored, tuple(measured), tuple(parities), tuple(refused), tuple(apart), tuple(parted_))
 
 
-def graded(found: Drawn, questions: Sequence[Question], decode: Callable[[tuple[int, ...]], str]) -> Drawn:
-    """Return what was drawn with how many questions each policy answers; ``decode`` makes a text of token ids."""
+def graded(
+    found: Drawn,
+    questions: Sequence[Question],
+    decode: Callable[[tuple[int, ...]], str],
+    limits: Sequence[Limit] = (),
+) -> Drawn:
+    """Return what was drawn with how many questions each policy answers; ``decode`` makes a text of token ids.
+
+    ``limits``: on the difference of every policy after the first.
+    """
     texts = []
     for m in found.firsts:
         said, n = [decode(r.tokens) for r in m.rollouts], len(m.rollouts) // len(questions)
@@ -139,7 +149,8 @@ def graded(found: Drawn, questions: Sequence[Question], decode: Callable[[tuple[
     pairs = [
         changed(name, names[0], questions, some, texts[0]) for name, some in zip(names[1:], texts[1:], strict=True)
     ]
-    return replace(found, answers=tuple(marks), changed=tuple(pairs))
+    held = [HeldAnswers(c, limit.value, kept(c.paired, limit.value)) for limit in limits for c in pairs]
+    return replace(found, answers=tuple(marks), changed=tuple(pairs), held=tuple(held))
 
 
 def _divergences(

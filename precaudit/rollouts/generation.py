@@ -99,13 +99,17 @@ class Generator:
         """Compile what ``loops`` need that is not there yet; return the seconds of each program."""
         options = tuple(compiler_options(self.subject.policy).items())
         made = _programs(self.subject.decoder, self.sampling.kind, options, self.subject.platform)
-        state = self._blank([0] * self.shape.batch, [1] * self.shape.batch)
-        ids = jnp.zeros((self.shape.batch, self.shape.prompt), jnp.int32)
-        first = self._given([1] * self.shape.batch)
-        given = {"start": (*first, state, ids), "python": (*first, state), "while": (*first, state, jnp.int32(1))}
+        given = self.arguments()
         new = [name for name in ("start", *loops) if name not in self.programs]
         self.programs.update({name: compiled(made[name], *given[name]) for name in new})
         return {name: self.programs[name].seconds for name in new}
+
+    def arguments(self) -> dict[str, tuple[Any, ...]]:
+        """Return arguments of each program, of the shapes and formats that it is compiled for."""
+        state = self._blank([0] * self.shape.batch, [1] * self.shape.batch)
+        ids = jnp.zeros((self.shape.batch, self.shape.prompt), jnp.int32)
+        first = self._given([1] * self.shape.batch)
+        return {"start": (*first, state, ids), "python": (*first, state), "while": (*first, state, jnp.int32(1))}
 
     def generate(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], limit: int, loop: Loop = "while"

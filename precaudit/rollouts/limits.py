@@ -9,6 +9,7 @@ from precaudit.records import Number, Record, value
 from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch
 
 ENGINE = "engine"
+ANSWERS = "answers_difference"  # a limit on what Paired says of two policies' answers
 Side = Literal["engine", "policy", "trainer", "fp64"]
 
 
@@ -46,23 +47,30 @@ class Held(NamedTuple):
 
 def parse_limits(above: Sequence[str], below: Sequence[str]) -> tuple[Limit, ...]:
     """Return the limits written ``kl=1e-3``; raises UserError for what is no metric, no number, or the wrong way."""
-    found = []
-    for texts, under in ((above, False), (below, True)):
-        option = "--fail-below" if under else "--fail-above"
-        for text in texts:
-            name, _, written = text.partition("=")
-            if name not in METRICS:
-                raise UserError(f"{option} {text}: no metric {name!r}{nearest(name, METRICS)}")
-            try:
-                limit = float(written)
-            except ValueError:
-                limit = float("nan")
-            if isnan(limit):
-                raise UserError(f"{option} {text}: a number is wanted, such as {name}=1e-3")
-            if (name in SMALLER_IS_WORSE) != under:
-                raise UserError(f"{option} {text}: of {name}, {'larger' if under else 'smaller'} is worse")
-            found.append(Limit(name, limit, under))
-    return tuple(found)
+    given = [("--fail-above", text, False) for text in above] + [("--fail-below", text, True) for text in below]
+    return tuple(_parsed(*each) for each in given)
+
+
+def _parsed(option: str, text: str, under: bool) -> Limit:
+    name, _, written = text.partition("=")
+    if name not in (*METRICS, ANSWERS):
+        raise UserError(f"{option} {text}: no metric {name!r}{nearest(name, (*METRICS, ANSWERS))}")
+    try:
+        limit = float(written)
+    except ValueError:
+        limit = float("nan")
+    if isnan(limit):
+        raise UserError(f"{option} {text}: a number is wanted, such as {name}=1e-3")
+    if smaller_is_worse(name) != under:
+        raise UserError(f"{option} {text}: of {name}, {'larger' if under else 'smaller'} is worse")
+    if name == ANSWERS and not -1 <= limit <= 1:
+        raise UserError(f"{option} {text}: a share from -1 to 1 is wanted; 2 points fewer are -0.02")
+    return Limit(name, limit, under)
+
+
+def smaller_is_worse(metric: str) -> bool:
+    """Whether a smaller value of a metric is worse."""
+    return metric in (*SMALLER_IS_WORSE, ANSWERS)
 
 
 def hold(record: RolloutRecord, limit: Limit) -> Held:

@@ -1,7 +1,7 @@
 """An engine's log-probabilities against our policy's prefill and FP64, on the same tokens, and limits on both."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,13 +19,25 @@ from precaudit.tracing.subject import Subject
 
 @dataclass(frozen=True)
 class Parity:
-    """Records of the whole, then of each sequence; what the limits say; what the policy and the model are called."""
+    """Records of the whole, then of each sequence; what the limits say; what the policy and the model are called.
+
+    ``sides``: log-probabilities [sequences, tokens] in FP64, of each side; ``mask``: where there is a token.
+    """
 
     model: str
     policy: str
     whole: tuple[RolloutRecord, ...]
     each: tuple[RolloutRecord, ...]
     held: tuple[Held, ...]
+    sides: Mapping[Side, Array] = field(default_factory=dict, compare=False, repr=False)
+    mask: Array = field(default_factory=lambda: np.zeros((0, 0), bool), compare=False, repr=False)
+
+    def apart(self, rollout: Side, trainer: Side) -> Array:
+        """Return δ = log π_trainer − log π_rollout [sequences, tokens]; NaN where there is no token, or a fault."""
+        a, b = self.sides[trainer], self.sides[rollout]
+        fault = (~np.isfinite(a) | ~np.isfinite(b) | (a > 0) | (b > 0)) & self.mask
+        judged = self.mask & ~fault.any(axis=1, keepdims=True)
+        return np.subtract(a, b, out=np.full(self.mask.shape, np.nan), where=judged)
 
     @property
     def faults(self) -> dict[str, int]:
@@ -86,7 +98,7 @@ def parity(
                 RolloutRecord(id=r.id, policy=name, rollout=rollout, trainer=against, mismatch=alone, worst=worst)
             )
     held = [hold(r, limit) for r in whole if r.rollout == ENGINE for limit in limits]
-    return Parity(subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held))
+    return Parity(subject.checkpoint.name, subject.policy.name, tuple(whole), tuple(each), tuple(held), sides, mask)
 
 
 def _worst(r: Rollout, trainer: Array, rollout: Array) -> tuple[int, int, Number, Number] | None:

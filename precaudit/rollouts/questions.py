@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answers(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="answers"):
     """What a policy answered: pass@1 and, of n sequences a question, pass@n; ``unparsed``: sequences without a number.
 
-    ``groups``: {group: (right, sequences)}.
+    ``groups``: {group: (right, sequences)}. ``marks``: {question: whether its first sequence is right}.
     """
 
     policy: str
@@ -58,6 +58,7 @@ class Answers(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="a
     rates: tuple[Rate, ...]
     unparsed: int
     groups: dict[str, tuple[int, int]]
+    marks: dict[str, bool]
 
 
 class Changed(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="paired"):
@@ -66,6 +67,14 @@ class Changed(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="p
     policy: str
     against: str
     paired: Paired
+
+
+class HeldAnswers(NamedTuple):
+    """What a limit said of a policy's answers against the first's, by the interval of their difference."""
+
+    changed: Changed
+    limit: float
+    status: Literal["pass", "fail", "unknown"]
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -147,6 +156,7 @@ def answers(policy: str, questions: Sequence[Question], texts: Sequence[Sequence
         rates=tuple(pass_at(correct, samples, k) for k in sorted({1, n})),
         unparsed=sum(m is None for some in marks for m in some),
         groups={name: (good[name], total[name]) for name in total},
+        marks={q.id: some[0] is True for q, some in zip(questions, marks, strict=True)},
     )  # fmt: skip
 
 

@@ -43,7 +43,8 @@ def commit() -> str | None:
         return None
 
 
-def _device(subject: Subject) -> str:
+def device_of(subject: Subject) -> str:
+    """Return the device a subject runs on, or is predicted for, as its maker names it."""
     if subject.predicted is not None:
         return device_name(subject.predicted)
     return str(getattr(subject.device, "device_kind", subject.platform))
@@ -65,7 +66,7 @@ def begin(subject: Subject, requested: Requested, name: str, command: str) -> Ru
         model=model,
         policy=asdict(subject.policy),
         requested=requested,
-        device=_device(subject),
+        device=device_of(subject),
         device_count=1,
         versions=versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),
