@@ -107,7 +107,8 @@ def test_short_prompts_share_a_longer_ones_programs_where_padding_costs_little(l
 def test_shipped_policies_and_settings():
     integers = {"int8-weights", "int8-groups", "int4-groups", "kv-int8", "w8a8"}
     assert set(shipped()) == {
-        "bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32", "fp32-highest", "kv-fp8", *integers
+        "bf16", "bf16-fp32-scores", "fp32-cast-decode", "fp32", "fp32-highest", "kv-fp8", "unrolled", "fused",
+        "window-32", *integers,
     }  # fmt: skip
     assert load_policy("bf16") == Policy()
     changed = apply_settings(load_policy("bf16"), parse_settings(("scores=f32",)))

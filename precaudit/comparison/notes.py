@@ -11,6 +11,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.judging import predictions
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import Place
+from precaudit.policies import besides
 from precaudit.records import ErrorRecord, Selected, value
 from precaudit.references.textbook.alternatives import single_rows
 from precaudit.references.textbook.forward import Whole
@@ -70,6 +71,12 @@ def notes_on(
     if absent:
         yield f"no weights: {absent}; only what needs none was computed (--model PATH gives them)"
     yield from recorded.run.record.warnings
+    if other := besides(recorded.run.record.policy):
+        yield (
+            f"{other} is another formula than the model's: local errors, and prefill against decode, are judged with "
+            "it; forward errors, KL and top-1 are from FP64 of the model, which sees every key, and pass where the "
+            "mask makes them"
+        )
     noise = logit_noise(errors)
     for n in recorded.run.record.neutrality:
         if not n.bitwise:

@@ -12,6 +12,7 @@ from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.checkpoints import open_checkpoint, recorded_source
 from precaudit.comparison.compare import Options, compare
+from precaudit.configs import attended
 from precaudit.coverage import config_of
 from precaudit.diagnosis.advice import record_more
 from precaudit.errors import UserError
@@ -140,7 +141,7 @@ def diagnose(
     remedies = program.remedies(tell, shared)
     return Diagnosis(
         compared, tuple(findings), tuple(unknown), judged, formula, shared, remedies,
-        _views(recorded, findings) if whole else None, _flips(recorded, model, options) if whole else None,
+        _views(recorded, findings) if whole else None, _flips(recorded, options) if whole else None,
         tuple(closure(recorded, model, compared.errors)) if whole else (),
     )  # fmt: skip
 
@@ -165,12 +166,12 @@ def _views(recorded: Recorded, findings: Sequence[Finding]) -> str | None:
     return summary(recorded, decode, any(f.kind == "state" for f in findings))
 
 
-def _flips(recorded: Recorded, model: Model, options: Options) -> str | None:
+def _flips(recorded: Recorded, options: Options) -> str | None:
     """Return what flipped among top tokens, from the references compare left."""
     record, before = recorded.run.record, written(recorded.run)
     weights = f"{record.model.sha256}:{held_weights(declared_policy(record))}"
     sigma = value(None if before is None else before.sigma)
-    rows = flips(recorded, model.config, weights, options.cache, sigma)
+    rows = flips(recorded, recorded.config, weights, options.cache, sigma)
     steps = recorded.requested.decode_steps + 1 if "decode" in recorded.requested.phases else 0
     return sentence(rows, steps)
 
@@ -183,7 +184,7 @@ def _model(recorded: Recorded, options: Options) -> Model:
     record = recorded.run.record
     where = options.model or recorded_source(record.model.reference)
     opened = open_checkpoint(where, record.model.allowed).under(declared_policy(record))
-    return Model(config_of(record.model.config), opened.tensors.read)
+    return Model(attended(config_of(record.model.config), declared_policy(record)), opened.tensors.read)
 
 
 def _groups(bad: Sequence[Verdict]) -> list[tuple[tuple[Any, ...], list[Verdict]]]:

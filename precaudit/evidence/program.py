@@ -77,7 +77,8 @@ class Program:
         from precaudit.evidence.remedies import remedies  # JAX
 
         tokens = [t for _, t in self._prompts()][-TRIED:]
-        made = remedies(subject, self.model, self.identity, tokens, tell, heaviest(shared))
+        model = Model(self.recorded.config, self.model.read)  # what a policy's mask leaves out is a price, too
+        made = remedies(subject, model, self.identity, tokens, tell, heaviest(shared))
         return keep(self.recorded.run.folder, "remedies.jsonl", made)
 
     def _prompts(self) -> list[tuple[str, Array]]:

@@ -45,6 +45,7 @@ CODE = {
     "rope": "cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)",
     "softmax": "jax.nn.softmax(scores.astype(jnp.float32), axis=-1)",
     "attention": "jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale)  # float32 scores, never stored",
+    "mask": "mask = (keys <= rows) & (keys >= starts)  # every key before a row",
     "all": "every part in jnp.float32, lax.Precision.HIGHEST",
 }
 FLASH = "scores of a block of keys in jnp.float32 under a running maximum  # never stored"
@@ -71,9 +72,11 @@ class Measured:
 def candidates(policy: Policy, config: DecoderConfig, platform: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (name, settings): each part below float32 raised to it, an attention kernel, then all parts.
 
-    Parts that the policy's own kernel decides cannot be raised.
+    Parts that the policy's own kernel decides cannot be raised. Where a mask leaves out keys: all keys, first.
     """
-    parts = [k for k in CODE if k not in ("all", "attention")]
+    if policy.mask != "full":
+        yield "mask", {"mask": "full"}
+    parts = [k for k in CODE if k not in ("all", "attention", "mask")]
     narrow = [k for k in parts if FORMATS[getattr(policy, k)].unit_roundoff > 2.0**-24]
     for key in narrow:
         if key not in kernel_formats(policy):

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder.arithmetic import Arithmetic, dot
+from precaudit.jax_decoder.family import fused_widths
 from precaudit.jax_decoder.integers import IntegerMatrix, IntegerRows, product
 from precaudit.jax_decoder.parts import Parts, capped, near
 
@@ -45,14 +46,14 @@ def turned_at(table: jax.Array, positions: jax.Array) -> jax.Array:
 class Decoder:
     """A configuration, an arithmetic and the parts; methods are pure functions of parameters and tokens.
 
-    ``unroll``: write the scan over layers out as that many copies at a time (True: all). ``remat``: rematerialise
+    ``unroll``: write the scan over layers out as that many copies at a time. ``remat``: rematerialise
     layers under a gradient. ``raised``: a layer that computes in another arithmetic.
     """
 
     config: DecoderConfig
     arithmetic: Arithmetic
     parts: Parts
-    unroll: int | bool = 1
+    unroll: int = 1
     remat: bool = False
     raised: tuple[int, Arithmetic] | None = None
 
@@ -178,10 +179,11 @@ class Decoder:
 
     def _dense(self, h: jax.Array, w: Layer) -> jax.Array:
         parts, a = self.parts, self.arithmetic
+        cut = self._cut("gate_up", h, w)
         with scope("gate_out"):
-            gate = parts.project(h, w["gate"], w.get("bgate"), a)
+            gate = cut["gate"] if cut else parts.project(h, w["gate"], w.get("bgate"), a)
         with scope("mlp_act"):
-            up = parts.project(h, w["up"], w.get("bup"), a)
+            up = cut["up"] if cut else parts.project(h, w["up"], w.get("bup"), a)
             act = tap(parts.activate(gate, up, a), "mlp_act")
         with scope("mlp_out"):
             return parts.project(act, w["down"], w.get("bdown"), a)
@@ -195,12 +197,14 @@ class Decoder:
             weights = tap(parts.route(logits, c.experts_used, c.renormalise, a), "experts")
 
         def add(total: jax.Array, expert: Any) -> tuple[jax.Array, None]:
-            gate, up, down, weight = expert
-            act = parts.activate(parts.project(h, gate, None, a), parts.project(h, up, None, a), a)
+            first, down, weight = expert
+            cut = self._cut("gate_up", h, first) or {n: parts.project(h, x, None, a) for n, x in first.items()}
+            act = parts.activate(cut["gate"], cut["up"], a)
             y = parts.project(act, down, None, a)
             return total + weight[..., None].astype(jnp.float32) * y.astype(jnp.float32), None
 
-        each = (w["expert_gate"], w["expert_up"], w["expert_down"], jnp.moveaxis(weights, -1, 0))
+        first = {n: w[f"expert_{n}"] for n in ("gate", "up", "gate_up") if f"expert_{n}" in w}
+        each = (first, w["expert_down"], jnp.moveaxis(weights, -1, 0))
         with scope("mlp_out"):
             total, _ = lax.scan(add, jnp.zeros(h.shape, jnp.float32), each)
             return total.astype(a.activations)
@@ -235,12 +239,13 @@ class Decoder:
 
     def _attention(self, h: jax.Array, cache: Any, w: Layer, layer: jax.Array, step: Step) -> tuple[jax.Array, Any]:
         parts, a, c = self.parts, self.arithmetic, self.config
+        cut = self._cut("qkv", h, w)
         with scope("q"):
-            q = self._turned("q", h, w, layer, step)
+            q = self._turned("q", h, w, layer, step, cut)
         with scope("k"):
-            k = self._turned("k", h, w, layer, step)
+            k = self._turned("k", h, w, layer, step, cut)
         with scope("v"):
-            v = parts.project(h, w["wv"], w.get("bv"), a)
+            v = cut["v"] if cut else parts.project(h, w["wv"], w.get("bv"), a)
             v = tap(v.reshape(*h.shape[:2], -1, c.head_dim), "v")
         if cache is not None:
             with scope("k_cache"):
@@ -267,10 +272,21 @@ class Decoder:
         with scope("attn_out"):
             return tap(parts.attend(probs, v, a), "attn_out"), cache
 
-    def _turned(self, name: str, h: jax.Array, w: Layer, layer: jax.Array, step: Step) -> jax.Array:
+    def _cut(self, name: str, h: jax.Array, w: Layer) -> dict[str, jax.Array]:
+        """Return projections of h [B, T, D] cut out of one product, by name; none where weights are held apart."""
+        if name not in w:
+            return {}
+        sizes = fused_widths(self.config)[name]
+        with scope(name):
+            y = self.parts.project(h, w[name], w.get(f"b{name}"), self.arithmetic)
+            return dict(zip(sizes, self.parts.cut(y, tuple(sizes.values())), strict=True))
+
+    def _turned(
+        self, name: str, h: jax.Array, w: Layer, layer: jax.Array, step: Step, cut: dict[str, jax.Array]
+    ) -> jax.Array:
         """Return the rows of q or k [B, T, H, K]: projected, normalised where the family does, turned by RoPE."""
         parts, a, c = self.parts, self.arithmetic, self.config
-        x = parts.project(h, w[f"w{name}"], w.get(f"b{name}"), a)
+        x = cut[name] if cut else parts.project(h, w[f"w{name}"], w.get(f"b{name}"), a)
         if c.qk_norm == "row":
             x = self._norm(x, w, f"{name}_norm")
         x = x.reshape(*h.shape[:2], -1, c.head_dim)

@@ -23,6 +23,14 @@ TENSORS = {
     "router": "mlp.gate.weight",
 }
 
+# What is put together for one product, by the part of ``Policy.fused`` that asks for it: its weights, and its biases.
+FUSED: dict[str, dict[str, tuple[str, ...]]] = {
+    "qkv": {"qkv": ("wq", "wk", "wv"), "bqkv": ("bq", "bk", "bv")},
+    "gate_up": {
+        "gate_up": ("gate", "up"), "bgate_up": ("bgate", "bup"), "expert_gate_up": ("expert_gate", "expert_up"),
+    },
+}  # fmt: skip
+
 EXPERT_TENSORS = {"expert_gate": "gate_proj", "expert_up": "up_proj", "expert_down": "down_proj"}
 
 
@@ -37,3 +45,17 @@ def layer_tensors(config: DecoderConfig) -> dict[str, str]:
     names = config.norm_names
     norms = {"attn_norm": names.attn, "attn_post": names.attn_post, "mlp_norm": names.mlp, "mlp_post": names.mlp_post}
     return {ours: f"{theirs}.weight" for ours, theirs in norms.items() if theirs is not None} | TENSORS
+
+
+def fused_tensors(fused: str) -> dict[str, tuple[str, ...]]:
+    """Return {name: names of the tensors it is put together of, rows after rows}, as a policy's ``fused`` asks."""
+    return {name: parts for key in fused.split("+") for name, parts in FUSED.get(key, {}).items()}
+
+
+def fused_widths(config: DecoderConfig) -> dict[str, dict[str, int]]:
+    """Return {product: {projection: how many of its columns}} of what ``fused_tensors`` puts together."""
+    heads, keys = (n * config.head_dim for n in (config.heads, config.kv_heads))
+    return {
+        "qkv": {"q": heads, "k": keys, "v": keys},
+        "gate_up": {"gate": config.mlp_width, "up": config.mlp_width},
+    }

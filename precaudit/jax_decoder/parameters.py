@@ -1,7 +1,8 @@
 """Checkpoint tensors as the decoder's parameters: layers stacked on a leading axis, in the format they are used in."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import reduce
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from precaudit.arrays import Array, as_format, release, wider
 from precaudit.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
-from precaudit.jax_decoder.family import EXPERT_TENSORS, layer_tensors
+from precaudit.jax_decoder.family import EXPERT_TENSORS, fused_tensors, layer_tensors
 from precaudit.jax_decoder.integers import IntegerMatrix
 from precaudit.policies import Policy
 
@@ -19,53 +20,70 @@ ALIGNED = 64  # bytes, for which XLA asks on a CPU
 
 
 def parameters(
-    config: DecoderConfig, read: Callable[[str], Array], integers: Integers, activations: Any, device: Any
+    config: DecoderConfig,
+    read: Callable[[str], Array],
+    integers: Integers,
+    activations: Any,
+    device: Any,
+    fused: str = "none",
 ) -> Parameters:
     """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` on ``device``.
 
     ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
-    narrower than the activations are widened, exactly.
+    narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
     """
-
-    def load(names: Any) -> Any:
-        flat = [names] if isinstance(names, str) else np.ravel(names).tolist()
-        if integers(flat[0]) is not None:
-            return _integers(flat, np.shape(names), integers, expected[flat[0]][1], device)
-        first = read(flat[0])
-        out = aligned((len(flat), *first.shape), wider(first.dtype, activations))
-        for i, name in enumerate(flat):
-            part = read(name)
-            out[i] = part
-            release(part)
-        shape = np.shape(names) + first.shape
-        return jax.device_put(out.reshape(shape), device).block_until_ready()
-
     expected = expected_tensors(config)
-    layers = {}
-    for ours, theirs in layer_tensors(config).items():
-        if f"model.layers.0.{theirs}" in expected:
-            layers[ours] = load([f"model.layers.{i}.{theirs}" for i in range(config.layers)])
-    for ours, theirs in EXPERT_TENSORS.items() if config.sparse else ():
-        layers[ours] = load(
-            [
-                [f"model.layers.{i}.mlp.experts.{e}.{theirs}.weight" for e in range(config.experts)]
-                for i in range(config.layers)
-            ]
-        )
+
+    def load(names: Array) -> Any:
+        """Return tensors [..., rows, …] by names [..., P]; the rows of P tensors are one after another."""
+        each = names.reshape(-1, names.shape[-1]).tolist()
+        if integers(each[0][0]) is not None:
+            return _integers(each, names.shape[:-1], integers, expected[each[0][0]][1], device)
+        first = [read(name) for name in each[0]]
+        dtype = reduce(wider, [part.dtype for part in first], activations)
+        edges = [0, *np.cumsum([len(part) for part in first]).tolist()]
+        out = aligned((len(each), edges[-1], *first[0].shape[1:]), dtype)
+        for i, parts in enumerate(each):
+            for start, end, name in zip(edges, edges[1:], parts, strict=False):
+                part = read(name)
+                out[i, start:end] = part
+                release(part)
+        return jax.device_put(out.reshape(names.shape[:-1] + out.shape[1:]), device).block_until_ready()
+
     params: Parameters = {
-        "embed": load(EMBEDDING),
-        "layers": layers,
-        "final_norm": load("model.norm.weight"),
+        "embed": load(np.array([EMBEDDING])),
+        "layers": {ours: load(names) for ours, names in _names(config, expected, fused).items()},
+        "final_norm": load(np.array(["model.norm.weight"])),
     }
     if not config.tied:
-        params["lm_head"] = load(HEAD)
+        params["lm_head"] = load(np.array([HEAD]))
     return params
 
 
-def _integers(names: list[str], shape: tuple[int, ...], integers: Integers, width: int, device: Any) -> IntegerMatrix:
-    """Return tensors as one IntegerMatrix with ``shape`` in front."""
-    pairs = [found for name in names if (found := integers(name)) is not None]
-    values, scales = (np.stack(parts) for parts in zip(*pairs, strict=True))
+def _names(config: DecoderConfig, expected: Collection[str], fused: str) -> dict[str, Array]:
+    """Return checkpoint names [L, P] of a layer's tensors, [L, E, P] of its experts', by this decoder's names."""
+    found, layers = {}, range(config.layers)
+    for ours, theirs in layer_tensors(config).items():
+        if f"model.layers.0.{theirs}" in expected:
+            found[ours] = np.array([[f"model.layers.{i}.{theirs}"] for i in layers])
+    for ours, theirs in EXPERT_TENSORS.items() if config.sparse else ():
+        name, experts = f"model.layers.{{}}.mlp.experts.{{}}.{theirs}.weight", range(config.experts)
+        found[ours] = np.array([[[name.format(i, e)] for e in experts] for i in layers])
+    for name, parts in fused_tensors(fused).items():
+        if found.keys() >= set(parts):
+            found[name] = np.concatenate([found.pop(part) for part in parts], axis=-1)
+    return found
+
+
+def _integers(
+    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, device: Any
+) -> IntegerMatrix:
+    """Return tensors as one IntegerMatrix with ``shape`` in front; the rows of each list's are one after another."""
+    made = []
+    for parts in names:
+        pairs = [found for name in parts if (found := integers(name)) is not None]
+        made.append([np.concatenate(x, axis=1) for x in zip(*pairs, strict=True)])
+    values, scales = (np.stack(x) for x in zip(*made, strict=True))
     held, beside = (jax.device_put(x.reshape(shape + x.shape[1:]), device) for x in (values, scales))
     return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
 

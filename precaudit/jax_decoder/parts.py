@@ -5,6 +5,7 @@ Shapes: B batch, T new positions, S cached positions, D width, H query heads, G 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -40,6 +41,11 @@ def project(x: jax.Array, weight: jax.Array | IntegerMatrix, bias: jax.Array | N
     else:
         y = dot(x, weight, (x.ndim - 1, 1), a.activations, a)
     return y if bias is None else (y.astype(bias.dtype) + bias).astype(a.activations)
+
+
+def cut(y: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
+    """Return the projections that one product y [..., N] of fused weights holds one after another, ``sizes`` of N."""
+    return jnp.split(y, list(accumulate(sizes[:-1])), axis=-1)
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, a: Arithmetic) -> jax.Array:
@@ -157,6 +163,7 @@ class Parts:
 
     norm: Callable[..., jax.Array] = rms_norm
     project: Callable[..., jax.Array] = project
+    cut: Callable[..., list[jax.Array]] = cut
     rope: Callable[..., jax.Array] = rope
     scores: Callable[..., jax.Array] = attention_scores
     softmax: Callable[..., jax.Array] = masked_softmax

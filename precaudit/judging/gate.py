@@ -23,6 +23,7 @@ from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
 from precaudit.limits import Limits, default_limits
 from precaudit.places import Place
+from precaudit.policies import besides
 from precaudit.records import ErrorRecord, value
 from precaudit.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
 from precaudit.runs.written import Comparison, recall
@@ -37,7 +38,8 @@ class Judgement(Brief):
     """Every verdict that is no pass, how many there are of each status, and what a reader should know.
 
     ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point;
-    ``of``: what the records are of.
+    ``of``: what the records are of; ``besides``: what makes a run's errors besides rounding, and is meant
+    (``policies.besides``).
     """
 
     name: str
@@ -48,6 +50,7 @@ class Judgement(Brief):
     places: tuple[tuple[int | None, str], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     of: Literal["errors", "rollouts"] = "errors"
+    besides: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -258,7 +261,9 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     verdicts += disturbed(run, found.errors, rules.limits)
     verdicts += unshadowed(run, found.formula, rules.seen)
     more, told, drifted = _against(rules, found.errors, run.record.versions)
-    return _judgement(run.record.id, suspect(_once([*verdicts, *more]), layers), rules, [*found.notes, *told], drifted)
+    ordered = suspect(_once([*verdicts, *more]), layers)
+    made = _judgement(run.record.id, ordered, rules, [*found.notes, *told], drifted)
+    return replace(made, besides=besides(run.record.policy))
 
 
 def judge_found(found: Comparison) -> Judgement:
@@ -270,7 +275,8 @@ def judge_found(found: Comparison) -> Judgement:
     verdicts += [v for v in pairs if v.status != "pass"]
     verdicts += disturbed(found.run, found.errors, rules.limits)
     layers = int(found.run.record.model.config["layers"])
-    return _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
+    made = _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
+    return replace(made, besides=besides(found.run.record.policy))
 
 
 def _caches(found: Comparison) -> set[str]:

@@ -1,5 +1,6 @@
 """Policies: the number format of each part of the computation (design §5), one TOML file each."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -32,7 +33,10 @@ class Policy:
     embedding rows, ``published``: rounded to the weights' format, as transformers does, or ``exact``; in other families
     it is exact, and recorded so. attention: which kernel attends, ``naive`` (scores, softmax and P · v one after
     another), ``sdpa`` (``jax.nn.dot_product_attention``) or ``flash`` (blocks of keys under a running maximum); the
-    last two decide some formats themselves (``KERNELS``).
+    last two decide some formats themselves (``KERNELS``). layers: in a ``scan``, or ``unrolled``, written out one after
+    another. fused: which projections of the same rows are one product of weights that were put together when they were
+    loaded: ``none``, ``qkv``, or gate and up, too. mask: the keys that a row sees, ``full``: as the model says, or
+    ``window:N``: the last N of them, itself included, which is another formula than the model's.
 
     weights as integers are those of projections alone (``int8``: a scale for every output channel; ``int8/128``,
     ``int4/128``: for every group of 128 of the contracted axis); embeddings: whether embedding and head follow them.
@@ -60,6 +64,9 @@ class Policy:
     embeddings: str = "as-weights"
     projection_inputs: str = "as-activations"
     attention: str = "naive"
+    layers: str = "scan"
+    fused: str = "none"
+    mask: str = "full"
 
     def settings(self) -> dict[str, str]:
         """The keys and values without the name."""
@@ -77,6 +84,9 @@ WORDS = {
     "embeddings": ("as-weights", "as-stored"),
     "projection_inputs": ("as-activations", "int8"),
     "attention": ("naive", "sdpa", "flash"),
+    "layers": ("scan", "unrolled"),
+    "fused": ("none", "qkv", "qkv+gate_up"),
+    "mask": ("full", "window:N"),
 }
 # What an attention kernel decides: of a key its format, or the key whose format it takes. ``jax.nn``'s casts P to the
 # format of k, and its result is of that (jax/_src/nn/functions.py, _dot_product_attention_core).
@@ -114,7 +124,7 @@ def recorded_policy(record: Any) -> Policy:
 def completed(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return a recorded policy with the keys that were not there when it was recorded, as they were then."""
     then = {"embed_factor": "exact", "embeddings": "as-weights", "projection_inputs": "as-activations"}
-    return then | {"attention": "naive"} | dict(recorded)
+    return then | {"attention": "naive", "layers": "scan", "fused": "none", "mask": "full"} | dict(recorded)
 
 
 def declared_policy(record: Any) -> Policy:
@@ -137,7 +147,19 @@ def check_settings(policy: Policy) -> None:
         )
 
 
-def fused(policy: Policy) -> bool:
+def window_of(policy: Policy) -> int | None:
+    """Return how many keys a row sees under a policy's mask, itself included; None: those the model says."""
+    kind, _, size = policy.mask.partition(":")
+    return int(size) if kind == "window" else None
+
+
+def besides(recorded: Mapping[str, str]) -> str:
+    """Return what makes errors under a recorded policy besides rounding: its mask, if that is not the model's."""
+    mask = recorded.get("mask", "full")
+    return "" if mask == "full" else f"the mask {mask}"
+
+
+def keeps_unrounded(policy: Policy) -> bool:
     """Whether a compiler may hand an operation what it has just rounded as it was before."""
     return policy.excess_precision != "off" and policy.activations != "float32"
 
@@ -222,6 +244,8 @@ def parse_settings(items: tuple[str, ...]) -> dict[str, str]:
 def _value(key: str, text: str) -> str:
     if key not in KEYS:
         raise UserError(f"unknown policy key {key!r}{nearest(key, KEYS)}")
+    if key == "mask":
+        return _mask(text)
     allowed = WORDS.get(key, ARITHMETIC)
     value = ALIASES.get(text, text)
     if value not in allowed:
@@ -229,3 +253,16 @@ def _value(key: str, text: str) -> str:
             parse_format(text)
         raise UserError(f"policy key {key} cannot be {text!r}{nearest(text, allowed)}")
     return value
+
+
+def _mask(text: str) -> str:
+    if text == "full" or re.fullmatch("window:[1-9][0-9]{0,8}", text):
+        return text
+    if text.startswith("blocks"):
+        raise UserError(
+            f"policy key mask cannot be {text!r}: block-sparse attention is not built, neither in the decoder nor in "
+            "the FP64 reference; use full, or window:N for the last N keys"
+        )
+    raise UserError(
+        f"policy key mask cannot be {text!r}: use full, or window:N for the last N keys, such as window:128"
+    )

@@ -13,6 +13,7 @@ from precaudit.evidence.records import Finding, Remedy, Share, Shares
 from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import spans
+from precaudit.policies import besides
 from precaudit.records import ErrorRecord, Neutrality, device_kind, value
 from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS, Headline
@@ -69,7 +70,9 @@ def verdict(found: Diagnosis) -> Headline:
     if found.unknown:
         n = len(found.unknown)
         return Headline("?", f"{n} {'questions stay' if n > 1 else 'question stays'} unknown, and no fault was found.")
-    return Headline("✓", f"rounding explains all {found.judged:,} errors that were judged.")
+    other = besides(found.compared.run.record.policy)
+    explains = f"rounding and {other} explain" if other else "rounding explains"
+    return Headline("✓", f"{explains} all {found.judged:,} errors that were judged.")
 
 
 def first_of(findings: Sequence[Finding]) -> Headline:

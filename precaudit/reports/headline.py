@@ -53,7 +53,8 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
         return Headline("?", f"nothing was judged: {NOTHING[j.of]}.")
     if j.of == "rollouts":
         return Headline("✓", f"all {passed:,} values that were judged keep their limits.")
-    return Headline("✓", f"rounding explains all {passed:,} errors that were judged{among}.")
+    explains = f"rounding and {j.besides} explain" if j.besides else "rounding explains"
+    return Headline("✓", f"{explains} all {passed:,} errors that were judged{among}.")
 
 
 def _first(verdicts: list[Verdict]) -> Verdict:

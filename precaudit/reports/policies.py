@@ -7,6 +7,7 @@ from math import isnan
 from precaudit.graphs.decoder import LOGITS
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import STATUSES
+from precaudit.policies import besides
 from precaudit.records import Count, ErrorRecord, Number, Record, number, value
 from precaudit.references.attribution import attribute
 from precaudit.reports.cells import over
@@ -22,6 +23,7 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     ``local``: the largest local error, at ``where``; ``excess``: the number of any that is farthest over its limit, in
     units of it; ``explained`` of ``operations`` local errors are rounding. ``logits``: the largest forward error;
     ``kl``: the largest KL from FP64; ``flips`` of ``positions`` have another top-1 than FP64, ``flip`` is the first.
+    ``besides``: what makes its errors besides rounding, and is meant.
     """
 
     policy: str
@@ -38,6 +40,7 @@ class PolicyRow(Record, frozen=True, omit_defaults=False):
     verdict: str = ""
     excess: Number | None = None
     flip: str = ""
+    besides: str = ""
 
 
 def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
@@ -61,6 +64,7 @@ def row_of(found: Comparison, judgement: Judgement) -> PolicyRow:
         verdict=_verdict(judgement),
         excess=_largest([number(over(e)) for e in local]),
         flip=_first_flip(logits),
+        besides=besides(found.run.record.policy),
     )
 
 
@@ -139,7 +143,13 @@ def headline(rows: Sequence[PolicyRow], folder: str) -> Headline:
         )
     if open_ or not rows:
         return Headline("?", f"{len(open_)} of {len(rows)} policies cannot be judged: {', '.join(open_)}.")
-    return Headline("✓", f"rounding explains every error of all {len(rows)} policies.")
+    return Headline("✓", all_explained(rows))
+
+
+def all_explained(rows: Sequence[PolicyRow]) -> str:
+    """Return the sentence on policies that all pass, and which of them changes more than rounding."""
+    more = "".join(f"; of {r.policy}, with {r.besides}" for r in rows if r.besides)
+    return f"rounding explains every error of all {len(rows)} policies{more}."
 
 
 def differences(first: Comparison, other: Comparison) -> list[str]:

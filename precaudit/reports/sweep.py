@@ -13,7 +13,7 @@ from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of
 from precaudit.reports.escaping import terminal
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.reports.policies import PolicyRow, short
+from precaudit.reports.policies import PolicyRow, all_explained, short
 
 
 class SweepRow(Record, frozen=True, omit_defaults=False):
@@ -76,7 +76,7 @@ def headline(rows: Sequence[SweepRow]) -> Headline:
         return Headline("✗", f"{len(failing)} of {len(rows)} policies fail: {', '.join(failing)}.{kept}")
     if unknown:
         return Headline("?", f"{len(unknown)} of {len(rows)} policies cannot be judged: {', '.join(unknown)}.{kept}")
-    return Headline("✓", f"rounding explains every error of all {len(rows)} policies.{kept}")
+    return Headline("✓", f"{all_explained([r.errors for r in rows if r.errors is not None])}{kept}")
 
 
 def _judged(row: SweepRow) -> bool:

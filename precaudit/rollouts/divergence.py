@@ -6,6 +6,7 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.comparison.prefill_decode import NEAR
+from precaudit.configs import attended
 from precaudit.graphs.decoder import LOGITS
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
 from precaudit.numpy_decoder.model import Model
@@ -83,19 +84,24 @@ def _rows(
 ) -> tuple[list[Array], list[Array]]:
     """Return FP64's logits [V] after each sequence, and each policy's emulated errors [sequences, V].
 
-    What was drawn came of decoding from a cache, but for a sequence's first token.
+    What was drawn came of decoding from a cache, but for a sequence's first token. FP64 is of the model, and a policy
+    attends as its mask says.
     """
     policies = [on_device(s.policy, s.platform) for s in subjects]
     roundings = [FP64, *(of_policy(p) for p in policies)]
-    decoding = Decoding(prompts, [FP64, *(of_policy(p, decode=True) for p in policies)])
+    decoding = [FP64, *(of_policy(p, decode=True) for p in policies)]
+    own, read = subjects[1].config, subjects[1].checkpoint.tensors.read
+    configs = [own, *(attended(own, p) for p in policies)]
     last = [np.array([len(s) - 1]) for s in sequences]
-    made: list[list[Array]] = [[] for _ in sequences]
+    made: list[dict[int, Array]] = [{} for _ in sequences]
+    for config in dict.fromkeys(configs):
+        chosen = [k for k, other in enumerate(configs) if other == config]
 
-    def emit(i: int, layer: int | None, point: str, logits: Array) -> None:
-        made[i].append(logits[0])
+        def emit(i: int, layer: int | None, point: str, logits: Array, chosen: Sequence[int] = chosen) -> None:
+            made[i][next(k for k in chosen if k not in made[i])] = logits[0]
 
-    model = Model(subjects[1].config, subjects[1].checkpoint.tensors.read)
-    forward(model, sequences, roundings, Wanted({LOGITS}, (), last), emit, decoding=decoding)
+        some, cached = [roundings[k] for k in chosen], Decoding(prompts, [decoding[k] for k in chosen])
+        forward(Model(config, read), sequences, some, Wanted({LOGITS}, (), last), emit, decoding=cached)
     return [m[0] for m in made], [np.array([m[k] - m[0] for m in made]) for k in (1, 2)]
 
 

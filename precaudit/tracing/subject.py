@@ -8,7 +8,7 @@ from typing import Any
 from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.checkpoints import Checkpoint, open_checkpoint, recorded_source
-from precaudit.configs import DecoderConfig
+from precaudit.configs import DecoderConfig, attended
 from precaudit.errors import UserError
 from precaudit.formats import FORMATS
 from precaudit.jax_decoder import Decoder, Parts
@@ -62,19 +62,23 @@ class Subject(Brief):
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
-        return Decoder(self.config, Arithmetic.of(self.policy), self.parts, self.unroll, self.remat, raised)
+        whole = self.unroll is True or self.policy.layers == "unrolled"
+        unroll = self.config.layers if whole else int(self.unroll)  # 1 and True are one key of a cache of programs
+        config = attended(self.config, self.policy)
+        return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 
     @cached_property
     def parameters(self) -> Any:
         """The parameters on the device."""
         activations = FORMATS[self.policy.activations].dtype
         tensors = self.checkpoint
-        return parameters(self.config, tensors.tensors.read, tensors.integers, activations, self.device)
+        read, integers = tensors.tensors.read, tensors.integers
+        return parameters(self.config, read, integers, activations, self.device, self.policy.fused)
 
     def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
         """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
         other = replace(self, policy=policy, raised=raised, _tables={})
-        if policy.activations == self.policy.activations:
+        if (policy.activations, policy.fused) == (self.policy.activations, self.policy.fused):
             vars(other)["parameters"] = self.parameters
         return other
 
@@ -140,7 +144,7 @@ def load(
         check_device(chosen, platform_of(found))
     else:
         check_policy(chosen, target)
-    check_config(chosen, checkpoint.config)
+    check_config(chosen, attended(checkpoint.config, chosen))
     made = parts or family_parts(checkpoint.config)
     check_parts(chosen, made)
     return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -14,7 +14,7 @@ from precaudit.checkpoints.tensors import count_nonfinite
 from precaudit.coverage import predicted_bytes
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import hidden, present, support
-from precaudit.policies import fused
+from precaudit.policies import keeps_unrounded
 from precaudit.progress import Progress
 from precaudit.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
 from precaudit.records import BatchRecord, PromptRecord, Requested, RunRecord
@@ -217,7 +217,9 @@ def _request(
         prompts=tuple(p.id for p in found),
         layers=layers,
         points=points,
-        support=support(points, select.phases, subject.config.sparse, fused(subject.policy), subject.platform == "tpu"),
+        support=support(
+            points, select.phases, subject.config.sparse, keeps_unrounded(subject.policy), subject.platform == "tpu"
+        ),
         phases=select.phases,
         positions=select.positions,
         every_logit=select.every_logit,

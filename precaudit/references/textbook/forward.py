@@ -14,7 +14,7 @@ from precaudit.caching import prune
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.lengths import View, row_lengths, telling, view_of
-from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
+from precaudit.metrics.logits import distribution, expected_kl, kl, roundoff_kl
 from precaudit.metrics.rows import measured, unseen
 from precaudit.metrics.sizes import Difference, canonical, norm, ratio
 from precaudit.numpy_decoder.forward import Decoding, Wanted, forward, seconds_for
@@ -61,6 +61,9 @@ def sequence_of(recorded: Recorded, prompt: str, phase: str) -> Sequenced:
     return Sequenced(prompt, tokens, len(recorded.run.prompts[prompt].tokens), view)
 
 
+Energies = dict[tuple[Sequenced, int | None, str], Array]
+
+
 @dataclass
 class Whole:
     """FP64 values of every prompt's sequence, and what the emulated policy's rounding does to them.
@@ -70,17 +73,21 @@ class Whole:
     rounds otherwise there. ``kl``, ``decoded_kl``: KL(FP64 ‖ emulated) in nats of every logits row, pooled. ``wanted``:
     what was asked for. ``alike``: {(prompt, phase): the first sequence of the same tokens, rows and lengths}, which
     stands for it: a phase's rows are another sequence's where RoPE turned them by another length.
+    ``meant``: FP64 logits [R, V] with the mask of a policy that has one; ``about``, ``decoded_about``: noise there.
     """
 
     places: dict[Sequenced, References]
     rows: dict[str, Array]
     vocab: int
     alike: dict[tuple[str, str], Sequenced] = field(default_factory=dict)
-    noise: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
-    decoded: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
+    noise: Energies = field(default_factory=dict)
+    decoded: Energies = field(default_factory=dict)
     kl: dict[Sequenced, Array] = field(default_factory=dict)
     decoded_kl: dict[Sequenced, Array] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
+    meant: dict[Sequenced, Array] = field(default_factory=dict)
+    about: Energies = field(default_factory=dict)
+    decoded_about: Energies = field(default_factory=dict)
     _open: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
 
     @property
@@ -111,8 +118,9 @@ class Whole:
         return self._open[key]
 
     def logits(self, prompt: str, phase: str, position: int) -> Array | None:
-        """Return the FP64 logits [V] at a position, as a phase runs the sequence."""
-        values, at = self.values(prompt, phase, None, LOGITS), np.flatnonzero(self.rows[prompt] == position)
+        """Return the FP64 logits [V] at a position, as a phase runs the sequence; with the mask that a policy means."""
+        values, at = self.meant.get(self.alike[prompt, phase]), np.flatnonzero(self.rows[prompt] == position)
+        values = self.values(prompt, phase, None, LOGITS) if values is None else values
         return None if values is None or not len(at) else values[int(at[0])]
 
     def energy(self, place: Place) -> tuple[Array, Array | None]:
@@ -127,12 +135,14 @@ class Whole:
     def sigma(self) -> float:
         """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie).
 
-        Where decode rounds otherwise than prefill, that of the two which errs more.
+        Where decode rounds otherwise than prefill, that of the two which errs more. A mask is no rounding: of a policy
+        that has one it is the error from FP64 with that mask.
         """
-        sizes = [self._rms(kind) for kind in (self.noise, self.decoded) if kind]
+        kinds = (self.about, self.decoded_about) if self.meant else (self.noise, self.decoded)
+        sizes = [self._rms(kind) for kind in kinds if kind]
         return max(sizes, default=float("nan"))
 
-    def _rms(self, kind: dict[tuple[Sequenced, int | None, str], Array]) -> float:
+    def _rms(self, kind: Energies) -> float:
         of_prompts = dict.fromkeys((prompt, sequence) for (prompt, _), sequence in self.alike.items())
         rows = [kind[sequence, None, LOGITS] for _, sequence in of_prompts]
         n = sum(len(e) for e in rows) * self.vocab
@@ -150,18 +160,20 @@ def establish(
 ) -> Whole:
     """Compute, or find in the cache, FP64 values of a selection's prompts, and emulate the policy over the whole model.
 
+    ``model`` attends as the policy's mask says, and is emulated so; FP64 values are of the recorded configuration.
     ``weights`` identifies the tensors' values; ``root``: where references are kept.
     """
+    exact = model if model.config == recorded.config else Model(recorded.config, model.read)
     layers, rows = selected.layers, {p: recorded.logit_rows(p) for p in selected.prompts}
-    whole = Whole({}, rows, model.config.vocab)
+    whole = Whole({}, rows, exact.config.vocab)
     first: dict[tuple[Any, ...], Sequenced] = {}
     for prompt, phase in product(selected.prompts, PHASES):
         own = sequence_of(recorded, prompt, phase)
-        told = telling(model.config, own.lengths)
+        told = telling(exact.config, own.lengths)
         same = (own.tokens, rows[prompt].tobytes(), None if told is None else told.tobytes())
         sequence = whole.alike[prompt, phase] = first.setdefault(same, own)
         if sequence not in whole.places:
-            whole.places[sequence] = own.place(root, weights, model.config)
+            whole.places[sequence] = own.place(root, weights, exact.config)
     wanted = [p for p in selected.points if not POINTS[p].state]
     wanted += [] if LOGITS in wanted else [LOGITS]
     names = [(at, p) for p in wanted for at in (layers if POINTS[p].per_layer else (None,))]
@@ -173,14 +185,14 @@ def establish(
     def want(chosen: list[Sequenced]) -> Wanted:
         return Wanted(set(wanted), set(layers), [rows[s.prompt] for s in chosen])
 
-    n = model.config.layers
+    n = exact.config.layers
     if absent:
         sequences, turned = [np.asarray(s.tokens) for s in absent], [s.lengths for s in absent]
         fed = sum(map(len, sequences))
-        seconds = seconds_for(model.config, 1000)
+        seconds = seconds_for(exact.config, 1000)
         takes = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
         what = f"FP64 reference of {fed:,} tokens (about {takes} per 1,000)"
-        forward(model, sequences, [FP64], want(absent), save, _telling(tell, what, n), lengths=turned)
+        forward(exact, sequences, [FP64], want(absent), save, _telling(tell, what, n), lengths=turned)
     for place in whole.places.values():
         place.touch()
 
@@ -207,17 +219,26 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     """
     n, sequences = model.config.layers, [np.asarray(s.tokens) for s in whole.distinct]
     turned = [s.lengths for s in whole.distinct]
-    for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl):
+    for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl, whole.about, whole.decoded_about):
         pooled.clear()
     vars(whole).pop("sigma", None)
+    if model.config != recorded.config and not whole.meant:
+        logits = Wanted({LOGITS}, (), whole.wanted.logit_rows)
+        forward(
+            model, sequences, [FP64], logits, lambda i, _, __, x: whole.meant.update({whole.distinct[i]: x}),
+            _telling(tell, "FP64 with the policy's mask", n), lengths=turned,
+        )  # fmt: skip
     declared = (of_policy(policy, d) for d in (False, True))
     plain, decode = (replace(r, dot=summed(r.dot, dot)) for r in declared)
     draws = [redrawn(plain, seed) for seed in range(RUNS)]
-    passes: list[tuple[Pool, Decoding | None]] = [(Pool(whole, model.config, whole.noise, whole.kl), None)]
+    passes: list[tuple[Pool, Decoding | None]] = [
+        (Pool(whole, recorded.config, whole.noise, whole.kl, whole.about), None)
+    ]
     if "decode" in recorded.requested.phases and cached_otherwise(policy):
         first = [len(recorded.run.prompts[s.prompt].tokens) - 1 for s in whole.distinct]
         decoding = Decoding(first, [redrawn(decode, seed) for seed in range(RUNS)])
-        passes.append((Pool(whole, model.config, whole.decoded, whole.decoded_kl), decoding))
+        pool = Pool(whole, recorded.config, whole.decoded, whole.decoded_kl, whole.decoded_about)
+        passes.append((pool, decoding))
     for pool, rows in passes:
         what = "emulated policy" if rows is None else "emulated policy of decode"
         forward(model, sequences, draws, whole.wanted, pool.add, _telling(tell, what, n), rows, turned)
@@ -231,13 +252,19 @@ def cached_otherwise(policy: Policy) -> bool:
 
 @dataclass
 class Pool:
-    """Adds up what draws of the emulated policy leave; ``errors``: of the sampled logits rows of a prompt [S, V]."""
+    """Adds up what draws of the emulated policy leave; ``errors``: of the sampled logits rows of a prompt [S, V].
+
+    ``apart``: mean KL of a mask's rows [R] themselves: what a mask does is the same in every draw, and another row's
+    error is no draw of it.
+    """
 
     whole: Whole
     config: DecoderConfig
-    noise: dict[tuple[Sequenced, int | None, str], Array]
+    noise: Energies
     kl: dict[Sequenced, Array]
+    about: Energies
     errors: dict[Sequenced, list[Array]] = field(default_factory=dict)
+    apart: dict[Sequenced, Array] = field(default_factory=dict)
 
     @cached_property
     def sequences(self) -> list[Sequenced]:
@@ -255,6 +282,11 @@ class Pool:
             error = np.where(hidden[:, None], 0.0, error)
         key = (sequence, layer, point)
         self.noise[key] = self.noise.get(key, 0.0) + np.einsum("thk,thk->th", error, error) / RUNS
+        if point == LOGITS and sequence in self.whole.meant:
+            off = values - self.whole.meant[sequence]
+            self.about[key] = self.about.get(key, 0.0) + np.einsum("tv,tv->t", off, off)[:, None] / RUNS
+            apart = [kl(r, x) for r, x in zip(np.asarray(reference), values, strict=True)]
+            self.apart[sequence] = self.apart.get(sequence, 0.0) + np.asarray(apart) / RUNS
         if point == LOGITS:
             self.errors.setdefault(sequence, []).append(error[self.sampled(len(error)), 0].astype(np.float32))
 
@@ -277,6 +309,8 @@ class Pool:
             scale = np.divide(1.0, own, out=np.zeros_like(own), where=own > 0)[:, None]
             made = expected_kl(np.asarray(logits), (x * scale for x in kept))
             self.kl[sequence] = size**2 * made + roundoff_kl(np.asarray(logits))
+            if sequence in self.apart:
+                self.kl[sequence] = np.maximum(self.kl[sequence], self.apart[sequence])
         self.errors.clear()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precaudit.arrays import Array
 from precaudit.checkpoints import Checkpoint
+from precaudit.configs import attended
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.numpy_decoder.honest import honest_forms
 from precaudit.numpy_decoder.model import Model
@@ -25,7 +26,10 @@ LACKS = "weights"  # why there are no numbers where there are none
 
 @dataclass(frozen=True)
 class Textbook:
-    """The NumPy decoder beside a recorded run; ``whole``: its FP64 forward, None where the weights are not at hand."""
+    """The NumPy decoder beside a recorded run; ``whole``: its FP64 forward, None where the weights are not at hand.
+
+    ``model``: attends as the policy's mask says, as operations and emulations do; ``whole`` is of the model itself.
+    """
 
     recorded: Recorded
     model: Model
@@ -40,7 +44,8 @@ class Textbook:
         """Compute, or find in the cache, all that a selection needs of the whole model."""
         record = recorded.run.record
         policy = recorded_policy(record)
-        model = Model(recorded.config, checkpoint.tensors.read if checkpoint is not None else _no_weights)
+        read = checkpoint.tensors.read if checkpoint is not None else _no_weights
+        model = Model(attended(recorded.config, policy), read)
         whole = None
         if checkpoint is not None:
             weights = f"{record.model.sha256}:{held_weights(policy)}"
@@ -87,7 +92,8 @@ def shadowed(
     recorded: Recorded, checkpoint: Checkpoint, selected: Selected, program_on: ProgramOn
 ) -> list[ErrorRecord]:
     """Return the formula records of a selection: the program's FP64 shadow against the textbook."""
-    model = Model(recorded.config, checkpoint.tensors.read)
+    policy = recorded_policy(recorded.run.record)
+    model = Model(attended(recorded.config, policy), checkpoint.tensors.read)
     return list(formula_errors(recorded, model, selected.prompts, program_on, selected.phases))
 
 
