@@ -262,7 +262,7 @@ class Pool:
     config: DecoderConfig
     noise: Energies
     kl: dict[Sequenced, Array]
-    about: Energies
+    about: Energies = field(default_factory=dict)
     errors: dict[Sequenced, list[Array]] = field(default_factory=dict)
     apart: dict[Sequenced, Array] = field(default_factory=dict)
 
