@@ -31,6 +31,7 @@ from precaudit.references.traced.remade import (
     Remade,
     Tapped,
     once,
+    restored,
 )
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Unrounded
@@ -214,8 +215,12 @@ def _record(
     if p.name not in made.exact:
         return record_of(opened, case, call, p, layer, unknown="no segment ends in it")
     step = step_of(opened.record, p, layer)
-    honest = {name: step(values[p.name]) for name, values in made.honest.items() if p.name in values}
-    drawn = [step(values[p.name]) for values in made.drawn]
+
+    def rounded(values: dict[str, Array]) -> Array:
+        return restored(step(values[p.name]), p.dtype)
+
+    honest = {name: rounded(values) for name, values in made.honest.items() if p.name in values}
+    drawn = [rounded(values) for values in made.drawn]
     moved = [step(values[p.name]) for values in made.moved if p.name in values]
     if made.open and np.isnan(honest[()][np.isfinite(step(made.exact[p.name]))]).any():
         return record_of(opened, case, call, p, layer, unknown=OPEN)

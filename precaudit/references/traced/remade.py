@@ -5,6 +5,9 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
@@ -86,10 +89,12 @@ class Remade:
         return made if self.segments.small else {name: x for name, (x, _) in made.items()}
 
     def rounded(self, taps: Values, args: tuple[Any, ...]) -> Any:
-        """Return what every segment makes of recorded values, rounded as its tap is."""
+        """Return what every segment makes of recorded values, rounded as its tap is; of narrow ones ``upper``."""
         if not self.segments.small:
             return self.all(taps, *args)
-        return {name: x for name, (x, _) in self.all(_wide(taps, self.segments.narrow(taps)), *args).items()}
+        narrow = self.segments.narrow(taps)
+        made = self.all(_wide(taps, narrow), *args)
+        return {name: upper(x) if name in narrow else x for name, (x, _) in made.items()}
 
     def some(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Made:
         """Return what the segments of some points make, rounded and before."""
@@ -109,16 +114,36 @@ class Remade:
 
 
 def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict[str, Any]]]:
-    """Return ``g(values, *args)``: every segment in FP64 and, rounded, under each realisation, equal products once."""
+    """Return ``g(values, *args)``: every segment in FP64 and, rounded, under each realisation, equal products once.
+
+    Of what is rounded to less than 32 bits the ``upper`` half is returned.
+    """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
     interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
     function = together(tapped.made.call, interpreters, tapped.steps)
 
     def made(values: Values, *args: Any) -> list[dict[str, Any]]:
         exact, *rounded = _apart(function(values, *args), len(interpreters))
-        return [exact, *({name: x for name, (x, _) in each.items()} for each in rounded)]
+        narrow = tapped.narrow(values)
+        return [
+            exact,
+            *({name: upper(x) if name in narrow else x for name, (x, _) in each.items()} for each in rounded),
+        ]
 
     return made
+
+
+def upper(x: Any) -> Any:
+    """Return the upper 32 bits of FP64 values, to nearest: 21 significant ones, more than any narrow format has."""
+    bits = lax.bitcast_convert_type(x, jnp.uint64)
+    return ((bits + jnp.uint64(1 << 31)) >> jnp.uint64(32)).astype(jnp.uint32)
+
+
+def restored(x: Array, dtype: str) -> Array:
+    """Return FP64 values of a point of format ``dtype``, of which ``upper`` may have kept the upper half."""
+    if x.dtype != np.uint32 or np.dtype(dtype).kind in "biu":
+        return x
+    return (x.astype(np.uint64) << np.uint64(32)).view(np.float64)
 
 
 def _apart(told: dict[str, tuple[Any, ...]], n: int) -> list[dict[str, Any]]:
