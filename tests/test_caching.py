@@ -218,7 +218,8 @@ def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
         sequences.append(len(given))
         return real(model, given, *rest, **more)
 
-    monkeypatch.setattr("precaudit.references.textbook.forward.forward", counted)
+    for module in ("forward", "pooled"):
+        monkeypatch.setattr(f"precaudit.references.textbook.{module}.forward", counted)
     found = compare(made, options=Options(cache=tmp_path / "cache"))
     assert set(sequences) == {2}
     by = {p: [re.sub(rb'"prompt":"p\d"', b"", encode(e)) for e in found.errors if e.prompt == p] for p in ("p0", "p3")}

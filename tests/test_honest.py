@@ -32,8 +32,8 @@ from precaudit.prompts import Prompt
 from precaudit.references.closing import Yardstick
 from precaudit.references.textbook.alternatives import consistent
 from precaudit.references.textbook.closing import honest
-from precaudit.references.textbook.forward import Pool
 from precaudit.references.textbook.operations import parts, prepare
+from precaudit.references.textbook.pooled import Pool
 from precaudit.runs import written as written_records
 from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection

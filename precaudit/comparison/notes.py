@@ -14,7 +14,7 @@ from precaudit.places import Place
 from precaudit.policies import besides
 from precaudit.records import ErrorRecord, Selected, value
 from precaudit.references.textbook.alternatives import single_rows
-from precaudit.references.textbook.forward import Whole
+from precaudit.references.textbook.whole import Whole
 from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 

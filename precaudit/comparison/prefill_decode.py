@@ -13,7 +13,7 @@ from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import kl
 from precaudit.places import Place
 from precaudit.records import PrefillDecodeRecord, StepRecord, number, value
-from precaudit.references.textbook.forward import Whole
+from precaudit.references.textbook.whole import Whole
 from precaudit.runs.recorded import Recorded
 from precaudit.store import unpack_positions
 

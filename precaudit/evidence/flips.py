@@ -11,7 +11,7 @@ from precaudit.comparison.prefill_decode import NEAR, logits_of
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import LOGITS
 from precaudit.metrics.logits import top_ids
-from precaudit.references.textbook.forward import sequence_of
+from precaudit.references.textbook.whole import sequence_of
 from precaudit.runs.recorded import Recorded
 from precaudit.selection import PHASES
 

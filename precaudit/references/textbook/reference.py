@@ -16,9 +16,11 @@ from precaudit.policies import Policy, held_weights, recorded_policy
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord, Selected
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
-from precaudit.references.textbook.forward import Whole, emulate, establish, forward_errors
+from precaudit.references.textbook.forward import establish, forward_errors
 from precaudit.references.textbook.handover import handover_errors
 from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.textbook.pooled import emulate
+from precaudit.references.textbook.whole import Whole
 from precaudit.runs.recorded import Recorded
 
 LACKS = "weights"  # why there are no numbers where there are none
