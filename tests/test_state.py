@@ -292,7 +292,7 @@ def test_a_program_that_capturing_disturbs_does_not_pass(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(session, "prefill_program", disturbed)
     select = Selection.parse(points="v,logits", phases="prefill")
-    run = record(tmp_path / "run", prompts=["x = 1", LONG], select=select)
+    run = record(tmp_path / "run", prompts=["x = 1", LONG * 2], select=select)
     assert [n.bitwise for n in run.record.neutrality] == [True, False]
     found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
     if times is not None:

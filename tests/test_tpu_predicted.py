@@ -25,6 +25,7 @@ from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import load_policy
 from precaudit.prompts import Prompt
 from precaudit.records import device_kind, value
+from precaudit.runs.programs import open_program_run
 from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
 from precaudit.tpu import target
@@ -33,6 +34,9 @@ from precaudit.tracing import predicting
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
+from tests.test_programs import altered
+from tests.test_programs import compare as compare_program
+from tests.test_programs import load as load_program
 from tests.tpus import needs_libtpu
 
 PROMPTS = [Prompt(id="a", prompt="def add(a, b):"), Prompt(id="b", prompt="import os\n\nclass Reader:\n    def ")]
@@ -462,3 +466,28 @@ def test_a_program_s_products_are_made_as_its_compiled_program_says(tmp_path, mo
 def test_a_program_takes_no_other_device(capsys):
     assert cli(["trace", "step.py:program", "--device", "cpu"]) == 2
     assert "leave out --device" in capsys.readouterr().err
+
+
+OWN = Path(__file__).parent.parent / "examples" / "own_decoder.py"
+WRONG = {
+    "act": lambda x: x * 1.01,
+    "query": lambda x: x * 1.008,
+    "normed": lambda x: x * (1 + 2.0**-8),
+    "attended": lambda x: np.where(np.arange(x.shape[-1]) == 3, 1.05, 1.0) * x,
+}
+
+
+@pytest.mark.slow  # 40 s
+@needs_libtpu
+def test_a_program_in_bfloat16_passes_as_a_tpu_makes_it_and_faults_fail_at_their_segment(tmp_path):
+    """What few read may stay unrounded there: that excuses no other factor, of a tensor or of a channel."""
+    assert cli(["trace", f"{OWN}:program", "--device", "tpu-predicted:v5e", "-o", str(tmp_path / "run")]) == 0
+    opened, program = open_program_run(tmp_path / "run"), load_program(f"{OWN}:program")
+    compare_program(opened, program)
+    assert gate(opened.folder).exit_code == 0
+    for point, change in WRONG.items():
+        bad = altered(opened, tmp_path / point, point, lambda x, f=change: f(x.astype(np.float32)).astype(x.dtype))
+        compare_program(bad, program)
+        found = gate(bad.folder)
+        assert found.exit_code == 1
+        assert point in {v.point for v in found.verdicts if v.status == "fail"}

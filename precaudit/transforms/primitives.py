@@ -89,9 +89,9 @@ REFUSED = {
         unpin
     """,
     "it belongs to kernels": """
-        broadcast_to delay dma_start dma_wait get_barrier_semaphore get_global max_contiguous multiple_of num_programs
-        pack_elementwise program_id reciprocal remove_memory_space repeat roll semaphore_read semaphore_signal
-        semaphore_wait unpack_elementwise with_memory_space_constraint
+        broadcast_to delay dma_start dma_wait get_barrier_semaphore get_global max_contiguous mosaic_gpu_p multiple_of
+        num_programs pack_elementwise program_id reciprocal remove_memory_space repeat roll semaphore_read
+        semaphore_signal semaphore_wait unpack_elementwise with_memory_space_constraint
     """,
     "JAX makes it between tracing and compiling; no program holds it": """
         add_dependency after_all create_token custom_jvp_call_jaxpr custom_lin custom_transpose_call dce_sential
