@@ -32,6 +32,7 @@ def test_an_error_is_pooled_over_tensors_and_batches():
     assert error(lambda *_: exact[0], given[:1], exact[:1]) == 0
 
 
+@pytest.mark.slow  # 29 s
 @needs_libtpu
 def test_every_shipped_policy_compiles_for_another_generation():
     """``test_lint_rules`` compiles them for v5e.
