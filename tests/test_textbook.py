@@ -157,6 +157,7 @@ def test_what_enters_the_first_layer_is_told(old, new, cause, says, tmp_path):
     assert says in one.says
 
 
+@pytest.mark.slow  # 18 s
 def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
     """A loop whose ``advance`` takes no FP64: the first call is judged and named, the others are unknown."""
     program = written(tmp_path / "code", "+ 1e-5)", "+ 3e-5)")
@@ -400,6 +401,7 @@ def test_wrong_references_are_refused_in_a_line(recorded, options, words, tmp_pa
     assert words in told[-1]
 
 
+@pytest.mark.slow  # 34 s
 def test_the_command_says_the_finding_and_its_code(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN.read_text().replace("10000.0 **", "500000.0 **").replace("steps=7", "steps=1"))
