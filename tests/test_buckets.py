@@ -131,6 +131,7 @@ def test_what_tells_a_checkpoint_in_a_bucket_from_another(tmp_path, change):
     assert listing(folder) != before
 
 
+@pytest.mark.slow  # 18 s
 def test_a_checkpoint_in_a_bucket_is_read(tmp_path, bucket):
     root, environment = bucket
     weights = FIXTURES / "llama-gqa" / "model.safetensors"
