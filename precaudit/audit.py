@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import msgspec
 
 from precaudit.caching import cache_folder
-from precaudit.errors import PrecauditError, UserError, nearest
+from precaudit.errors import PrecauditError, UserError
 from precaudit.judging.gate import Judgement, gate
 from precaudit.policies import apply_settings, load_policy
 from precaudit.progress import Advance, Progress, silent
+from precaudit.records import of_table
 from precaudit.selection import Selection
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
@@ -72,13 +73,7 @@ def read_config(path: Path) -> AuditConfig:
         raise UserError(f"no {path}; make one with: precaudit init") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {error}") from None
-    for key in table:
-        if key not in AuditConfig.__struct_fields__:
-            raise UserError(f"{path}: unknown key {key!r}{nearest(key, AuditConfig.__struct_fields__)}")
-    try:
-        found = msgspec.convert(table, AuditConfig)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}") from None
+    found = of_table(table, AuditConfig, str(path))
     own = is_program(found.subject, path.parent)
     other = table.keys() - ANY - PROGRAMS if own else table.keys() & PROGRAMS
     if other:

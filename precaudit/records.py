@@ -1,13 +1,13 @@
 """The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, nearest
 from precaudit.writing import whole
 
 SCHEMA = 1
@@ -424,6 +424,7 @@ class CompareRecord(Record, frozen=True, omit_defaults=False):
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T", bound=msgspec.Struct)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -457,6 +458,18 @@ def read_record(path: Path, kind: type[R], what: str) -> R:
         raise UserError(f"{path}: not {what}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+
+
+def of_table(raw: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """Return a table of a user's TOML file as a record; raises UserError that begins with ``where``."""
+    names = kind.__struct_fields__
+    for key in raw:
+        if key not in names:
+            raise UserError(f"{where}: unknown key {key!r}{nearest(key, names)}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def read_lines(path: Path, kind: type[R]) -> list[R]:

@@ -12,7 +12,7 @@ import msgspec
 
 from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import POINTS
-from precaudit.records import ErrorRecord, value
+from precaudit.records import ErrorRecord, of_table, value
 from precaudit.selection import PHASES, parse_layers
 
 METRICS = (
@@ -127,13 +127,7 @@ def _lines_of(text: str, key: str) -> list[int]:
 
 def _budget(path: Path, line: int, raw: dict[str, Any], known: Known | None) -> Budget:
     where = f"{path}:{line}"
-    for key in raw:
-        if key not in Entry.__struct_fields__:
-            raise UserError(f"{where}: unknown key {key!r}{nearest(key, Entry.__struct_fields__)}")
-    try:
-        entry = msgspec.convert(raw, Entry)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {error}") from None
+    entry = of_table(raw, Entry, where)
     if problem := _problem(entry, PHASES if known is None else tuple(known.phases)):
         raise UserError(f"{where}: {problem}")
     globs = [entry.points] if isinstance(entry.points, str) else entry.points

@@ -10,6 +10,7 @@ import msgspec
 
 from precaudit.errors import UserError, nearest
 from precaudit.judging.budgets import entries
+from precaudit.records import of_table
 from precaudit.rollouts.frozen import FRACTIONS, SIZES, factor_of
 from precaudit.rollouts.limits import ANSWERS
 from precaudit.rollouts.mismatch import METRICS
@@ -61,13 +62,7 @@ def read_rollout_budgets(path: Path, found: Written) -> tuple[Budget, ...]:
 
 
 def _budget(where: str, raw: dict[str, Any], found: Written) -> Budget:
-    for key in raw:
-        if key not in Entry.__struct_fields__:
-            raise UserError(f"{where}: unknown key {key!r}{nearest(key, Entry.__struct_fields__)}")
-    try:
-        entry = msgspec.convert(raw, Entry)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {error}") from None
+    entry = of_table(raw, Entry, where)
     if problem := _problem(entry):
         raise UserError(f"{where}: {problem}")
     globs = [entry.policies] if isinstance(entry.policies, str) else entry.policies
