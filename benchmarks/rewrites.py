@@ -230,7 +230,7 @@ REWRITES = {
 def rewritten(name: str, policy: str, device: str = "cpu") -> Subject:
     """Return tiny under a policy, written another way."""
     subject = replace(load("tiny", policy, None, device, REWRITES[name]), lift={"nextafter": lambda x, towards: x})
-    return replace(subject, unroll=True) if name == "loop for scan" else subject
+    return replace(subject, policy=replace(subject.policy, layers="unrolled")) if name == "loop for scan" else subject
 
 
 def points(name: str) -> str:

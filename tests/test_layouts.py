@@ -13,6 +13,7 @@ from precaudit.cli import run as command
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.errors import UserError
+from precaudit.evidence import invariance
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.integers import IntegerMatrix
 from precaudit.jax_decoder.parts import attention_scores, cache_write, cut
@@ -20,11 +21,13 @@ from precaudit.judging.gate import gate
 from precaudit.lint.linting import lint_model
 from precaudit.policies import Policy, apply_settings, completed, load_policy, shipped
 from precaudit.prompts import Prompt
+from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.tracing.programs import decode_program, prefill_program
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
+from tests.programs import record
 
 TEXT = "import os\n\n\ndef read(path):\n"
 BOTH = {"layers": "unrolled", "fused": "qkv+gate_up"}
@@ -135,12 +138,23 @@ def test_values_are_those_that_there_are():
 
 
 def test_unrolled_layers_are_a_program_of_their_own():
-    """Programs are kept by their decoder, and 1 == True in Python."""
-    plain = load("tiny", "bf16", None, "cpu")
-    for other in (load("tiny", "unrolled", None, "cpu"), replace(plain, unroll=True)):
-        assert other.decoder != plain.decoder
-        assert prefill_program(other, None) is not prefill_program(plain, None)
-        assert decode_program(other, None) is not decode_program(plain, None)
+    """Programs are kept by their decoder."""
+    plain, other = (load("tiny", name, None, "cpu") for name in ("bf16", "unrolled"))
+    assert other.decoder != plain.decoder
+    assert prefill_program(other, None) is not prefill_program(plain, None)
+    assert decode_program(other, None) is not decode_program(plain, None)
+
+
+def test_invariance_unrolls(tmp_path, monkeypatch):
+    ran = []
+    real = invariance.trace
+    monkeypatch.setattr(invariance, "trace", lambda s, *rest: (ran.append(s.decoder.unroll), real(s, *rest))[1])
+    subject = load("tiny", "bf16", None, "cpu")
+    run = record(tmp_path / "run", prompts=["x = 1"], select=Selection.parse(points="v,logits", phases="prefill"))
+    found = invariance.invariance(Recorded.of(run), subject, [])
+    assert [x.status for x in found if x.way == "layers unrolled"] == ["bit-identical"]
+    assert dict(zip([w.name for w in invariance.WAYS], ran, strict=True))["layers unrolled"] == subject.config.layers
+    assert set(ran) == {1, subject.config.layers}
 
 
 # The numbers

@@ -86,7 +86,8 @@ def _one(recorded: Recorded, subject: Subject, way: Way, folder: Path, noise: di
     layers = ",".join(map(str, asked.layers))
     select = Selection.parse(layers, ",".join(asked.points), ",".join(asked.phases))
     options = Options(decode_steps=asked.decode_steps, batch=way.batch, pad=way.pad)
-    rewritten = replace(subject, unroll=way.unrolled or subject.unroll, remat=way.remat)
+    policy = replace(subject.policy, layers="unrolled") if way.unrolled else subject.policy
+    rewritten = replace(subject, policy=policy, remat=way.remat)
     run = trace(rewritten, folder, prompts, select, options)
     again = Recorded.of(run)
     worst = Invariance(way.name, "bit-identical", "", None, 0.0, 0.0)

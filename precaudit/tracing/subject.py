@@ -31,7 +31,7 @@ TABLES = 8  # of RoPE, kept on the device
 class Subject(Brief):
     """A model under a policy on a device. ``reference`` is the name or path it was opened by.
 
-    ``unroll``, ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
+    ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
     ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
     that is not here, whose compiled programs run on ``device``, a CPU.
     """
@@ -41,7 +41,6 @@ class Subject(Brief):
     policy: Policy
     parts: Parts
     device: Any
-    unroll: int | bool = 1
     remat: bool = False
     raised: tuple[int, Policy] | None = None
     lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -62,8 +61,7 @@ class Subject(Brief):
     def decoder(self) -> Decoder:
         """The pure functions prefill, decode and init_cache."""
         raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
-        whole = self.unroll is True or self.policy.layers == "unrolled"
-        unroll = self.config.layers if whole else int(self.unroll)  # 1 and True are one key of a cache of programs
+        unroll = self.config.layers if self.policy.layers == "unrolled" else 1
         config = attended(self.config, self.policy)
         return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
 

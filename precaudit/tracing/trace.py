@@ -146,7 +146,7 @@ def _record(work: Work, folder: Path, size: int, options: Options, progress: Pro
 
 def code_of(subject: Subject) -> str:
     """Return the hash of what runs a subject beside the model and the policy: our source, and how it is compiled."""
-    how = (computed_by(TRACES), subject.unroll, subject.remat, subject.raised, subject.predicted)
+    how = (computed_by(TRACES), subject.remat, subject.raised, subject.predicted)
     return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
