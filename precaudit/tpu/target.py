@@ -62,13 +62,13 @@ class TooLarge(UserError):
     """A program that does not fit a chip's memory: an answer, not a failure of ours."""
 
 
-def parse_target(text: str) -> Target:
-    """Return the target written ``v5e`` or ``v5e:2x2``; raises UserError for what is none."""
+def parse_target(text: str, option: str = "--tpu ") -> Target:
+    """Return the target written ``v5e`` or ``v5e:2x2``; raises UserError for what is none, given by ``option``."""
     generation, _, topology = text.partition(":")
     if generation not in TOPOLOGIES:
-        raise UserError(f"--tpu {text}: unknown TPU; known: {', '.join(TOPOLOGIES)}{nearest(generation, TOPOLOGIES)}")
+        raise UserError(f"{option}{text}: unknown TPU; known: {', '.join(TOPOLOGIES)}{nearest(generation, TOPOLOGIES)}")
     if topology and not re.fullmatch(r"\d+(x\d+){1,2}", topology):
-        raise UserError(f"--tpu {text}: a topology is written {TOPOLOGIES[generation]}, chips along each axis")
+        raise UserError(f"{option}{text}: a topology is written {TOPOLOGIES[generation]}, chips along each axis")
     return Target(generation, topology or TOPOLOGIES[generation])
 
 

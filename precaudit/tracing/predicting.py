@@ -145,7 +145,7 @@ def target_of(device: str) -> Target | None:
     kind, _, name = device.partition(":")
     if kind not in (PREFIX, COARSER):
         return None
-    target = parse_target(name or DEFAULT)
+    target = parse_target(name or DEFAULT, f"--device {kind}:")
     if kind == COARSER:
         return Emulated(target.generation, target.topology)
     if libtpu_version() is None:
