@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.comparison import prefill_decode
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.jax_decoder import Parts
@@ -160,6 +161,18 @@ def test_decode_that_does_not_depend_on_the_prompt(tmp_path):
     assert any("decode does not depend on the prompt" in note for note in found.notes)
     assert not all(p.match for p in found.prefill_decode)
     assert not any(p.near_tie for p in found.prefill_decode if not p.match)
+
+
+def test_every_two_prompts_are_compared_though_few_are_held(monkeypatch):
+    draw = np.random.default_rng(4)
+    rows = {f"p{i}": draw.standard_normal(10) for i in range(7)} | {"none": None}
+    monkeypatch.setattr(prefill_decode, "HELD", 2 * 8 * 10)
+    names = ("p0", "p1", "p2", "none", "p3", "p4", "p5", "p6")
+    found = {frozenset((a, b)): x for a, b, x in prefill_decode._distances(rows.__getitem__, names, 10)}
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if "none" not in (a, b)]
+    assert set(found) == {frozenset(p) for p in pairs}
+    for a, b in pairs:
+        assert found[frozenset((a, b))] == pytest.approx(np.linalg.norm(rows[a] - rows[b]) / np.sqrt(10), rel=1e-12)
 
 
 def test_honest_prompts_are_not_called_independent(honest):

@@ -11,7 +11,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
-from precaudit.references.traced.remade import Tapped, once, restored, upper
+from precaudit.references.traced import local
+from precaudit.references.traced.remade import UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, sums_narrow, whole
 from precaudit.transforms.labels import assigned
@@ -147,6 +148,7 @@ def test_interpreters_in_step_make_what_each_makes_alone(program):
         Realisation("converted"),
         Realisation(seed=1, sums="single"),
         Realisation(seed=2, sums="reversed"),
+        Realisation("unshared"),
     )
     taps, (exact, *rounded) = segments(program, *hows)
     made = tagged(program, WEIGHTS, TOKENS)
@@ -155,7 +157,7 @@ def test_interpreters_in_step_make_what_each_makes_alone(program):
             {k: np.asarray(x) for k, x in each.items()}
             for each in jax.jit(once(Tapped(made, None), hows))(taps, WEIGHTS, TOKENS)
         ]
-    assert [set(each) for each in together] == [set(exact)] * 5
+    assert [set(each) for each in together] == [set(exact)] * 6
     for k in exact:
         np.testing.assert_allclose(together[0][k], exact[k], rtol=1e-13, atol=1e-13)
         dtype = taps[k].dtype.name
@@ -305,3 +307,17 @@ def test_a_vector_unit_adds_rounded_terms():
         (made,) = Emulated({}, (), Realisation(unit="vector")).run(jaxpr.jaxpr, (), (x, y))
     terms = (x[:, :, None, :].astype(np.float32) * y.transpose(0, 2, 1)[:, None].astype(np.float32)).astype(BF)
     np.testing.assert_array_equal(made, terms.astype(np.float64).sum(-1).astype(BF).astype(np.float64))
+
+
+def test_a_way_that_limits_were_not_made_with_is_in_no_noise():
+    """It may be the best there is; a record of which it is not has the numbers that it has without it."""
+    draw = np.random.default_rng(8)
+    exact = draw.standard_normal((6, 40))
+    stored = exact.astype(ml_dtypes.bfloat16)
+    near, *drawn = (exact * (1 + 2.0**-10 * draw.standard_normal(exact.shape)) for _ in range(4))
+    without = local._numbers(stored, exact, {(): near}, drawn)
+    nowhere = exact * (1 + 2.0**-20)
+    assert local._numbers(stored, exact, {(): near, UNSHARED: nowhere * 2}, drawn) == without
+    best = local._numbers(stored, exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
+    assert best["unexplained"].rel_l2 == 0.0
+    assert best["elided"] == {"policy:equations": UNSHARED}
