@@ -309,6 +309,32 @@ def test_a_vector_unit_adds_rounded_terms():
     np.testing.assert_array_equal(made, terms.astype(np.float64).sum(-1).astype(BF).astype(np.float64))
 
 
+def test_readers_are_counted_where_ways_run_in_step():
+    """``wide`` is read by three equations and rounded; ``out``, which one reads, is not: in a scan as outside."""
+
+    def program(x):
+        def part(x):
+            wide = x * jnp.bfloat16(1.1)
+            out = wide * wide + wide
+            return out * jnp.bfloat16(0.7) - jnp.tanh(wide)
+
+        def step(x, _):
+            return checkpoint_name(part(x), "inside"), None
+
+        return checkpoint_name(part(lax.scan(step, x, None, 2)[0]), "outside")
+
+    x = jnp.asarray(np.random.default_rng(9).standard_normal((4, 8)), jnp.bfloat16)
+    made = tagged(program, x)
+    taps = {k: np.asarray(v) for k, v in jax.jit(reap(made.call))(x)[1].items()}
+    hows = (Realisation("unshared"), Realisation("all"))
+    with jax.enable_x64(True):
+        _, unshared, everything = jax.jit(once(Tapped(made, None), hows))(taps, x)
+        alone = jax.jit(emulated(made.call, hows[0]))(taps, x)
+    for name in ("inside", "outside"):
+        assert np.array_equal(restored(np.asarray(unshared[name]), "bfloat16"), np.asarray(alone[name][0]))
+        assert not np.array_equal(unshared[name], everything[name])
+
+
 def test_a_way_that_limits_were_not_made_with_is_in_no_noise():
     """It may be the best there is; a record of which it is not has the numbers that it has without it."""
     draw = np.random.default_rng(8)

@@ -1,5 +1,7 @@
 """Which unit makes a product and in what precision, and what is said where taps change that."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ from jax import lax
 
 from precaudit.judging.predictions import notes
 from precaudit.records import Prediction, Products
+from precaudit.runs.compiled import ways_of
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.units import Product, counted, labelled, moved, products, ways
 from precaudit.transforms.products import label_in
@@ -126,3 +129,19 @@ ENTRY e {{
 }}
 """
     assert ways(products(parse(text))) == {"q": (way,)}
+
+
+def test_a_short_prompt_is_told_by_the_program_that_it_shares():
+    """Its own 64 slots are no program here: the next longer one of as many prompts ran it, not the longest."""
+
+    def noted(shape, way):
+        return SimpleNamespace(phase="prefill", shape=shape, made={"q": (way,)})
+
+    requested = SimpleNamespace(prompts=("short", "long"), batch=1, phases=("prefill",), decode_steps=0)
+    programs = [noted((1, 2304), "float32"), noted((1, 256), "1 pass"), noted((3, 256), "3 passes")]
+    prompts = {"short": SimpleNamespace(tokens=(1,) * 9), "long": SimpleNamespace(tokens=(1,) * 2200)}
+    record = SimpleNamespace(neutrality=programs, requested=requested)
+    recorded = SimpleNamespace(run=SimpleNamespace(record=record, prompts=prompts))
+    assert ways_of(recorded, "short", "prefill", "q") == {"1 pass"}
+    assert ways_of(recorded, "long", "prefill", "q") == {"float32"}
+    assert ways_of(recorded, "short", "prefill", "k") == set()
