@@ -22,7 +22,7 @@ from precaudit.records import value
 from precaudit.reports.summary import formula_sentence
 from precaudit.runs.written import recall
 from precaudit.selection import Selection
-from precaudit.tracing import manifest, subject
+from precaudit.tracing import manifest, shadowed, subject
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
@@ -222,3 +222,14 @@ def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch)
     assert any(n.startswith("formula: the FP64 shadow of 1 prompt took ") for n in found.judgement.notes)
     path.write_text(base + "formula = false\n")
     assert audit(path).judgement.exit_code == 0
+
+
+def test_the_shadow_has_the_slots_that_ran(tmp_path, monkeypatch):
+    """A short prompt beside a longer one ran in the longer one's 256."""
+    ran, real = [], shadowed.distances
+    monkeypatch.setattr(shadowed, "distances", lambda s, m, work: (ran.append(work.batch.length), real(s, m, work))[1])
+    run = traced(tmp_path, points="q", texts=("x = 1", "def f(x):\n    return x + 1\n" * 6))
+    assert {n.shape for n in run.record.neutrality} == {(1, 256)}
+    compare(run, options=options(tmp_path))
+    assert ran
+    assert set(ran) == {256}
