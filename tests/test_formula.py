@@ -228,7 +228,7 @@ def test_the_shadow_has_the_slots_that_ran(tmp_path, monkeypatch):
     """A short prompt beside a longer one ran in the longer one's 256."""
     ran, real = [], shadowed.distances
     monkeypatch.setattr(shadowed, "distances", lambda s, m, work: (ran.append(work.batch.length), real(s, m, work))[1])
-    run = traced(tmp_path, points="q", texts=("x = 1", "def f(x):\n    return x + 1\n" * 6))
+    run = traced(tmp_path, points="q", batch=1, texts=("x = 1", "def f(x):\n    return x + 1\n" * 6))
     assert {n.shape for n in run.record.neutrality} == {(1, 256)}
     compare(run, options=options(tmp_path))
     assert ran
