@@ -1,6 +1,7 @@
 """Sweeps: a row a policy with its price, the front by hand, a policy that cannot run, and what is not done again."""
 
 import json
+import sys
 
 import pytest
 
@@ -74,6 +75,14 @@ def test_every_policy_is_a_row_with_what_it_costs(swept):
     assert fp32["errors"]["kl"] < bf16["errors"]["kl"]
     assert fp32["memory"] > 4 * 1_000_000 > bf16["memory"] > 2 * 1_000_000  # tiny has a million weights
     assert any(r["front"] for r in rows)
+
+
+@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("precaudit.sweep.sweep", lambda *_, **__: pytest.fail("swept"))
+    assert run(["sweep", "tiny", "--policies", "bf16", "--plot", str(tmp_path / "a.png"), "-o", str(tmp_path)]) == 2
+    assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 
 
 def test_a_plot_needs_no_network(swept):

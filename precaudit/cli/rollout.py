@@ -96,7 +96,7 @@ def command(model: str, source: Path | None, **given: Any) -> int:
         return program(model, given, [name for name in told if name not in OF_A_PROGRAM])
     limits = parse_limits(given["fail_above"], given["fail_below"])
     if given["html"] is not None:
-        from precaudit.reports.rollout_charts import drawing
+        from precaudit.reports.charts import drawing
 
         drawing()
     chosen = [name for name in DRAWS if name in told]

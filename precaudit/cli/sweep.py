@@ -56,6 +56,10 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     for path in given["plots"]:
         if path.suffix not in (".html", ".png"):
             raise UserError(f"--plot {path}: a plot is written as .html or .png")
+    if given["plots"]:
+        from precaudit.reports.charts import drawing
+
+        drawing()
     policies = [load_policy(name) for name in policies_of(given["policies"])]
     select = Selection.parse(given["layers"], given["points"], None, None, given["prompt"])
     source = [Prompt(id="text", prompt=text)] if text is not None else given["prompts"]

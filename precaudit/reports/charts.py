@@ -276,3 +276,13 @@ def altair_of() -> Any:
     except ImportError:
         raise UserError(MISSING) from None
     return altair
+
+
+def drawing() -> Any:
+    """Return vl-convert; raises UserError where it or altair is not there."""
+    altair_of()
+    try:
+        import vl_convert
+    except ImportError:
+        raise UserError(MISSING) from None
+    return vl_convert

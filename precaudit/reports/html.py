@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from precaudit.errors import UserError
 from precaudit.evidence.records import LineRemedy, Remedy
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import value
@@ -198,10 +197,5 @@ def _line(r: LineRemedy) -> tuple[str, ...]:
 @cache
 def _libraries() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script; raises UserError without vl-convert or altair."""
-    try:
-        import altair  # noqa: F401
-        import vl_convert
-    except ImportError:
-        raise UserError(charts.MISSING) from None
     # the text of a script element ends where it says so, whatever language it is in
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+    return str(charts.drawing().javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.errors import UserError
-from precaudit.reports.charts import LIGHT, MISSING, Palette, altair_of, data_of, powers, styled
+from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing, powers, styled
 from precaudit.reports.escaping import terminal
 
 MOST = 6  # lines of a chart, as many as a palette has series
@@ -97,13 +96,3 @@ def _lines(base: Any, apart: Mapping[str, Array], palette: Palette, height: int)
 def svg(chart: Any) -> str:
     """Return a chart as an SVG element, whole by itself; raises UserError without vl-convert."""
     return str(drawing().vegalite_to_svg({**chart.to_dict(), "width": WIDTH}))
-
-
-def drawing() -> Any:
-    """Return vl-convert; raises UserError where it or altair is not there."""
-    altair_of()
-    try:
-        import vl_convert
-    except ImportError:
-        raise UserError(MISSING) from None
-    return vl_convert

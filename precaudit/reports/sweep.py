@@ -9,7 +9,7 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import LOGITS
 from precaudit.records import Count, Number, Record, value
-from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of
+from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing
 from precaudit.reports.escaping import terminal
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
@@ -150,11 +150,9 @@ def _plainly(name: str) -> str:
 
 def picture(rows: Sequence[SweepRow], path: Path) -> bytes:
     """Return the chart as the file's ending says, .html (one file, no network) or .png; raises UserError for others."""
-    spec = json.loads(chart(rows).to_json())
-    import vl_convert
-
+    made, spec = drawing(), json.loads(chart(rows).to_json())
     if path.suffix == ".html":
-        return str(vl_convert.vegalite_to_html(spec, bundle=True)).encode()
+        return str(made.vegalite_to_html(spec, bundle=True)).encode()
     if path.suffix == ".png":
-        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        return bytes(made.vegalite_to_png(spec, scale=2))
     raise UserError(f"{path}: a plot is written as .html or .png")
