@@ -36,7 +36,6 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
     turned = [s.lengths for s in whole.distinct]
     for pooled in (whole.noise, whole.decoded, whole.kl, whole.decoded_kl, whole.about, whole.decoded_about):
         pooled.clear()
-    vars(whole).pop("sigma", None)
     if model.config != recorded.config and not whole.meant:
         logits = Wanted({LOGITS}, (), whole.wanted.logit_rows)
         forward(
@@ -58,6 +57,7 @@ def emulate(whole: Whole, model: Model, recorded: Recorded, policy: Policy, dot:
         what = "emulated policy" if rows is None else "emulated policy of decode"
         forward(model, sequences, draws, whole.wanted, pool.add, layers_told(tell, what, n), rows, turned)
         pool.finish()
+    whole.sigma = whole.spread()
 
 
 def cached_otherwise(policy: Policy) -> bool:

@@ -1,7 +1,6 @@
 """FP64 values of every prompt's sequence, and what an emulated policy's rounding does to them."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +56,7 @@ class Whole:
     what was asked for. ``alike``: {(prompt, phase): the first sequence of the same tokens, rows and lengths}, which
     stands for it: a phase's rows are another sequence's where RoPE turned them by another length.
     ``meant``: FP64 logits [R, V] with the mask of a policy that has one; ``about``, ``decoded_about``: noise there.
+    ``sigma``: rms of the emulated policy's logit error (docs/design.md §1: near tie), NaN before it is emulated.
     """
 
     places: dict[Sequenced, References]
@@ -69,6 +69,7 @@ class Whole:
     decoded_kl: dict[Sequenced, Array] = field(default_factory=dict)
     wanted: Wanted = field(default_factory=lambda: Wanted((), (), ()))
     meant: dict[Sequenced, Array] = field(default_factory=dict)
+    sigma: float = float("nan")
     about: Energies = field(default_factory=dict)
     decoded_about: Energies = field(default_factory=dict)
     _open: dict[tuple[Sequenced, int | None, str], Array] = field(default_factory=dict)
@@ -114,9 +115,8 @@ class Whole:
         kinds = (self.decoded, self.decoded_kl) if decoded else (self.noise, self.kl)
         return kinds[0][key], kinds[1].get(sequence) if place.point == LOGITS else None
 
-    @cached_property
-    def sigma(self) -> float:
-        """Rms of the emulated policy's logit error over all recorded rows (docs/design.md §1: near tie).
+    def spread(self) -> float:
+        """Return the rms of the emulated policy's logit error over all recorded rows, from what is pooled.
 
         Where decode rounds otherwise than prefill, that of the two which errs more. A mask is no rounding: of a policy
         that has one it is the error from FP64 with that mask.
