@@ -480,6 +480,15 @@ def test_a_branch_that_a_case_takes_is_not_run_in_the_others_and_passes(tmp_path
     assert [e.skipped for e in formula] == [e.skipped for e in errors if e.kind == "local"]
 
 
+def test_the_line_of_a_file_below_a_folder_of_our_name_is_told(tmp_path):
+    """A clone's folder has it."""
+    (tmp_path / "precaudit").mkdir()
+    mine = tmp_path / "precaudit" / "mine.py"
+    mine.write_text("import precaudit\n\nprogram = 1 / 0\n")
+    with pytest.raises(UserError, match=r"precaudit/mine\.py:3\)?"):
+        load(f"{mine}:program")
+
+
 def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
     (tmp_path / "msgspec.py").write_text(
         "import jax.numpy as jnp\nfrom precaudit import Program\n"

@@ -18,6 +18,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.programs.program import Program
 from precaudit.writing import write_whole
 
+OWN = Path(__file__).parents[1]  # our code, wherever a clone lies
 REFERENCE = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -105,7 +106,8 @@ def _file(path: Path) -> Any:
 def line_of(error: Exception) -> str:
     """Return the line of the user's that raised, where there is one."""
     at = traceback.extract_tb(error.__traceback__)
-    last = next((f for f in reversed(at) if "importlib" not in f.filename and "precaudit" not in f.filename), None)
+    theirs = (f for f in reversed(at) if "importlib" not in f.filename and OWN not in Path(f.filename).parents)
+    last = next(theirs, None)
     return "" if last is None else f" ({last.filename}:{last.lineno})"
 
 
