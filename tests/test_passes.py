@@ -121,12 +121,13 @@ def test_a_setting_is_what_the_device_makes_of_it():
     made = {
         (device, matmul): on_device(replace(load_policy("fp32"), matmul=matmul), device).matmul
         for device in ("cpu", "gpu", "tpu")
-        for matmul in ("default", "high", "highest", "BF16_BF16_F32_X3")
+        for matmul in ("default", "high", "highest", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6")
     }
     assert {made["cpu", m] for m in ("default", "high", "BF16_BF16_F32_X3")} == {"highest"}
     assert [made["tpu", m] for m in ("default", "high", "highest")] == [
-        "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6",
+        "BF16_BF16_F32", "BF16_BF16_F32_X3", "highest",
     ]  # fmt: skip
+    assert made["tpu", "BF16_BF16_F32_X6"] == "highest"  # as good as float32, which the vector unit multiplies in
     assert [made["gpu", m] for m in ("default", "high", "BF16_BF16_F32_X3")] == [
         "TF32_TF32_F32", "TF32_TF32_F32", "BF16_BF16_F32_X3",
     ]  # fmt: skip

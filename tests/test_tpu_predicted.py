@@ -114,6 +114,17 @@ def test_float32_at_highest_precision_errs_as_on_a_cpu(runs):
 
 
 @needs_libtpu
+def test_six_passes_are_held_to_the_noise_of_float32(runs):
+    """Emulated in parts, whose products are exact in float32, honest noise would be half of what a program makes."""
+    cpu, tpu = (
+        [(e.phase, e.layer, e.point, e.noise) for e in runs["fp32-highest", device].errors if e.kind == "forward"]
+        for device in ("cpu", "tpu-predicted:v5e")
+    )
+    assert cpu == tpu
+    assert sum(noise is not None for *_, noise in cpu) > 20
+
+
+@needs_libtpu
 def test_bfloat16_errs_as_on_a_cpu(runs):
     cpu, tpu = (error(runs["bf16", device]) for device in ("cpu", "tpu-predicted:v5e"))
     assert cpu / 3 < tpu < 3 * cpu

@@ -102,13 +102,15 @@ def on_device(policy: Policy, device: str) -> Policy:
     """Return the policy with ``matmul`` as a kind of device (cpu, gpu, tpu) makes it.
 
     XLA:CPU takes every setting and multiplies in float32 (docs/design.md §7). A TPU's ``default``, ``high`` and
-    ``highest`` are one, three and six bfloat16 passes (JAX's ``lax.Precision``). A GPU's ``default`` and ``high`` are
-    TF32 in the products that its tensor cores make (seen on an H100).
+    ``highest`` are one, three and six bfloat16 passes (JAX's ``lax.Precision``). Six keep every bit of a float32
+    operand, and where they are asked for the compiler may choose its vector unit, which multiplies in float32: they
+    are emulated so (six passes: numpy_decoder/honest.py). A GPU's ``default`` and ``high`` are TF32 in the products
+    that its tensor cores make (seen on an H100).
     """
     if device == "cpu":
         return replace(policy, matmul="highest")
     made = {
-        "tpu": {"default": "BF16_BF16_F32", "high": "BF16_BF16_F32_X3", "highest": "BF16_BF16_F32_X6"},
+        "tpu": {"default": "BF16_BF16_F32", "high": "BF16_BF16_F32_X3", "BF16_BF16_F32_X6": "highest"},
         "gpu": dict.fromkeys(("default", "high"), "TF32_TF32_F32"),
     }.get(device, {})
     return replace(policy, matmul=made.get(policy.matmul, policy.matmul))

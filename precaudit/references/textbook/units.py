@@ -12,7 +12,7 @@ from precaudit.runs.compiled import ways_of
 from precaudit.runs.recorded import Recorded
 
 SETTINGS: dict[Way, str] = {
-    "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "BF16_BF16_F32_X6", "float32": "F32_F32_F32",
+    "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "highest", "float32": "F32_F32_F32",
     "float32, both operands bfloat16": "BF16_BF16_F32",
 }  # fmt: skip
 MOST = 6  # passes, of which a float32 product is as good as one of the vector unit
