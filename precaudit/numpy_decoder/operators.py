@@ -5,7 +5,7 @@ Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S k
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import erf
 
@@ -33,17 +33,13 @@ class Rule:
 def rms_norm(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
     """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4) over the last axis of x [..., D]."""
     scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
-    y = r.norm_inner(x * scale[..., None])
-    y *= weight
-    return r.norm(y)
+    return r.norm(r.norm_inner(x * scale[..., None]) * weight)
 
 
 def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
     """RMS norm that is rounded once, after the weight."""
     scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
-    y = x * scale[..., None]
-    y *= weight
-    return r.norm(y)
+    return r.norm(x * scale[..., None] * weight)
 
 
 def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
@@ -99,13 +95,9 @@ def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Roundi
     angle = np.asarray(positions, np.float64)[:, None] * each
     cos, sin = (r.rope_table(f(angle) * factor)[:, None] for f in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half : 2 * half]
-    out = np.empty(x.shape)
-    out[..., 2 * half :] = x[..., 2 * half :]
-    first, second = out[..., :half], out[..., half : 2 * half]
-    np.multiply(a, cos, out=first)
-    np.multiply(b, cos, out=second)
-    first -= (other := b * sin)
-    second += np.multiply(a, sin, out=other)
+    out = x.copy()
+    out[..., :half] = a * cos - b * sin
+    out[..., half : 2 * half] = b * cos + a * sin
     return out
 
 
@@ -133,24 +125,12 @@ def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Arra
 
 def hide(s: Array, positions: Array, window: int | None) -> Array:
     """Set scores [..., T, S] of the keys a row does not see to −∞, in place: those after it, or before its window."""
-    at = np.asarray(positions)
-    first, keys = int(at[0]) + 1, s.shape[-1]  # every row sees the keys before
-    if (np.diff(at) == 1).all():
-        unseen = _triangle(len(at), max(0, keys - first))
-    else:
-        unseen = np.arange(first, keys) > at[:, None]
-    np.copyto(s[..., first:], -np.inf, where=unseen)
+    at = np.asarray(positions)[:, None]
+    first, keys = int(positions[0]) + 1, s.shape[-1]  # every row sees the keys before
+    np.copyto(s[..., first:], -np.inf, where=np.arange(first, keys) > at)
     if window is not None:
-        np.copyto(s, -np.inf, where=np.arange(keys) <= at[:, None] - window)
+        np.copyto(s, -np.inf, where=np.arange(keys) <= at - window)
     return s
-
-
-@lru_cache(maxsize=4)  # a block's is asked for by every head of every layer
-def _triangle(rows: int, keys: int) -> Array:
-    """Return which of ``keys`` keys [rows, keys] come after each of successive rows, the first key after the first."""
-    found = np.arange(keys) >= np.arange(rows)[:, None]
-    found.flags.writeable = False
-    return found
 
 
 def exponentials(s: Array, r: Rounding) -> tuple[Array, Array]:
