@@ -15,7 +15,6 @@ SETTINGS: dict[Way, str] = {
     "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "highest", "float32": "F32_F32_F32",
     "float32, both operands bfloat16": "BF16_BF16_F32",
 }  # fmt: skip
-MOST = 6  # passes, of which a float32 product is as good as one of the vector unit
 
 
 def factors(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
@@ -33,8 +32,7 @@ def chosen(recorded: Recorded, policy: Policy, place: Place) -> bool:
     device, row = recorded.run.record.device, POINTS[place.point]
     if device_kind(device) != "tpu" or device.endswith(FROM_JAXPR) or not row.sums:
         return False
-    few = policy.matmul in PRESETS and PRESETS[policy.matmul][0] < MOST
-    return few and "float32" in factors(policy, row, place.phase == "decode")
+    return policy.matmul in PRESETS and "float32" in factors(policy, row, place.phase == "decode")
 
 
 def undecided(recorded: Recorded, policy: Policy, place: Place) -> str | None:
