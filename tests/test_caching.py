@@ -1,8 +1,12 @@
 """Cached references: damaged ones are computed again and said, what computed them is in the key."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -224,3 +228,23 @@ def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     assert set(sequences) == {2}
     by = {p: [re.sub(rb'"prompt":"p\d"', b"", encode(e)) for e in found.errors if e.prompt == p] for p in ("p0", "p3")}
     assert by["p0"] == by["p3"]
+
+
+def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
+    """Beside the source it outlives an uninstall, and Python takes what is left of the folder for the package."""
+    code = (
+        "import numba\n"
+        "from precaudit import rounding_kernels\n"
+        "from precaudit.metrics import _moments_kernel, _residue_kernel\n"
+        "from precaudit.numpy_decoder import stepwise\n"
+        "for module in (rounding_kernels, _moments_kernel, _residue_kernel, stepwise):\n"
+        "    for made in vars(module).values():\n"
+        "        if hasattr(made, 'stats') and made.__module__ == module.__name__ and made.stats.cache_path:\n"
+        "            print(made.stats.cache_path)\n"
+        "assert not numba.config.CACHE_DIR\n"
+    )
+    kept = {k: x for k, x in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PRECAUDIT_CACHE": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], env=kept, check=True, capture_output=True, text=True)
+    paths = found.stdout.split()
+    assert len(paths) >= 15
+    assert all(Path(path).is_relative_to(tmp_path / "numba") for path in paths)

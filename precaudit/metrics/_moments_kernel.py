@@ -6,6 +6,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from precaudit.compiling import compiled
+
 PIECE = 1024  # elements read twice while they are in the first-level cache, with their channels' sums
 # No nnan, no ninf: elements that are not finite are told from the others by comparing with infinity.
 ORDER = {"reassoc", "contract"}
@@ -118,17 +120,17 @@ def _rows(c, r, cells, channels, first, wide, ulps):  # type: ignore[no-untyped-
     return bad, far
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ORDER)
+@compiled(fastmath=ORDER)
 def _float64(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide, _ulps_float64)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ORDER)
+@compiled(fastmath=ORDER)
 def _float32(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide, _ulps_float32)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ORDER)
+@compiled(fastmath=ORDER)
 def _bfloat16(c, r, cells, channels, first):  # type: ignore[no-untyped-def]
     return _rows(c, r, cells, channels, first, _wide_bfloat16, _ulps_bfloat16)
 

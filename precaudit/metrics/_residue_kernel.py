@@ -2,16 +2,16 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from precaudit.compiling import compiled
 from precaudit.metrics._moments_kernel import ORDER, PIECE
 
 CELLS = 9  # [T, H]: Σ left², Σ noise², Σ r², Σ left·r, Σ left, Σ noise²·r², Σ r⁴, Σ |r|, Σ r
 CHANNELS = 3  # [H, K]: Σ left², Σ noise², Σ r²
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ORDER)
+@compiled(fastmath=ORDER)
 def pool(made, around, reference, root, power, gains, means):  # type: ignore[no-untyped-def]
     """Add a realisation's deviations d = (made − around) · root to power Σ d² [T, H, K]; fill gains Σ d·r, means Σ d.
 
@@ -30,7 +30,7 @@ def pool(made, around, reference, root, power, gains, means):  # type: ignore[no
             gains[t, h], means[t, h] = gain, mean
 
 
-@numba.njit(nogil=True, cache=True, fastmath=ORDER)
+@compiled(fastmath=ORDER)
 def summed(left, power, reference, cells, channels):  # type: ignore[no-untyped-def]
     """Fill cells [9, T, H] and add to channels [3, H, K] what the names above say of FP64 [T, H, K], contiguous."""
     length, heads, width = left.shape
@@ -63,7 +63,7 @@ def summed(left, power, reference, cells, channels):  # type: ignore[no-untyped-
             cells[6, t, h], cells[7, t, h], cells[8, t, h] = r4, ar, r1
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def farthest(error, left, allowed):  # type: ignore[no-untyped-def]
     """Return the largest min(|error|, |left|) / allowed, flat FP64, and the first place of it; NaN is the largest.
 

@@ -6,6 +6,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from precaudit.compiling import compiled
+
 
 @numba.njit(inline="always")
 def _bfloat16(x):  # type: ignore[no-untyped-def]
@@ -36,17 +38,17 @@ def _float32(x):  # type: ignore[no-untyped-def]
     return np.float32(x)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _dot_float16(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _float16)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _dot_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _bfloat16)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _dot_float32(a, b, out):  # type: ignore[no-untyped-def]
     _dot_with(a, b, out, _float32)
 
@@ -79,12 +81,12 @@ def _products_with(a, b, out, rounding):  # type: ignore[no-untyped-def]
                 out[m, n] += rounding(x * b[k, n])
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _products_float16(a, b, out):  # type: ignore[no-untyped-def]
     _products_with(a, b, out, _float16)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _products_bfloat16(a, b, out):  # type: ignore[no-untyped-def]
     _products_with(a, b, out, _bfloat16)
 
