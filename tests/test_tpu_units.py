@@ -4,11 +4,16 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from precaudit.judging.predictions import notes
+from precaudit.numpy_decoder.rounding import of_policy
+from precaudit.places import Place
+from precaudit.policies import load_policy, on_device
 from precaudit.records import Prediction, Products
+from precaudit.references.textbook.units import policy_at
 from precaudit.runs.compiled import ways_of
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.units import Product, counted, labelled, moved, products, ways
@@ -145,3 +150,18 @@ def test_a_short_prompt_is_told_by_the_program_that_it_shares():
     assert ways_of(recorded, "short", "prefill", "q") == {"1 pass"}
     assert ways_of(recorded, "long", "prefill", "q") == {"float32"}
     assert ways_of(recorded, "short", "prefill", "k") == set()
+
+
+@pytest.mark.parametrize(
+    ("way", "exact"), [("1 pass", False), ("3 passes", False), ("6 passes", True), ("float32", True)]
+)
+def test_compiled_products_that_keep_every_bit_of_float32_are_emulated_as_float32(way, exact):
+    """Of operands of 24 bits, six passes in parts would differ in the last bit and leave half of the noise."""
+    noted = SimpleNamespace(phase="prefill", shape=(1, 256), made={"q": (way,)})
+    requested = SimpleNamespace(prompts=("a",), batch=1, phases=("prefill",), decode_steps=0)
+    record = SimpleNamespace(neutrality=[noted], requested=requested, device="TPU v5 lite")
+    recorded = SimpleNamespace(run=SimpleNamespace(record=record, prompts={"a": SimpleNamespace(tokens=(1,) * 9)}))
+    asked = on_device(load_policy("fp32"), "tpu")
+    found = of_policy(policy_at(recorded, asked, Place("a", "prefill", 0, 0, "q")), False)
+    a, b = (np.random.default_rng(i).standard_normal((8, 8)).astype(np.float32).astype(np.float64) for i in (1, 2))
+    assert np.array_equal(found.dot(a, b), a @ b) == exact
