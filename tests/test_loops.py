@@ -226,6 +226,13 @@ def test_the_condition_of_a_loop_that_holds_taps_is_refused_by_name_and_line():
         points(Program(call, jnp.eye(2) * 2, {"a": (jnp.ones((2, 2)),)}))
 
 
+def test_a_line_in_a_folder_whose_name_has_a_space_is_told_whole():
+    code = "def call(w, x):\n    return lax.while_loop(lambda v: tap(v.sum(), 'size') < 9, lambda v: v @ w, x)\n"
+    exec(compile(code, "/a folder (new)/mine.py", "exec"), names := {"lax": lax, "tap": tap})
+    with pytest.raises(UserError, match=r"condition of while at /a folder \(new\)/mine\.py:2"):
+        points(Program(names["call"], jnp.eye(2) * 2, {"a": (jnp.ones((2, 2)),)}))
+
+
 def test_a_loop_whose_end_rounding_decides_is_an_error_of_its_own(tmp_path, monkeypatch):
     def call(w, x):
         return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ w), (0, x))[1]

@@ -83,7 +83,7 @@ def loops_of(jaxpr: Any, tapped: Callable[[Any], Any]) -> dict[int, Loop]:
 def unreachable(jaxpr: Any) -> str | None:
     """Return which tap of an open jaxpr lies where it has no value of its own, and the line; None where none does."""
     for e in jaxpr.eqns:
-        name, at = e.primitive.name, source(e).partition(" ")[0]
+        name, at = e.primitive.name, source(e).rpartition(" (")[0]
         refused = _within(e)
         if name in ("scan", "cond", "shard_map", *CALLS):
             refused = []
