@@ -10,6 +10,7 @@ and options have to exist. Checked by tests/test_pages.py.
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def prepared(folder: Path) -> dict[str, str]:
     programs.mkdir()
     for name, call in (("precaudit", "-m precaudit"), ("python", ""), ("pytest", "-m pytest -p no:cacheprovider")):
         script = programs / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {call} "$@"\n')
         script.chmod(0o755)
     changed = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1"}
     return os.environ | changed | {"PYTHONIOENCODING": "utf-8", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,6 +1,7 @@
 """Text of others is harmless wherever it is shown: terminal, workflow commands, XML, Markdown."""
 
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -127,7 +128,7 @@ def test_a_hostile_verdict_reaches_no_report(hostile):
 
 def test_nobody_reads_on():
     done = subprocess.run(
-        ["bash", "-c", f"({sys.executable} -m precaudit models; echo code $? >&2) | true"],
+        ["bash", "-c", f"({shlex.quote(sys.executable)} -m precaudit models; echo code $? >&2) | true"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stderr.strip() in ("code 141", "code 0")
