@@ -33,8 +33,13 @@ class CannotJudge(PrecauditError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ``; did you mean 'scores'?``, or the known words when none is close."""
     words = sorted(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(words)}"
+    return close(word, words) or f"; known: {', '.join(words)}"
+
+
+def close(word: str, known: Iterable[str]) -> str:
+    """Return a hint such as ``; did you mean 'scores'?``; empty when no known word is close."""
+    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 @contextmanager

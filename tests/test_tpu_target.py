@@ -31,7 +31,9 @@ def test_a_target_is_a_generation_and_its_chips():
     assert parse_target("v5p:2x2x2").name == "v5p:2x2x2"
 
 
-@pytest.mark.parametrize(("text", "words"), [("v5", "v5e"), ("v5e:two", "2x2"), ("", "known: v4")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("v5", "v5e"), ("v5e:two", "2x2"), ("", "known: v4, v5e, v5p, v6e, tpu7x$")]
+)
 def test_what_is_no_target_is_refused(text, words):
     with pytest.raises(UserError, match=words):
         parse_target(text)

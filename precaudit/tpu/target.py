@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, close
 from precaudit.policies import Policy, check_kernel
 from precaudit.tpu.environment import prepare
 
@@ -66,7 +66,7 @@ def parse_target(text: str, option: str = "--tpu ") -> Target:
     """Return the target written ``v5e`` or ``v5e:2x2``; raises UserError for what is none, given by ``option``."""
     generation, _, topology = text.partition(":")
     if generation not in TOPOLOGIES:
-        raise UserError(f"{option}{text}: unknown TPU; known: {', '.join(TOPOLOGIES)}")
+        raise UserError(f"{option}{text}: unknown TPU; known: {', '.join(TOPOLOGIES)}{close(generation, TOPOLOGIES)}")
     if topology and not re.fullmatch(r"\d+(x\d+){1,2}", topology):
         raise UserError(f"{option}{text}: a topology is written {TOPOLOGIES[generation]}, chips along each axis")
     return Target(generation, topology or TOPOLOGIES[generation])
