@@ -33,8 +33,12 @@ def nearest_even(x: float, name: str) -> float:
 @settings(max_examples=400, deadline=None)
 @given(st.floats(allow_nan=False, width=64), st.sampled_from(sorted(MIN_EXPONENT)))
 def test_rounding_is_to_nearest_even(x, name):
-    got = rounder(name)(np.array([x]))[0]
-    assert got == nearest_even(x, name)
+    want = nearest_even(x, name)
+    assert rounder(name)(np.array([x]))[0] == want
+    stored = as_format(np.array([x]), name)
+    assert stored.dtype == FORMATS[name].dtype
+    assert float(stored[0]) == want
+    assert np.signbit(stored[0]) == np.signbit(x)
 
 
 @pytest.mark.parametrize("name", sorted(MIN_EXPONENT))
@@ -54,7 +58,9 @@ def test_ties_overflow_and_subnormals(name):
     ]
     got = rounder(name)(np.array(cases))
     assert got.tolist() == [nearest_even(x, name) for x in cases]
+    assert as_format(np.array(cases), name).astype(np.float64).tolist() == got.tolist()
     assert np.isnan(rounder(name)(np.array([np.nan]))[0])
+    assert np.isnan(as_format(np.array([np.nan]), name)[0])
 
 
 def test_every_bfloat16_survives():

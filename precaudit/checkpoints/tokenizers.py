@@ -1,6 +1,13 @@
-"""Tokenizers and chat templates through transformers, which only this file imports."""
+"""Tokenizers through the tokenizers library; chat templates, and what else a file may say, through transformers.
 
+transformers is imported only here, and only where it is needed: that takes a second or more of every command.
+"""
+
+import json
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +23,107 @@ QWEN2_PATTERN = (
 WITHOUT = 'prompts of token ids need none: --prompts FILE with lines {"id": "a", "tokens": [1, 2, 3]}'
 CONTROL_TOKEN, USER_TOKEN = 3, 4
 
+# What tokenizer_config.json may say without changing what tokenizer.json makes of a text.
+SILENT = frozenset(
+    ("added_tokens_decoder", "additional_special_tokens", "chat_template", "clean_up_tokenization_spaces",
+     "model_input_names", "model_max_length", "padding_side", "tokenizer_class", "truncation_side")
+)  # fmt: skip
+NAMED = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
+LARGEST = 100_000  # above this transformers looks for a wrong pattern in files of Mistral's, and mends it
+
+
+@dataclass(frozen=True)
+class PlainTokenizer:
+    """A tokenizer whose one file says all: texts by the tokenizers library, chats by transformers' of the same file."""
+
+    backend: Any
+    make: Callable[[], Any]
+
+    @cached_property
+    def _whole(self) -> Any:
+        return self.make()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, with the tokens its template puts around one unless told otherwise."""
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        """Return the text of ids."""
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def __len__(self) -> int:
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def apply_chat_template(self, turns: Sequence[Mapping[str, str]], **options: Any) -> Any:
+        """Return what the model's chat template makes of the turns, as transformers' tokenizers do."""
+        return self._whole.apply_chat_template(turns, **options)
+
 
 def from_folder(folder: Path) -> Any:
-    """Return the transformers tokenizer of a snapshot folder; nothing is fetched and no code in it is run.
+    """Return the tokenizer of a snapshot folder; nothing is fetched and no code in it is run.
 
     tokenizer.json says all there is; where it lacks, transformers builds one of other files, and imports torch for it.
     """
-    from transformers import PreTrainedTokenizerFast
-
     try:
-        if (folder / "tokenizer.json").is_file():
-            if not (folder / "tokenizer_config.json").is_file():
-                return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises many kinds for a broken file
+        return _plain(folder) or _whole(folder)
+    except Exception as error:  # the libraries raise many kinds for a broken file
         text = str(error).strip().splitlines()
         detail = text[0] if text else type(error).__name__
         raise UserError(f"{folder}: the tokenizer files cannot be read ({detail}); {WITHOUT}") from None
 
 
-def from_gguf(metadata: dict[str, Any], where: str) -> Any:
-    """Return a transformers tokenizer of GGUF metadata: byte-level BPE here, other kinds by transformers' converter."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+def _whole(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
+
+    if (folder / "tokenizer.json").is_file():
+        if not (folder / "tokenizer_config.json").is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _plain(folder: Path) -> PlainTokenizer | None:
+    """Return the tokenizer of tokenizer.json alone, or nothing where the files beside it add to it or change it."""
+    if not (folder / "tokenizer.json").is_file() or (folder / "added_tokens.json").exists():
+        return None
+    said: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            said |= json.loads((folder / name).read_text(encoding="utf-8"))
+    if not said.keys() <= SILENT | NAMED:
+        return None
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    known = {str(i): _said(token) for i, token in backend.get_added_tokens_decoder().items()}
+    added = {i: _said(token) for i, token in (said.get("added_tokens_decoder") or {}).items()}
+    named = [said[key] for key in NAMED if said.get(key) is not None] + (said.get("additional_special_tokens") or [])
+    bpe = type(backend.model).__name__ == "BPE"  # what transformers decodes by other kinds, it cleans up
+    if (
+        not {_said(token)["content"] for token in named} <= {token["content"] for token in known.values()}
+        or any(known.get(i) != token for i, token in added.items())
+        or (said.get("clean_up_tokenization_spaces") and not bpe)
+        or backend.get_vocab_size() > LARGEST
+    ):
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    return PlainTokenizer(backend, lambda: _whole(folder))
+
+
+def _said(token: Any) -> dict[str, Any]:
+    """Return what an added token is, whether a file writes it or the library does."""
+    if isinstance(token, str):
+        return {"content": token}
+    get = token.get if isinstance(token, dict) else partial(getattr, token)
+    return {key: get(key, None) for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")}
+
+
+def from_gguf(metadata: dict[str, Any], where: str) -> Any:
+    """Return the tokenizer of GGUF metadata: byte-level BPE here, other kinds by transformers' converter."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     kind = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if metadata.get("tokenizer.ggml.model") != "gpt2" or kind not in GGUF_PRETOKENIZERS:
@@ -66,8 +148,14 @@ def from_gguf(metadata: dict[str, Any], where: str) -> Any:
         [AddedToken(t, special=False, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == USER_TOKEN]
     )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return PlainTokenizer(tokenizer, partial(_with_template, tokenizer, metadata.get("tokenizer.chat_template")))
+
+
+def _with_template(tokenizer: Any, template: str | None) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    fast.chat_template = metadata.get("tokenizer.chat_template")
+    fast.chat_template = template
     return fast
 
 
