@@ -167,7 +167,8 @@ class Session:
         """Return an empty cache; None when nothing is decoded."""
         if self.requested.phases == ("prefill",):
             return None
-        return jax.device_put(self.subject.decoder.init_cache(len(batch.prompts), batch.length), self.subject.device)
+        shapes = jax.eval_shape(partial(self.subject.decoder.init_cache, len(batch.prompts), batch.length))
+        return self._put(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes))
 
     def _width(self, batch: Batch) -> int:
         """Return how many logits rows prefill gives: one for every slot, or the last, and those of rescore."""
@@ -177,7 +178,7 @@ class Session:
 
     def _prefill(
         self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int], begin: Begin
-    ) -> jax.Array:
+    ) -> Array:
         """Run whole sequences; return the logits [B, V] at each prompt's last position."""
         tokens, starts = batch.arrays(sequences)
         if self.requested.every_logit:
@@ -204,23 +205,23 @@ class Session:
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
-        return logits[np.arange(len(at)), np.asarray(at)]
+        return np.asarray(logits)[np.arange(len(at)), at]
 
     def _decode(
-        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: jax.Array, begin: Begin
+        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: Array, begin: Begin
     ) -> list[list[int]]:
         """Fill a fresh cache with all tokens but the last, then decode; return the tokens fed after the prompt."""
         tokens, starts = batch.arrays(sequences)
         ends = starts + np.asarray([len(s) for s in sequences], np.int32)
         each = np.arange(len(tokens))
-        token: Any = self._put(tokens[each, ends - 1])
+        token = tokens[each, ends - 1]
         begin("filling the cache", tokens.size)
         cache = self._fill(batch, tokens, starts, ends)
-        fed: list[Any] = []
+        fed: list[Array] = []
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
             slots = (ends - 1 + step).astype(np.int32)
-            given = (token, starts, slots, cache)
+            given = (self._put(token), starts, slots, cache)
             step_of = f"decode step {step} of {self.requested.decode_steps}"
             begin(self._label("decode", capture, given, f"a decode step of {batch.length} slots", step_of), len(each))
             check = "decode" in self.requested.phases and self._unchecked("decode", capture, given)
@@ -229,14 +230,13 @@ class Session:
             rows = tuple((len(s) - 1 + step,) for s in sequences)
             call = Call("decode", step, capture, starts, rows, token[:, None], taps, logits)
             if check:
-                whole = self._whole(batch, "decode", token, starts, slots, before)
+                whole = self._whole(batch, "decode", *given[:3], before)
                 run, bare = ((decode_program(self.subject, c), whole) for c in (capture, None))
                 self._compare(call, batch, jax.tree.leaves(cache)[0].shape[1:3], run, bare)
             self._record(batch, call)
-            token = self._next(batch, step, prefill if step == 0 else logits[:, 0])
+            token = self._next(batch, step, prefill if step == 0 else np.asarray(logits)[:, 0])
             fed.append(token)
-        arrays = [np.asarray(t) for t in fed[:-1]]
-        return [[int(a[b]) for a in arrays] for b in each]
+        return [[int(t[b]) for t in fed[:-1]] for b in each]
 
     def _fill(self, batch: Batch, tokens: Array, starts: Array, ends: Array) -> Any:
         """Return a cache holding tokens[: n − 1], written by the very program that ran prefill."""
@@ -248,11 +248,11 @@ class Session:
         program = prefill_program(self.subject, capture)
         return self._call(batch, "prefill", program, tokens, starts, rows, self._cache(batch), take)[1]
 
-    def _next(self, batch: Batch, step: int, logits: Any) -> jax.Array:
+    def _next(self, batch: Batch, step: int, logits: Array) -> Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""
         if self.forced and step < self.requested.decode_steps:
-            return self._put(np.asarray([self.forced[p.id][step] for p in batch.prompts], np.int32))
-        return self._put(jnp.argmax(logits, axis=-1).astype(jnp.int32))
+            return np.asarray([self.forced[p.id][step] for p in batch.prompts], np.int32)
+        return np.argmax(single(logits), axis=-1).astype(np.int32)
 
     def _put(self, x: Any) -> jax.Array:
         """Return ``x`` on the subject's device and committed to it: where it is not, jit compiles once more."""
