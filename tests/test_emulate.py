@@ -141,6 +141,24 @@ def test_every_bfloat16_segment_is_made_again_bit_for_bit():
     assert all(e > 0 for e in errors.values())
 
 
+def test_no_stack_of_a_scan_holds_more_than_is_kept():
+    """Temporaries are below one FP64 stack of the points; each way had one, whose upper half was taken afterwards."""
+    weights, x = jnp.ones((64, 32, 32), jnp.bfloat16), jnp.ones((128, 32), jnp.bfloat16)
+
+    def program(w, x):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w) * x, None), x, w)[0]
+
+    made = tagged(program, weights, x)
+    shapes = {s.name: jax.ShapeDtypeStruct((*s.stacked, *s.shape), s.dtype) for s in made.sites}
+    elements = sum(int(np.prod(s.shape)) for s in shapes.values())
+    hows = (Realisation(), Realisation("converted"), Realisation(seed=1, sums="single"))
+    with jax.enable_x64(True):
+        compiled = jax.jit(once(Tapped(made, None), hows)).lower(shapes, weights, x).compile()
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * elements
+    assert memory.output_size_in_bytes == pytest.approx((8 + 4 * len(hows)) * elements, rel=0.01)
+
+
 @pytest.mark.parametrize("program", [lambda w, t: scanned(w, t), lambda w, t: jax.checkpoint(scanned)(w, t)])
 def test_interpreters_in_step_make_what_each_makes_alone(program):
     hows = (

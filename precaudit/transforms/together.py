@@ -17,24 +17,28 @@ from precaudit.transforms.sites import sites_of
 from precaudit.transforms.wide import up
 
 Interpreter = Callable[[Collection[str]], Planted]
+Told = tuple[Any, ...]  # what each interpreter tells of a tap
+Keep = Callable[[Any, Told], Told]
 
 
 def together(
-    function: Callable[..., Any], interpreters: Sequence[Interpreter], steps: Sequence[int] | None = None
-) -> Callable[..., dict[str, tuple[Any, ...]]]:
-    """Return ``g(values, *args) → {tap: what each interpreter tells of it}``; ``values``, ``steps`` as ``planting``.
+    function: Callable[..., Any], interpreters: Sequence[Interpreter], keep: Keep, steps: Sequence[int] | None = None
+) -> Callable[..., dict[str, Told]]:
+    """Return ``g(values, *args) → {tap: what is kept}``; ``values``, ``steps`` as ``planting``.
 
-    The same values as each alone gives. Raises as ``planting`` does.
+    ``keep(value, told)``: what is kept of a tap whose planted value is ``value``, in every step of a scan by itself, so
+    that no stack holds more. Of what each interpreter tells, the same values as each alone gives. Raises as
+    ``planting`` does.
     """
-    return planting(function, lambda names: Together([i(names) for i in interpreters], names), steps=steps)
+    return planting(function, lambda names: Together([i(names) for i in interpreters], names, keep), steps=steps)
 
 
 class Together(Planted):
     """Evaluates a planted shadow by several interpreters; values of variables are tuples, one of each."""
 
-    def __init__(self, runs: Sequence[Planted], names: Collection[str]) -> None:
+    def __init__(self, runs: Sequence[Planted], names: Collection[str], keep: Keep) -> None:
         super().__init__({}, "read", names)
-        self.runs = runs
+        self.runs, self.keep = runs, keep
 
     def planted(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], values: Sequence[Any]
@@ -44,7 +48,7 @@ class Together(Planted):
             return self.in_step(jaxpr, consts, [self.alike(x) for x in args], values)
         for run in self.runs:
             run.steps = self.steps
-        return _joined([run.planted(jaxpr, consts, args, values) for run in self.runs])
+        return self.joined([run.planted(jaxpr, consts, args, values) for run in self.runs], values)
 
     def alike(self, x: Any) -> tuple[Any, ...]:
         """Return a value that all interpreters have."""
@@ -82,7 +86,13 @@ class Together(Planted):
             return self.stacked(params, own, values)
         if lifting(name).kind == "call" and not given:
             return self.in_step(*called(params, lifting(name).body), inputs, values)
-        return _joined([run.enter(equation, x, values) for run, x in zip(self.runs, own, strict=True)])
+        return self.joined([run.enter(equation, x, values) for run, x in zip(self.runs, own, strict=True)], values)
+
+    def joined(self, made: Sequence[tuple[list[Any], list[Any]]], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return outputs as tuples of all interpreters', and what is kept of taps; None of one of which none tells."""
+        out = list(zip(*(each for each, _ in made), strict=True))
+        told = zip(values, *(t for _, t in made), strict=True)
+        return out, [None if all(e is None for e in each) else self.keep(value, tuple(each)) for value, *each in told]
 
     def stacked(self, params: Any, own: list[list[Any]], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan for all interpreters; what they all read is sliced once."""
@@ -104,10 +114,3 @@ class Together(Planted):
         how = {"length": params["length"], "reverse": params["reverse"]}
         carry, (ys, told) = lax.scan(body, first, (list(slices.values()), values), **how)
         return list(zip(*([*c, *y] for c, y in zip(carry, ys, strict=True)), strict=True)), told
-
-
-def _joined(made: Sequence[tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
-    """Return outputs and what is told of taps as tuples of all interpreters'; None of a tap of which none tells."""
-    out = list(zip(*(each for each, _ in made), strict=True))
-    told = [None if all(e is None for e in each) else each for each in zip(*(t for _, t in made), strict=True)]
-    return out, told

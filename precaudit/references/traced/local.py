@@ -1,6 +1,6 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from precaudit.references.traced.remade import (
     restored,
 )
 from precaudit.references.traced.units import Units
-from precaudit.references.traced.unrounded import Unrounded
+from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
 from precaudit.runs.programs import (
     CARRIED,
     EQUATIONS,
@@ -58,16 +58,25 @@ OPEN = "the compiled program does not say which unit makes a float32 product of 
 class Segments:
     """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
 
-    ``moved``: what drawn realisations differ by from the equations' where both read narrow inputs unrounded, as each
-    makes them: a float32 result then has the noise of its inputs, too. ``open``: what is not a number where FP64 is
-    one comes from a product that is not known.
+    Rows [rows, N] of each place. ``moved``: what drawn realisations differ by from the equations' where both read
+    narrow inputs unrounded, as each makes them: a float32 result then has the noise of its inputs, too. ``open``: what
+    is not a number where FP64 is one comes from a product that is not known.
     """
 
-    exact: dict[str, Array]
-    honest: dict[tuple[str, ...], dict[str, Array]]
-    drawn: tuple[dict[str, Array], ...]
-    moved: tuple[dict[str, Array], ...] = ()
+    exact: Rows
+    honest: dict[Name, Rows]
+    drawn: tuple[Rows, ...]
+    moved: tuple[Rows, ...] = ()
     open: bool = False
+
+    def only(self, left: Collection[Place]) -> "Segments":
+        """Return the same of some places, in memory of their own."""
+
+        def of(rows: Rows) -> Rows:
+            return {place: rows[place].copy() for place in left if place in rows}
+
+        honest = {name: of(rows) for name, rows in self.honest.items()}
+        return Segments(of(self.exact), honest, tuple(map(of, self.drawn)), tuple(map(of, self.moved)), self.open)
 
 
 class Emulations:
@@ -108,40 +117,51 @@ class Emulations:
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                exact, drawn, honest = self._made(taps, args)
-                found = _each(opened, case, call, taps, Segments(exact, honest, drawn, open=self.open), every)
+                points = {p.name: p for p, _ in every}
 
-                def again(moved: tuple[dict[str, Array], ...] = ()) -> None:
+                def rows(place: Place, values: Array) -> Array:
+                    return step_of(opened.record, points[place[0]], place[1])(values)
+
+                made = self._made(taps, args, [(p.name, layer) for p, layer in every], rows)
+                found = _each(opened, case, call, taps, made, every)
+                made = made.only(_left(found))
+
+                def again() -> None:
                     open_ = [i for i, e in enumerate(found) if not closes(e)]
-                    made = Segments(exact, honest, drawn, moved, self.open)
-                    for i, e in zip(
-                        open_, _each(opened, case, call, taps, made, [every[i] for i in open_]), strict=True
-                    ):
+                    new = _each(opened, case, call, taps, made, [every[i] for i in open_])
+                    for i, e in zip(open_, new, strict=True):
                         found[i] = e
 
-                more = Unrounded(self.tapped, self.honest, self.first, taps, args)
+                more = Unrounded(self.tapped, self.honest, self.first, taps, args, rows)
                 for others in (more.all_inputs, more.other_ways, more.some_inputs):
                     if left := _left(found):
-                        honest |= others(left)
+                        made = replace(made, honest=made.honest | others(_by_point(left)))
                         again()
                 if left := _left(found):
-                    again(more.moved(self.drawn, left, honest[(INPUTS,)]))
+                    made = replace(made, moved=more.moved(self.drawn, _by_point(left), made.honest[(INPUTS,)]))
+                    again()
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
 
     def _made(
-        self, taps: dict[str, Array], args: tuple[Any, ...]
-    ) -> tuple[dict[str, Array], tuple[dict[str, Array], ...], dict[tuple[str, ...], dict[str, Array]]]:
+        self, taps: dict[str, Array], args: tuple[Any, ...], every: Sequence[Place],
+        rows: Callable[[Place, Array], Array],
+    ) -> Segments:  # fmt: skip
         """Return all segments in FP64, as drawn realisations, and in the first ways."""
+
+        def of(values: dict[str, Any]) -> Rows:
+            host = {name: np.asarray(x) for name, x in values.items()}
+            return {place: rows(place, host[place[0]]) for place in every if place[0] in host}
+
         names = [name for name in self.honest if name in self.first]
         if self.tapped.small:
             ways = [*self.drawn, *(self.honest[name] for name in names)]
-            exact, *rounded = _host(self.exact(taps, *args)), *(_host(way.rounded(taps, args)) for way in ways)
+            exact, *rounded = of(self.exact(taps, *args)), *(of(way.rounded(taps, args)) for way in ways)
         else:
-            exact, *rounded = (_host(each) for each in self.together(taps, *args))
+            exact, *rounded = map(of, self.together(taps, *args))
         n = len(self.drawn)
-        return exact, tuple(rounded[:n]), dict(zip(names, rounded[n:], strict=True))
+        return Segments(exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open)
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""
@@ -170,13 +190,17 @@ def closes(e: ErrorRecord) -> bool:
     return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
 
 
-def _left(found: Sequence[ErrorRecord]) -> list[str]:
-    """Return the points of records that do not close, each once."""
-    return list(dict.fromkeys(e.point for e in found if not closes(e)))
+def _left(found: Sequence[ErrorRecord]) -> list[Place]:
+    """Return the places of records that do not close."""
+    return [(e.point, e.layer) for e in found if not closes(e)]
 
 
-def _host(values: dict[str, Any]) -> dict[str, Array]:
-    return {name: np.asarray(x) for name, x in values.items()}
+def _by_point(left: Sequence[Place]) -> dict[str, list[int | None]]:
+    """Return the layers of every point."""
+    found: dict[str, list[int | None]] = {}
+    for point, layer in left:
+        found.setdefault(point, []).append(layer)
+    return found
 
 
 def lacks_of(
@@ -212,19 +236,16 @@ def _record(
     if lacks := lacks_of(opened.record, p, layer, whole, taps):
         return record_of(opened, case, call, p, layer, **lacks)
     assert whole is not None
-    if p.name not in made.exact:
+    place = p.name, layer
+    if place not in made.exact:
         return record_of(opened, case, call, p, layer, unknown="no segment ends in it")
-    step = step_of(opened.record, p, layer)
-
-    def rounded(values: dict[str, Array]) -> Array:
-        return restored(step(values[p.name]), p.dtype)
-
-    honest = {name: rounded(values) for name, values in made.honest.items() if p.name in values}
-    drawn = [rounded(values) for values in made.drawn]
-    moved = [step(values[p.name]) for values in made.moved if p.name in values]
-    if made.open and np.isnan(honest[()][np.isfinite(step(made.exact[p.name]))]).any():
+    exact = made.exact[place]
+    honest = {name: restored(rows[place], p.dtype) for name, rows in made.honest.items() if place in rows}
+    drawn = [restored(rows[place], p.dtype) for rows in made.drawn]
+    moved = [rows[place] for rows in made.moved if place in rows]
+    if made.open and np.isnan(honest[()][np.isfinite(exact)]).any():
         return record_of(opened, case, call, p, layer, unknown=OPEN)
-    numbers = _numbers(step(whole), step(made.exact[p.name]), honest, drawn, moved)
+    numbers = _numbers(step_of(opened.record, p, layer)(whole), exact, honest, drawn, moved)
     return record_of(opened, case, call, p, layer, **numbers)
 
 

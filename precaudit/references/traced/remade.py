@@ -120,17 +120,13 @@ def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict
     """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
     interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
-    function = together(tapped.made.call, interpreters, tapped.steps)
 
-    def made(values: Values, *args: Any) -> list[dict[str, Any]]:
-        exact, *rounded = _apart(function(values, *args), len(interpreters))
-        narrow = tapped.narrow(values)
-        return [
-            exact,
-            *({name: upper(x) if name in narrow else x for name, (x, _) in each.items()} for each in rounded),
-        ]
+    def keep(value: Any, told: tuple[Any, ...]) -> tuple[Any, ...]:
+        exact, *rounded = told
+        return exact, *(upper(x) if value.dtype.itemsize < 4 else x for x, _ in rounded)
 
-    return made
+    function = together(tapped.made.call, interpreters, keep, tapped.steps)
+    return lambda values, *args: _apart(function(values, *args), len(interpreters))
 
 
 def upper(x: Any) -> Any:

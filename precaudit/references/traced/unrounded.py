@@ -3,7 +3,7 @@
 A compiler that widens what it has just rounded hands the unrounded value on (docs/design.md §7, 2).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,44 +12,50 @@ from precaudit.arrays import Array
 from precaudit.references.traced.remade import INPUTS, SOME, Made, Remade, Tapped, Values
 
 Name = tuple[str, ...]
+Place = tuple[str, int | None]  # a point and its layer
+Rows = dict[Place, Array]
+Left = Mapping[str, Sequence[int | None]]
 
 
 class Unrounded:
-    """What is tried of a call's segments that the first ways leave open; ``honest``: all ways, ``first`` among them."""
+    """What is tried of a call's segments that the first ways leave open; ``honest``: all ways, ``first`` among them.
+
+    Of what is made only the places that are left are kept, as ``rows(place, values of the point)`` cuts them out.
+    """
 
     def __init__(
         self, tapped: Tapped, honest: Mapping[Name, Remade], first: Collection[Name], taps: Values,
-        args: tuple[Any, ...],
+        args: tuple[Any, ...], rows: Callable[[Place, Array], Array],
     ) -> None:  # fmt: skip
         self.tapped, self.taps, self.args = tapped, taps, args
-        self.honest, self.first = honest, first
+        self.honest, self.first, self.rows = honest, first, rows
         self._before: dict[tuple[Remade, str], Array] = {}
 
-    def all_inputs(self, points: Collection[str]) -> dict[Name, Values]:
-        """Return what the first ways make of ``points`` from narrow inputs as each has them before they are rounded."""
+    def all_inputs(self, left: Left) -> dict[Name, Rows]:
+        """Return what the first ways make of narrow inputs as each has them before they are rounded."""
         ways = {name: way for name, way in self.honest.items() if name in self.first}
-        return {(*name, INPUTS): self._of(way, points, self._given(way, points)) for name, way in ways.items()}
+        return {(*name, INPUTS): self._of(way, left, self._given(way, left)) for name, way in ways.items()}
 
-    def other_ways(self, points: Collection[str]) -> dict[Name, Values]:
-        """Return what the other ways make of ``points``."""
+    def other_ways(self, left: Left) -> dict[Name, Rows]:
+        """Return what the other ways make."""
         ways = {name: way for name, way in self.honest.items() if name not in self.first}
-        return {name: self._of(way, points, self.taps) for name, way in ways.items()}
+        return {name: self._of(way, left, self.taps) for name, way in ways.items()}
 
-    def some_inputs(self, points: Collection[str]) -> dict[Name, Values]:
-        """Return what each way makes of ``points`` with some narrow inputs read unrounded, the others as recorded.
+    def some_inputs(self, left: Left) -> dict[Name, Rows]:
+        """Return what each way makes with some narrow inputs read unrounded, the others as recorded.
 
         Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the
         other. A point is made again where a choice is another one of what its segment reads.
         """
-        known = self._before_of(self.honest[()], self._inputs(points))
+        known = self._before_of(self.honest[()], self._inputs(left))
         narrow = self.tapped.narrow(self.taps)
-        tried: dict[str, set[frozenset[str]]] = {p: set() for p in points}
+        tried: dict[str, set[frozenset[str]]] = {p: set() for p in left}
         found = {}
         for bit in range(max(len(narrow) - 1, 1).bit_length()):
             for value in (0, 1):
                 some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
-                mine = {p: frozenset(some.intersection(self._reads(p))) for p in points}
-                new = [p for p in points if mine[p] not in tried[p]]
+                mine = {p: frozenset(some.intersection(self._reads(p))) for p in left}
+                new = {p: layers for p, layers in left.items() if mine[p] not in tried[p]}
                 for p in new:
                     tried[p].add(mine[p])
                 read = {k: known[k] if k in some and k in known else x for k, x in self.taps.items()}
@@ -57,10 +63,10 @@ class Unrounded:
                     found[(*name, SOME, f"{bit}.{value}")] = self._of(way, new, read)
         return found
 
-    def moved(self, drawn: Collection[Remade], points: Collection[str], unrounded: Values) -> tuple[Values, ...]:
+    def moved(self, drawn: Collection[Remade], left: Left, unrounded: Rows) -> tuple[Rows, ...]:
         """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
-        made = (self._of(way, points, self._given(way, points)) for way in drawn)
-        return tuple({name: x - unrounded[name] for name, x in each.items()} for each in made)
+        made = (self._of(way, left, self._given(way, left)) for way in drawn)
+        return tuple({place: x - unrounded[place] for place, x in each.items()} for each in made)
 
     def _reads(self, point: str) -> list[str]:
         return self.tapped.read(point, self.taps, self.args)
@@ -78,5 +84,6 @@ class Unrounded:
         self._before |= {(way, k): np.asarray(before) for k, (_, before) in made.items()}
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 
-    def _of(self, way: Remade, points: Collection[str], values: Values) -> Values:
-        return {name: np.asarray(x) for name, (x, _) in way.some(points, values, self.args).items()}
+    def _of(self, way: Remade, left: Left, values: Values) -> Rows:
+        made = {name: np.asarray(x) for name, (x, _) in way.some(left, values, self.args).items()}
+        return {(name, layer): self.rows((name, layer), x).copy() for name, x in made.items() for layer in left[name]}
