@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 import precaudit
 from precaudit.checkpoints import open_checkpoint
 from precaudit.checkpoints.gguf_files import GgufFile
-from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, from_gguf
+from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, PlainTokenizer, from_folder, from_gguf
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.prompts import shipped_prompts
@@ -229,3 +229,51 @@ def test_a_folder_s_tokenizer_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], input=json.dumps(texts), capture_output=True, text=True)
     assert json.loads(done.stdout) == [want, False], done.stderr
+
+
+FLAGS = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False) | {"special": True}
+EXTRA = FLAGS | {"content": "<new>"}
+CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+STORED = EXTRA | {"content": "<|im_start|>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "plain"),
+    [
+        ("tokenizer_config.json", {}, True),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"257": STORED}}, True),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"257": STORED | {"rstrip": True}}}, False),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"260": EXTRA}}, False),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<|im_end|>"]}, True),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<new>"]}, False),
+        ("tokenizer_config.json", {"unk_token": "<new>"}, False),
+        ("tokenizer_config.json", {"unk_token": EXTRA | {"__type": "AddedToken"}}, False),
+        ("tokenizer_config.json", {"add_bos_token": True}, False),
+        ("tokenizer_config.json", {"split_special_tokens": True}, False),
+        ("tokenizer_config.json", {"clean_up_tokenization_spaces": True, "model_max_length": 8}, True),
+        ("special_tokens_map.json", {"pad_token": "<|pad|>"}, True),
+        ("special_tokens_map.json", {"pad_token": "<new>"}, False),
+        ("tokenizer.json", {"truncation": CUT}, True),
+        ("tokenizer.json", {"post_processor": None}, True),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_tokenizer_json_is_read_as_transformers_does(tmp_path, name, said, plain):
+    """Where it adds nothing the one file is read without transformers; where it does, transformers reads it."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path / "model"
+    shutil.copytree(Path(precaudit.__file__).parent / "bundled" / "tiny", folder)
+    whole = folder / name
+    whole.write_text(json.dumps((json.loads(whole.read_text()) if whole.exists() else {}) | said))
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(str(folder)), from_folder(folder)
+    assert isinstance(ours, PlainTokenizer) == plain
+    assert len(ours) == len(theirs)
+    for text in (*strings(3)[:80], "a <new> b", "<|im_start|> user\n<|pad|> x"):
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids, text
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    turns = [{"role": "user", "content": "Hi"}]
+    how = {"add_generation_prompt": True, "tokenize": False}
+    assert ours.apply_chat_template(turns, **how) == theirs.apply_chat_template(turns, **how)

@@ -88,23 +88,22 @@ def _plain(folder: Path) -> PlainTokenizer | None:
     """Return the tokenizer of tokenizer.json alone, or nothing where the files beside it add to it or change it."""
     if not (folder / "tokenizer.json").is_file() or (folder / "added_tokens.json").exists():
         return None
-    said: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            said |= json.loads((folder / name).read_text(encoding="utf-8"))
-    if not said.keys() <= SILENT | NAMED:
+    beside = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in beside if path.is_file()]
+    if not all(said.keys() <= SILENT | NAMED for said in files):
         return None
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     known = {str(i): _said(token) for i, token in backend.get_added_tokens_decoder().items()}
-    added = {i: _said(token) for i, token in (said.get("added_tokens_decoder") or {}).items()}
-    named = [said[key] for key in NAMED if said.get(key) is not None] + (said.get("additional_special_tokens") or [])
+    added = [x for said in files for x in (said.get("added_tokens_decoder") or {}).items()]
+    named = [said[key] for said in files for key in NAMED if said.get(key) is not None]
+    named += [token for said in files for token in said.get("additional_special_tokens") or ()]
     bpe = type(backend.model).__name__ == "BPE"  # what transformers decodes by other kinds, it cleans up
     if (
         not {_said(token)["content"] for token in named} <= {token["content"] for token in known.values()}
-        or any(known.get(i) != token for i, token in added.items())
-        or (said.get("clean_up_tokenization_spaces") and not bpe)
+        or any(known.get(i) != _said(token) for i, token in added)
+        or (not bpe and any(said.get("clean_up_tokenization_spaces") for said in files))
         or backend.get_vocab_size() > LARGEST
     ):
         return None
