@@ -103,6 +103,27 @@ def test_segments_made_one_by_one_give_the_same_records(gated, monkeypatch):
     assert closes(act)
 
 
+def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path):
+    """Activations of three layers, each made of its own gate before it was rounded, close at each layer."""
+    shapes = ((3, 32, 48), (3, 32, 48), (3, 40, 32))
+    w1, w2, x = (DRAW.standard_normal(s).astype(np.float32).astype(ml_dtypes.bfloat16) for s in shapes)
+
+    def layer(carry, each):
+        gate, up = tap(each[2] @ each[0], "gate"), tap(each[2] @ each[1], "up")
+        return carry, tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
+
+    program = Program(lambda w, x: lax.scan(layer, 0, (*w, x))[1], (w1, w2), {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    taps = opened.tensors("a", 0, "taps")
+    gate = x.astype(np.float64) @ w1.astype(np.float64)
+    act = (gate * np.asarray(taps["up"], np.float64)).astype(np.float32)
+    given = taps | {"act": act.reshape(taps["act"].shape)}
+    found = Emulations(prepared(program)).records(opened, "a", 0, given, (program.params, x))
+    acts = {e.layer: e for e in found if e.point == "act"}
+    assert sorted(acts) == [0, 1, 2]
+    assert all(closes(e) and "some inputs" in e.elided["policy:equations"] for e in acts.values())
+
+
 def test_of_choices_that_a_segment_reads_alike_one_is_tried(gated, monkeypatch):
     """Six narrow points have three bits, 0 and 1; the activation reads two of them, which makes four choices."""
     asked = []
