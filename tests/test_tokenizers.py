@@ -277,3 +277,12 @@ def test_what_stands_beside_tokenizer_json_is_read_as_transformers_does(tmp_path
     turns = [{"role": "user", "content": "Hi"}]
     how = {"add_generation_prompt": True, "tokenize": False}
     assert ours.apply_chat_template(turns, **how) == theirs.apply_chat_template(turns, **how)
+
+
+@pytest.mark.parametrize(("text", "why"), [("{bad", "Expecting property name"), ('["a"]', "it is no JSON object")])
+def test_a_broken_file_beside_tokenizer_json_is_named(tmp_path, text, why):
+    folder = tmp_path / "model"
+    shutil.copytree(Path(precaudit.__file__).parent / "bundled" / "tiny", folder)
+    (folder / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: {why}"):
+        from_folder(folder)

@@ -89,7 +89,7 @@ def _plain(folder: Path) -> PlainTokenizer | None:
     if not (folder / "tokenizer.json").is_file() or (folder / "added_tokens.json").exists():
         return None
     beside = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in beside if path.is_file()]
+    files = [_read(path) for path in beside if path.is_file()]
     if not all(said.keys() <= SILENT | NAMED for said in files):
         return None
     from tokenizers import Tokenizer
@@ -110,6 +110,17 @@ def _plain(folder: Path) -> PlainTokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     return PlainTokenizer(backend, lambda: _whole(folder))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a file of settings says; raises ValueError naming the file where it is no JSON object."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    if not isinstance(said, dict):
+        raise ValueError(f"{path.name}: it is no JSON object")
+    return said
 
 
 def _said(token: Any) -> dict[str, Any]:
