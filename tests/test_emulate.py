@@ -12,10 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
 from precaudit.references.traced import local
-from precaudit.references.traced.remade import UNSHARED, Tapped, once, restored, upper
+from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, sums_narrow, whole
 from precaudit.transforms.labels import assigned
+from precaudit.transforms.plant import Wanted
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import tagged
 
@@ -199,6 +200,32 @@ def test_half_of_a_double_holds_every_narrow_value(dtype):
         assert np.array_equal(np.signbit(found[wide == 0]), np.signbit(wide[wide == 0]))
         near = restored(np.asarray(upper(np.asarray([1 + 2.0**-20 + 2.0**-22, 1 + 2.0**-20 - 2.0**-22]))), "bfloat16")
     assert near.tolist() == [1 + 2.0**-20] * 2
+
+
+@pytest.mark.parametrize("how", [Realisation(), *DRAWS], ids=lambda how: f"seed {how.seed}")
+def test_a_tap_is_made_at_the_steps_that_it_is_asked_for_as_at_all(how):
+    """Steps 1 and 4 of 5, of a loop in a loop whose carry comes from the step before."""
+    draw = np.random.default_rng(2)
+    w, x = (draw.standard_normal(s).astype(np.float32) for s in ((5, 2, 6, 6), (3, 6)))
+
+    def inner(x, w):
+        x = checkpoint_name(jnp.tanh(x @ w).astype(jnp.bfloat16), "x").astype(jnp.float32)
+        return x, checkpoint_name((x @ w).astype(jnp.bfloat16), "y")
+
+    def program(w, x):
+        x, ys = lax.scan(lambda x, w: lax.scan(inner, x, w), checkpoint_name(x + 1, "first"), w)
+        return checkpoint_name(x @ w[0, 0], "last"), ys
+
+    with jax.enable_x64(True):
+        taps = {"x": draw.standard_normal((5, 2, 3, 6)).astype(jnp.bfloat16), "first": x}
+        values = taps | {"y": taps["x"], "last": x}
+        every = emulated(program, how)(values, w, x)["y"]
+        slots = np.array([2, 0, 2, 2, 1], np.int32)
+        made = jax.jit(lambda slots: emulated(program, how, wanted=Wanted("y", slots, 2))(values, w, x))(slots)
+        assert set(made) == {"y", "first", "last"}
+        for all_steps, some in zip(every, made["y"], strict=True):
+            np.testing.assert_array_equal(np.asarray(some)[:2], np.asarray(all_steps)[[1, 4]])
+            assert some.shape == (3, 2, 3, 6)
 
 
 def test_what_interpreters_make_alike_is_one_product():

@@ -124,6 +124,31 @@ def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path):
     assert all(closes(e) and "some inputs" in e.elided["policy:equations"] for e in acts.values())
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_a_layer_that_is_left_open_is_made_again_alone(tmp_path, monkeypatch, small):
+    """Of three layers whose activations are carried on the second was made of its gate before that was rounded."""
+    w, x = (DRAW.standard_normal(s).astype(np.float32).astype(ml_dtypes.bfloat16) for s in ((3, 2, 32, 32), (40, 32)))
+
+    def layer(x, w):
+        gate, up = tap(x @ w[0], "gate"), tap(x @ w[1], "up")
+        act = tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
+        return tap(jnp.tanh(act).astype(jnp.bfloat16), "out"), None
+
+    monkeypatch.setattr(remade, "small", lambda made: small)
+    program = Program(lambda w, x: lax.scan(layer, x, w)[0], w, {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    taps = opened.tensors("a", 0, "taps")
+    wide = {name: np.asarray(values, np.float64) for name, values in taps.items()}
+    act = (wide["gate"] * wide["up"]).astype(np.float32)
+    act[1] = ((wide["out"][0] @ w[1, 0].astype(np.float64)) * wide["up"][1]).astype(np.float32)
+    found = Emulations(prepared(program)).records(opened, "a", 0, taps | {"act": act}, (program.params, x))
+    acts = {e.layer: e for e in found if e.point == "act"}
+    assert all(closes(e) for e in acts.values())
+    assert ["some inputs" in (e.elided or {}).get("policy:equations", ()) for _, e in sorted(acts.items())] == [
+        False, True, False,
+    ]  # fmt: skip
+
+
 def test_of_choices_that_a_segment_reads_alike_one_is_tried(gated, monkeypatch):
     """Six narrow points have three bits, 0 and 1; the activation reads two of them, which makes four choices."""
     asked = []

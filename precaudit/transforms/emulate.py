@@ -18,7 +18,7 @@ from jax import lax
 
 from precaudit.records import Way
 from precaudit.transforms.jax_versions import bind, bodies
-from precaudit.transforms.plant import Planted, Values, fitting, planting
+from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import PRODUCTS, label_of
 from precaudit.transforms.shadow import Lift
 from precaudit.transforms.sites import STATE, numbered, sites
@@ -76,16 +76,23 @@ class Realisation:
 
 def emulated(
     function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None,
-    steps: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None, wanted: Wanted | None = None,
 ) -> Callable[..., dict[str, tuple[Any, Any]]]:  # fmt: skip
     """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
 
     ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are
     FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
-    reader the latter. ``steps``: those of outermost scans that have values (None: all). Under
-    ``jax.enable_x64(True)``. Raises as ``plant`` does.
+    reader the latter. ``steps``: those of outermost scans that have values (None: all). ``wanted``: a tap, and at
+    which steps it is asked for; in others only what leads there is made. Under ``jax.enable_x64(True)``. Raises as
+    ``plant`` does.
     """
-    return planting(function, lambda names: Emulated(dict(lift or {}), names, how), steps=steps)
+
+    def interpreter(names: Collection[str]) -> Planted:
+        run = Emulated(dict(lift or {}), names, how)
+        run.wanted = wanted
+        return run
+
+    return planting(function, interpreter, steps=steps)
 
 
 def exactly(

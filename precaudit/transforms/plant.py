@@ -1,6 +1,9 @@
 """Planted values: a program's FP64 shadow with its taps overwritten, or with something added to them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -98,6 +101,21 @@ def fitting(name: str, site: Site, value: Any, steps: Sequence[int] | None = Non
     return value if wide(value.dtype) == wide(site.dtype) else value.astype(wide(site.dtype))
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The steps of its outermost scan that a tap is asked of: in others only what the scan carries on is made.
+
+    ``name``: the tap's, without a number. ``slots``: for every step where what is told of it goes, ``count`` where it
+    is not asked for; a tracer may hold them. ``count``: of steps asked for; what is told is [count + 1, …], the last
+    one of no use. Of other taps of the scan nothing is told. Not of scans on shards, or where ``planting`` has some
+    steps only.
+    """
+
+    name: str
+    slots: Any
+    count: int
+
+
 class Planted(Shadow):
     """Evaluates a shadow with planted taps; values and errors are lists in the order of ``sites``, None where none."""
 
@@ -106,6 +124,7 @@ class Planted(Shadow):
         self.mode, self.names = mode, names
         self.steps: tuple[int, ...] | None = None  # of outermost scans, those that have values; None: all
         self.here: Any = None  # whether the step that is evaluated has values; None: all have
+        self.wanted: Wanted | None = None  # of an outermost scan that is not entered yet
 
     def entering(self, jaxpr: Any) -> None:
         """Take note of an open jaxpr before it is evaluated."""
@@ -166,6 +185,13 @@ class Planted(Shadow):
         """Run a scan; every step takes its slice of the values."""
         if self.steps is not None and self.here is None:
             return self.some_steps(params, inputs, values)
+        wanted = self.wanted
+        if (
+            wanted is not None
+            and len(wanted.slots) == params["length"]
+            and sites(closed(params["jaxpr"])[0], {wanted.name})
+        ):
+            return self.wanted_steps(params, inputs, values, wanted)
         jaxpr, consts = closed(params["jaxpr"])
         n_consts, n_carry = scanned(params)
         shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
@@ -178,8 +204,50 @@ class Planted(Shadow):
         first = [up(jnp.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
         how = {"length": params["length"], "reverse": params["reverse"]}
         again = jax.checkpoint(body) if self.mode == "add" else body
-        carry, (ys, errors) = lax.scan(again, first, (stacked, values), **how)
+        with self.within():
+            carry, (ys, errors) = lax.scan(again, first, (stacked, values), **how)
         return [*carry, *ys], errors
+
+    def wanted_steps(
+        self, params: Any, inputs: list[Any], values: list[Any], wanted: Wanted
+    ) -> tuple[list[Any], list[Any]]:
+        """Run a scan and tell of one tap at the steps that it is asked for; in others it is not made."""
+        jaxpr, consts = closed(params["jaxpr"])
+        n_consts, n_carry = scanned(params)
+        shared, stacked = inputs[:n_consts], inputs[n_consts + n_carry :]
+        asked = [s.name == wanted.name for s in sites(jaxpr, self.names)]
+
+        def made(by: Planted, carry: Any, xs: Any) -> tuple[list[Any], list[Any]]:
+            out, errors = by.planted(jaxpr, consts, [*shared, *carry, *xs[0]], xs[1])
+            return [up(x) for x in out], [e if a else None for e, a in zip(errors, asked, strict=True)]
+
+        def body(state: Any, xs: Any) -> tuple[Any, list[Any]]:
+            carry, told = state
+            other = copy(self)  # as it is now, so that both draw the same
+
+            def rest() -> tuple[list[Any], list[Any]]:
+                out, errors = made(other, carry, xs)
+                return out, jax.tree.map(jnp.zeros_like, errors)
+
+            out, errors = lax.cond(xs[2] < wanted.count, lambda: made(self, carry, xs), rest)
+            told = jax.tree.map(lambda every, one: lax.dynamic_update_index_in_dim(every, one, xs[2], 0), told, errors)
+            return (out[:n_carry], told), out[n_carry:]
+
+        first = [up(jnp.asarray(x)) for x in inputs[n_consts : n_consts + n_carry]]
+        xs = (stacked, values, wanted.slots)
+        how = {"length": params["length"], "reverse": params["reverse"]}
+        with self.within():
+            one = jax.eval_shape(lambda *a: made(copy(self), *a)[1], first, jax.tree.map(lambda x: x[0], xs))
+            empty = jax.tree.map(lambda x: jnp.zeros((wanted.count + 1, *x.shape), x.dtype), one)
+            (carry, told), ys = lax.scan(body, (first, empty), xs, **how)
+        return [*carry, *ys], told
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Leave what is asked of outermost scans outside of a body."""
+        wanted, self.wanted = self.wanted, None
+        yield
+        self.wanted = wanted
 
     def some_steps(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan of which some steps have values, and tell of these alone; ``mode`` is ``read``."""
@@ -230,4 +298,5 @@ class Planted(Shadow):
             out, errors = self.planted(jaxpr, consts, args, mine)
             return [up(x) for x in out], errors
 
-        return mapped(body, params, inputs, values)
+        with self.within():
+            return mapped(body, params, inputs, values)

@@ -1,7 +1,8 @@
 """A program's segments made again under one realisation of its rounding: all of them, or those of some points (JAX)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, float_bits
-from precaudit.transforms.plant import Planted
+from precaudit.transforms.plant import Planted, Wanted
 from precaudit.transforms.reads import reads
 from precaudit.transforms.shadow import traced
 from precaudit.transforms.sites import numbered
@@ -53,7 +54,8 @@ class Tapped:
     def __init__(self, made: Tagged, steps: Sequence[int] | None) -> None:
         self.made, self.steps = made, steps
         self.options, self.small = effort(made), small(made)
-        self.names = dict(zip(numbered(made.sites), (s.name for s in made.sites), strict=True))
+        self.sites = dict(zip(numbered(made.sites), made.sites, strict=True))
+        self.names = {name: s.name for name, s in self.sites.items()}
         self._reads: dict[str, frozenset[str]] | None = None
 
     def narrow(self, taps: Values) -> list[str]:
@@ -70,6 +72,17 @@ class Tapped:
         mine = self._reads.get(self.names[name], frozenset())
         return [k for k in every if self.names[k] in mine]
 
+    def asked(self, name: str, layers: Sequence[int | None]) -> tuple[int, ...] | None:
+        """Return the steps of its outermost scan that a point's layers are in, ascending.
+
+        None where all of its values are made: it is in no scan, in shards, or some steps are recorded and the others
+        go on with what was made.
+        """
+        site = self.sites[name]
+        if not site.stacked or site.sharded or self.steps is not None:
+            return None
+        return tuple(sorted({i // prod(site.stacked[1:]) for i in layers if i is not None}))
+
 
 class Remade:
     """Segments under one realisation, compiled when first asked for.
@@ -80,8 +93,9 @@ class Remade:
 
     def __init__(self, segments: Tapped, how: Realisation) -> None:
         self.segments = segments
+        self.how = how
         self.function = emulated(segments.made.call, how, steps=segments.steps)
-        self.compiled: dict[str, Any] = {}
+        self.compiled: dict[tuple[str, int, int], Any] = {}
         self.all = jax.jit(self._every, compiler_options=segments.options)
 
     def _every(self, values: Values, *args: Any) -> Any:
@@ -96,21 +110,48 @@ class Remade:
         made = self.all(_wide(taps, narrow), *args)
         return {name: upper(x) if name in narrow else x for name, (x, _) in made.items()}
 
-    def some(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Made:
-        """Return what the segments of some points make, rounded and before."""
+    def before(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Values:
+        """Return what the segments of some points make before it is rounded."""
         if self.segments.small:
-            made = self.all(_wide(taps, self.segments.narrow(taps)), *args)
-            return {name: made[name] for name in points if name in made}
-        return {name: self._one(name, taps, args) for name in points if name in self.segments.names}
+            return {name: np.asarray(before) for name, (_, before) in self._small(points, taps, args).items()}
+        known = [name for name in points if name in self.segments.names]
+        return {name: np.asarray(self._one(name, 1, None, taps, args)) for name in known}
 
-    def _one(self, name: str, taps: Values, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        read = self.segments.read(name, taps, args)
-        if name not in self.compiled:
-            self.compiled[name] = jax.jit(partial(self._of, name), compiler_options=self.segments.options)
-        return self.compiled[name](_wide(taps, read), *args)
+    def some(
+        self, left: Mapping[str, Sequence[int | None]], taps: Values, args: tuple[Any, ...]
+    ) -> Iterator[tuple[str, Array, tuple[int, ...] | None]]:
+        """Yield what the segments of some points make, rounded, and the steps that it is of: None of all.
 
-    def _of(self, name: str, values: Values, *args: Any) -> tuple[Any, Any]:
-        return self.function(values, *args)[name]
+        Of a large program the outermost scan makes the steps that have a layer in ``left``.
+        """
+        if self.segments.small:
+            yield from ((name, np.asarray(x), None) for name, (x, _) in self._small(left, taps, args).items())
+            return
+        for name in left:
+            if name in self.segments.names:
+                steps = self.segments.asked(name, left[name])
+                yield name, np.asarray(self._one(name, 0, steps, taps, args)), steps
+
+    def _small(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Made:
+        made = self.all(_wide(taps, self.segments.narrow(taps)), *args)
+        return {name: made[name] for name in points if name in made}
+
+    def _one(self, name: str, part: int, steps: Sequence[int] | None, taps: Values, args: tuple[Any, ...]) -> Any:
+        length = self.segments.sites[name].stacked[0] if steps is not None else 0
+        count = min(1 << (len(steps or ()) - 1).bit_length(), length)  # so that few numbers of steps are compiled
+        key = name, part, count
+        if key not in self.compiled:
+            self.compiled[key] = jax.jit(partial(self._of, *key), compiler_options=self.segments.options)
+        slots = None
+        if steps is not None:
+            slots = np.full(length, count, np.int32)
+            slots[list(steps)] = np.arange(len(steps))
+        return self.compiled[key](_wide(taps, self.segments.read(name, taps, args)), slots, *args)
+
+    def _of(self, name: str, part: int, count: int, values: Values, slots: Any, *args: Any) -> Any:
+        segments = self.segments
+        wanted = None if slots is None else Wanted(segments.names[name], slots, count)
+        return emulated(segments.made.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
 
 
 def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict[str, Any]]]:

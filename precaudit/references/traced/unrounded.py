@@ -4,12 +4,11 @@ A compiler that widens what it has just rounded hands the unrounded value on (do
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
-import numpy as np
-
 from precaudit.arrays import Array
-from precaudit.references.traced.remade import INPUTS, SOME, Made, Remade, Tapped, Values
+from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
@@ -80,10 +79,23 @@ class Unrounded:
 
     def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
         missing = [k for k in inputs if (way, k) not in self._before]
-        made: Made = way.some(missing, self.taps, self.args) if missing else {}
-        self._before |= {(way, k): np.asarray(before) for k, (_, before) in made.items()}
+        made = way.before(missing, self.taps, self.args) if missing else {}
+        self._before |= {(way, k): before for k, before in made.items()}
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 
     def _of(self, way: Remade, left: Left, values: Values) -> Rows:
-        made = {name: np.asarray(x) for name, (x, _) in way.some(left, values, self.args).items()}
-        return {(name, layer): self.rows((name, layer), x).copy() for name, x in made.items() for layer in left[name]}
+        found = {}
+        for name, x, steps in way.some(left, values, self.args):
+            for layer in left[name]:
+                place = name, layer
+                found[place] = (self.rows(place, x) if steps is None else self._row(name, layer, x, steps)).copy()
+        return found
+
+    def _row(self, name: str, layer: int | None, x: Array, steps: Sequence[int]) -> Array:
+        """Return rows [rows, N] of a layer out of what was made of some steps of its outermost scan."""
+        site = self.tapped.sites[name]
+        inner = prod(site.stacked[1:])
+        step, rest = divmod(layer or 0, inner)
+        return x.reshape(-1, *site.shape)[steps.index(step) * inner + rest].reshape(
+            -1, site.shape[-1] if site.shape else 1
+        )
