@@ -106,7 +106,7 @@ calibrate: .venv/test
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
-	$(BIN)/python -m pytest -n 2 -m "oracle or not oracle" tests/test_oracle.py tests/test_files.py tests/test_configs.py
+	$(BIN)/python -m pytest -n 2 -m "oracle and not slow" tests/test_files.py tests/test_configs.py
 
 tpu: .venv/test
 	$(BIN)/python -m benchmarks.tpu

@@ -28,3 +28,8 @@ def _own_caches(tmp_path_factory):
     patch.setenv("PRECAUDIT_CACHE", str(tmp_path_factory.mktemp("refs")))
     yield
     patch.undo()
+
+
+def few(cases, *kept):
+    """Return the cases of a test, those not kept for every run of the tests marked slow: ``make test-all`` has all."""
+    return [pytest.param(c, marks=() if c in kept else pytest.mark.slow) for c in cases]

@@ -24,7 +24,7 @@ from precaudit.store import open_run
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, Progress, trace
-from tests.conftest import FIXTURES
+from tests.conftest import FIXTURES, few
 from tests.programs import errors, everything, record
 
 SMALL = sorted(p.name for p in FIXTURES.iterdir() if (p / "config.json").is_file())
@@ -36,11 +36,6 @@ TOKENS = tuple(int(t) for t in np.random.default_rng(5).integers(0, 96, 37))
 
 
 FEW = ("llama-gqa", "gemma2-caps", "qwen3-moe-gqa")
-
-
-def few(names):
-    """Leave a few to every run of the tests; the others, 10 to 25 s each, are slow."""
-    return [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in names]
 
 
 def fixture_run(folder, name, policy="fp32-highest", select=None, tokens=(TOKENS,), **options):
@@ -63,7 +58,7 @@ def single(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAMILIES_ONCE else pytest.mark.slow) for n in SMALL])
+@pytest.mark.parametrize("name", few(SMALL, *FEW))
 def test_every_point_is_fp64_to_single_precision(single, name):
     found = single(name).errors
     points = present("moe" in name)
@@ -76,7 +71,7 @@ def test_every_point_is_fp64_to_single_precision(single, name):
             assert e.mismatched == 0, e
 
 
-@pytest.mark.parametrize("name", few([*FAMILIES_ONCE, "granite-bias"]))
+@pytest.mark.parametrize("name", few([*FAMILIES_ONCE, "granite-bias"], *FEW))
 def test_honest_rounding_passes_in_every_family(tmp_path, name):
     """No record of an honest bfloat16 run fails, and its emulation leaves less than a rounding."""
     fixture_run(tmp_path / "run", name, "bf16", tokens=(TOKENS[:20],))
@@ -105,7 +100,7 @@ def by_place(folder):
     return {k: run.run.tensor(p) for k, p in run.index.items()}
 
 
-@pytest.mark.parametrize("name", few(FAMILIES_ONCE))
+@pytest.mark.parametrize("name", few(FAMILIES_ONCE, "gemma2-caps"))
 def test_batch_and_padding_do_not_change_values(tmp_path, name):
     tokens = (TOKENS, TOKENS[:5], TOKENS[3:21])
     fixture_run(tmp_path / "one", name, tokens=tokens)
@@ -156,7 +151,7 @@ def test_a_layer_filter_records_what_the_whole_recorded(tmp_path):
     assert len(some.rows("p0", "prefill", 4, "k").positions) == len(whole.positions)  # attention needs every key
 
 
-@pytest.mark.parametrize("policy", ["bf16-fp32-scores", "fp32-cast-decode", "fp32"])
+@pytest.mark.parametrize("policy", few(["bf16-fp32-scores", "fp32-cast-decode", "fp32"], "fp32-cast-decode"))
 def test_policies_store_what_they_say(tmp_path, policy):
     run = record(tmp_path / "run", policy=policy, select=everything())
     kinds = {(p.phase, p.point): p.dtype for p in run.points}

@@ -196,6 +196,7 @@ def test_the_same_text_another_way(whole):
     assert found["layers unrolled"].status in ("bit-identical", "rounding")
 
 
+@pytest.mark.slow  # 40 s
 def test_what_raising_the_policy_buys(whole):
     recorded, subject = whole
     model = Model(subject.config, subject.checkpoint.tensors.read)
@@ -289,6 +290,7 @@ def test_growth_says_where_it_jumps(whole):
     assert jumps([e for e in kept if e.layer == 0]) == ""
 
 
+@pytest.mark.slow  # 20 s; test_nonfinite diagnoses one, too
 def test_a_weight_that_is_nan_is_the_finding_and_nothing_after_it(tmp_path, capsys):
     record(tmp_path / "run", subject=nan_model(), select=everything())
     assert run(["diagnose", str(tmp_path / "run")]) == 1

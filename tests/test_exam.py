@@ -32,6 +32,7 @@ def honest(request, tmp_path_factory):
     return record_exam(tmp_path_factory.mktemp("exam") / "run", "tiny", request.param, select)
 
 
+@pytest.mark.slow  # a minute
 def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
     cells = list(into_files("tiny", honest, 1))
     assert len(cells) > 100

@@ -37,7 +37,7 @@ from precaudit.store import Run, open_run
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
-from tests.conftest import FIXTURES
+from tests.conftest import FIXTURES, few
 
 RECORDED = FIXTURES.parents[1] / "traces" / "gpu"
 MODELS = {"moe": FIXTURES / "qwen3-moe-gqa", "one-row-heads": FIXTURES / "llama-mha"}
@@ -238,11 +238,10 @@ def single_attend(p, v, a):
     return products(weights, v).sum(1)[:, None].astype(a.attn_out)
 
 
-QUICK = ("llama-mha", "gemma3-untied-bias")
-SLOW = ("phi3-mha", "olmo2-mha", "granite-bias")  # 5 s each
+MODELS = ("llama-mha", "gemma3-untied-bias", "phi3-mha", "olmo2-mha", "granite-bias")
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize("name", few(MODELS, "gemma3-untied-bias"))  # 5 to 10 s each
 def test_single_rows_of_other_models_pass(tmp_path, name):
     """The products written out, on a CPU, in models with one head a group, biases, norms inside and out."""
     usual = load(str(FIXTURES / name), "bf16", None, "cpu").parts

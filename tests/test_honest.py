@@ -41,7 +41,7 @@ from precaudit.store import open_run
 from precaudit.tracing import programs
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
-from tests.conftest import FIXTURES, KEEPS_FEWER
+from tests.conftest import FIXTURES, KEEPS_FEWER, few
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line for line in f]"
 f32 = jnp.float32
@@ -110,7 +110,7 @@ def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
 
 
 @pytest.mark.parametrize("policy", ["bf16", pytest.param("bf16-fp32-scores", marks=pytest.mark.slow)])  # 10 s each
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", few(ATTENTIONS, "running maxima, blocks of 16"))
 def test_attention_written_otherwise_passes(tmp_path, name, policy):
     points = "all" if name == "P rounded before the division" else "q,k,v,attn_out"
     found = judged(tmp_path, load("tiny", policy, None, "cpu", ATTENTIONS[name]), points=points)
@@ -181,7 +181,7 @@ def pass_with(tmp_path, path, policy):
     assert found.exit_code == 0, failures(found)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", few(QUICK, "massive activations", "vanishing gelu"))  # 8 s each
 def test_models_with_traits_of_large_ones_pass(tmp_path, written, name):
     pass_with(tmp_path, written[name], "bf16")
 

@@ -21,11 +21,10 @@ from precaudit.runs.programs import places
 from precaudit.tracing.shadowed import exact_tables
 from precaudit.tracing.subject import load
 from precaudit.transforms.emulate import exactly
-from tests.conftest import FIXTURES
+from tests.conftest import FIXTURES, few
 
 NAMES = sorted(p.name for p in FIXTURES.iterdir() if (p / "config.json").is_file())
 FAMILIES = {name.rpartition("-")[0] if "moe" in name else name.split("-")[0]: name for name in NAMES}.values()
-QUICK = ("gemma2-caps", "llama-gqa", "qwen3-moe-gqa")
 LENGTH = 24
 
 
@@ -56,7 +55,7 @@ def textbook(model, layer, point, read, ids):
     return made(plain, Inputs(model, layer, point, positions, values), FP64)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
+@pytest.mark.parametrize("name", few(NAMES, "gemma2-caps"))
 def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypatch):
     """At every point of every layer, from the same recorded inputs: two programs that share no numerics.
 

@@ -31,6 +31,7 @@ from precaudit.references.traced.forward import Chains
 from precaudit.reports.program import render, show
 from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
 from precaudit.store import file_hash
+from tests.conftest import few
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
@@ -121,7 +122,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", few(FAULTS, "scale 1.02", "NaN"))  # 10 to 15 s each
 def test_a_fault_fails_at_its_segment(name, recorded, tmp_path):
     program, opened, _ = recorded
     point, change = FAULTS[name]
@@ -358,7 +359,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", [*list(WRAPPED)[:3], pytest.param("nnx_decoder", marks=pytest.mark.slow)])  # 26 s
+@pytest.mark.parametrize("name", few(WRAPPED, "equinox_decoder"))  # 20 to 35 s each
 def test_programs_of_other_libraries_pass_unedited(tmp_path, name):
     with jax.numpy_dtype_promotion("standard"):  # as their users have it
         passes_unedited(f"{EXAMPLES / name}.py:program", tmp_path, WRAPPED[name])
@@ -710,6 +711,7 @@ def test_the_verbs_of_the_package_take_programs(own, tmp_path):
     assert precaudit.diagnose(str(tmp_path / "run"), program).exit_code == 0
 
 
+@pytest.mark.slow  # 40 s
 def test_points_go_by_names_of_ones_own(own, tmp_path, capsys):
     names = {"q": "query~1", "query": "query", "weighted": "attended"}
     program = replace(own, steps=1, points=names)

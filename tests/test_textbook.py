@@ -22,6 +22,7 @@ from precaudit.references.mapped import Names, textbook_of
 from precaudit.references.traced.forward import Chains, recorded_calls
 from precaudit.runs.programs import open_program_run
 from precaudit.store import file_hash
+from tests.conftest import few
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = EXAMPLES / "own_decoder.py"
@@ -499,7 +500,7 @@ DECLARED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", few(DECLARED, "nothing", "norm"))  # 10 s each
 def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
     """Its own equations explain them, so the gate passes; what they cost is told."""
     old, new, cause, points = DECLARED[name]
