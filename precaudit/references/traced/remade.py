@@ -107,15 +107,15 @@ class Remade:
         if not self.segments.small:
             return self.all(taps, *args)
         narrow = self.segments.narrow(taps)
-        made = self.all(_wide(taps, narrow), *args)
+        made = self.all(widened(taps, narrow), *args)
         return {name: upper(x) if name in narrow else x for name, (x, _) in made.items()}
 
     def before(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Values:
-        """Return what the segments of some points make before it is rounded."""
+        """Return what the segments of some points make before it is rounded, on the device."""
         if self.segments.small:
-            return {name: np.asarray(before) for name, (_, before) in self._small(points, taps, args).items()}
+            return {name: before for name, (_, before) in self._small(points, taps, args).items()}
         known = [name for name in points if name in self.segments.names]
-        return {name: np.asarray(self._one(name, 1, None, taps, args)) for name in known}
+        return {name: self._one(name, 1, None, taps, args) for name in known}
 
     def some(
         self, left: Mapping[str, Sequence[int | None]], taps: Values, args: tuple[Any, ...]
@@ -133,7 +133,7 @@ class Remade:
                 yield name, np.asarray(self._one(name, 0, steps, taps, args)), steps
 
     def _small(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Made:
-        made = self.all(_wide(taps, self.segments.narrow(taps)), *args)
+        made = self.all(widened(taps, self.segments.narrow(taps)), *args)
         return {name: made[name] for name in points if name in made}
 
     def _one(self, name: str, part: int, steps: Sequence[int] | None, taps: Values, args: tuple[Any, ...]) -> Any:
@@ -146,7 +146,7 @@ class Remade:
         if steps is not None:
             slots = np.full(length, count, np.int32)
             slots[list(steps)] = np.arange(len(steps))
-        return self.compiled[key](_wide(taps, self.segments.read(name, taps, args)), slots, *args)
+        return self.compiled[key](widened(taps, self.segments.read(name, taps, args)), slots, *args)
 
     def _of(self, name: str, part: int, count: int, values: Values, slots: Any, *args: Any) -> Any:
         segments = self.segments
@@ -187,6 +187,6 @@ def _apart(told: dict[str, tuple[Any, ...]], n: int) -> list[dict[str, Any]]:
     return [{name: each[i] for name, each in told.items()} for i in range(n)]
 
 
-def _wide(taps: Values, names: Collection[str]) -> Values:
+def widened(taps: Values, names: Collection[str]) -> Values:
     """Return values with some in FP64, so that what reads them unrounded is the same compiled program."""
     return {k: widen(x) if k in names and 0 < float_bits(x.dtype) < 64 else x for k, x in taps.items()}

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import jax.numpy as jnp
+
 from precaudit.arrays import Array
-from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values
+from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values, widened
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
@@ -29,6 +31,7 @@ class Unrounded:
         self.tapped, self.taps, self.args = tapped, taps, args
         self.honest, self.first, self.rows = honest, first, rows
         self._before: dict[tuple[Remade, str], Array] = {}
+        self._wide: dict[str, Array] = {}
 
     def all_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what the first ways make of narrow inputs as each has them before they are rounded."""
@@ -38,7 +41,7 @@ class Unrounded:
     def other_ways(self, left: Left) -> dict[Name, Rows]:
         """Return what the other ways make."""
         ways = {name: way for name, way in self.honest.items() if name not in self.first}
-        return {name: self._of(way, left, self.taps) for name, way in ways.items()}
+        return {name: self._of(way, left, self._recorded(left)) for name, way in ways.items()}
 
     def some_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what each way makes with some narrow inputs read unrounded, the others as recorded.
@@ -46,7 +49,7 @@ class Unrounded:
         Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the
         other. A point is made again where a choice is another one of what its segment reads.
         """
-        known = self._before_of(self.honest[()], self._inputs(left))
+        known, recorded = self._before_of(self.honest[()], self._inputs(left)), self._recorded(left)
         narrow = self.tapped.narrow(self.taps)
         tried: dict[str, set[frozenset[str]]] = {p: set() for p in left}
         found = {}
@@ -57,7 +60,7 @@ class Unrounded:
                 new = {p: layers for p, layers in left.items() if mine[p] not in tried[p]}
                 for p in new:
                     tried[p].add(mine[p])
-                read = {k: known[k] if k in some and k in known else x for k, x in self.taps.items()}
+                read = {k: known[k] if k in some and k in known else x for k, x in recorded.items()}
                 for name, way in self.honest.items() if new else ():
                     found[(*name, SOME, f"{bit}.{value}")] = self._of(way, new, read)
         return found
@@ -73,13 +76,20 @@ class Unrounded:
     def _inputs(self, points: Collection[str]) -> list[str]:
         return list(dict.fromkeys(k for p in points for k in self._reads(p)))
 
+    def _recorded(self, points: Collection[str]) -> Values:
+        """Return recorded values, the narrow ones that points read in FP64: widened, and copied to the device, once."""
+        inputs = self._inputs(points)
+        new = widened({k: self.taps[k] for k in inputs if k not in self._wide}, inputs)
+        self._wide |= {k: jnp.asarray(x) for k, x in new.items()}
+        return self.taps | {k: self._wide[k] for k in inputs}
+
     def _given(self, way: Remade, points: Collection[str]) -> Values:
         """Return recorded values with the narrow ones that are read as a way has them before they are rounded."""
         return self.taps | self._before_of(way, self._inputs(points))
 
     def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
         missing = [k for k in inputs if (way, k) not in self._before]
-        made = way.before(missing, self.taps, self.args) if missing else {}
+        made = way.before(missing, self._recorded(missing), self.args) if missing else {}
         self._before |= {(way, k): before for k, before in made.items()}
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 
