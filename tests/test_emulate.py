@@ -204,16 +204,18 @@ def test_half_of_a_double_holds_every_narrow_value(dtype):
 
 @pytest.mark.parametrize("how", [Realisation(), *DRAWS], ids=lambda how: f"seed {how.seed}")
 def test_a_tap_is_made_at_the_steps_that_it_is_asked_for_as_at_all(how):
-    """Steps 1 and 4 of 5, of a loop in a loop whose carry comes from the step before."""
+    """Steps 1 and 4 of 5, of a loop in a loop; part of what is carried on is recorded, part is made."""
     draw = np.random.default_rng(2)
     w, x = (draw.standard_normal(s).astype(np.float32) for s in ((5, 2, 6, 6), (3, 6)))
 
-    def inner(x, w):
+    def inner(carry, w):
+        x, scale = carry
         x = checkpoint_name(jnp.tanh(x @ w).astype(jnp.bfloat16), "x").astype(jnp.float32)
-        return x, checkpoint_name((x @ w).astype(jnp.bfloat16), "y")
+        return (x, jnp.sin(scale)), checkpoint_name((x @ w * scale).astype(jnp.bfloat16), "y")
 
     def program(w, x):
-        x, ys = lax.scan(lambda x, w: lax.scan(inner, x, w), checkpoint_name(x + 1, "first"), w)
+        first = checkpoint_name(x + 1, "first"), jnp.float32(1)
+        (x, _), ys = lax.scan(lambda carry, w: lax.scan(inner, carry, w), first, w)
         return checkpoint_name(x @ w[0, 0], "last"), ys
 
     with jax.enable_x64(True):
