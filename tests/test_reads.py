@@ -103,7 +103,8 @@ def test_segments_made_one_by_one_give_the_same_records(gated, monkeypatch):
     assert closes(act)
 
 
-def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path):
+@pytest.mark.parametrize("small", [True, False])
+def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path, monkeypatch, small):
     """Activations of three layers, each made of its own gate before it was rounded, close at each layer."""
     shapes = ((3, 32, 48), (3, 32, 48), (3, 40, 32))
     w1, w2, x = (DRAW.standard_normal(s).astype(np.float32).astype(ml_dtypes.bfloat16) for s in shapes)
@@ -112,6 +113,7 @@ def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path):
         gate, up = tap(each[2] @ each[0], "gate"), tap(each[2] @ each[1], "up")
         return carry, tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
 
+    monkeypatch.setattr(remade, "small", lambda made: small)
     program = Program(lambda w, x: lax.scan(layer, 0, (*w, x))[1], (w1, w2), {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
