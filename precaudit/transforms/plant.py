@@ -246,8 +246,10 @@ class Planted(Shadow):
     def within(self) -> Iterator[None]:
         """Leave what is asked of outermost scans outside of a body."""
         wanted, self.wanted = self.wanted, None
-        yield
-        self.wanted = wanted
+        try:
+            yield
+        finally:
+            self.wanted = wanted
 
     def some_steps(self, params: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run a scan of which some steps have values, and tell of these alone; ``mode`` is ``read``."""
