@@ -77,7 +77,7 @@ class Baseline:
 
 def place_of(e: ErrorRecord) -> Judged:
     """Return what identifies an error record among those a baseline holds."""
-    return (e.kind, *Place.of(e))
+    return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
 
 
 def provenance(run: Run) -> BaselineRecord:
