@@ -37,9 +37,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def close(word: str, known: Iterable[str]) -> str:
-    """Return a hint such as ``; did you mean 'scores'?``; empty when no known word is close."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """Return a hint such as ``; did you mean 'scores'?``; empty when no known word is close.
+
+    Close: alike by 0.6 as difflib counts, or by 0.5 from the first letter on, as an abbreviation is.
+    """
+    found = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    near = [x for x in found if x[:1] == word[:1] or difflib.SequenceMatcher(None, x, word).ratio() >= 0.6]
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @contextmanager

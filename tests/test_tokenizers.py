@@ -286,3 +286,12 @@ def test_a_broken_file_beside_tokenizer_json_is_named(tmp_path, text, why):
     (folder / "tokenizer_config.json").write_text(text)
     with pytest.raises(UserError, match=rf"tokenizer_config\.json: {why}"):
         from_folder(folder)
+
+
+@pytest.mark.parametrize("content", [["a"], {}, 3, None])
+def test_a_special_token_that_is_no_text_is_refused(tmp_path, content):
+    folder = tmp_path / "model"
+    shutil.copytree(Path(precaudit.__file__).parent / "bundled" / "tiny", folder)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": content}}))
+    with pytest.raises(UserError, match=r"the content of a special token is .*, which is no text"):
+        from_folder(folder)

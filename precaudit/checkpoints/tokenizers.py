@@ -128,6 +128,8 @@ def _said(token: Any) -> dict[str, Any]:
     if isinstance(token, str):
         return {"content": token}
     get = token.get if isinstance(token, dict) else partial(getattr, token)
+    if not isinstance(content := get("content", None), str):
+        raise ValueError(f"the content of a special token is {json.dumps(content)}, which is no text")
     return {key: get(key, None) for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")}
 
 
