@@ -11,6 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
+from precaudit.records import ErrorRecord
 from precaudit.references.traced import local
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
@@ -394,3 +395,21 @@ def test_a_way_that_limits_were_not_made_with_is_in_no_noise():
     best = local._numbers(stored, exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
     assert best["unexplained"].rel_l2 == 0.0
     assert best["elided"] == {"policy:equations": UNSHARED}
+
+
+@pytest.mark.parametrize(("off", "passes"), [(8e-8, True), (-8e-8, True), (1e-5, False), (-1e-5, False)])
+def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passes):
+    """A row of probabilities that two equal keys have most of: both fall the other way than the emulation, at a tie."""
+    exact = np.abs(np.random.default_rng(2).standard_normal((512, 8)))
+    tie = 0.3154296875  # between 0.314453125 and 0.31640625
+    exact[3] = [tie * (1 + off), tie * (1 + off), *(1e-4 * exact[3, 2:])]
+    emulated = exact.astype(ml_dtypes.bfloat16).astype(np.float64)
+    stored = emulated.copy()
+    stored[3, :2] = 0.314453125 if off > 0 else 0.31640625
+    assert (stored != emulated).sum() == 2
+    numbers = local._numbers(stored.astype(ml_dtypes.bfloat16), exact, {(): emulated}, [emulated] * 3)
+    made = ErrorRecord(
+        prompt="a", phase="call", step=0, layer=0, point="probs", kind="local", candidate="r", reference="fp64",
+        **numbers,
+    )  # fmt: skip
+    assert local.closes(made) == passes

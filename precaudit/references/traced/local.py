@@ -16,7 +16,7 @@ from precaudit.metrics.residue import Noise, finite
 from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
-from precaudit.references.closing import Yardstick
+from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.forward import effort
 from precaudit.references.traced.remade import (
     DRAWS,
@@ -272,7 +272,9 @@ def _numbers(
     # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
     floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
     allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
-    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed)
+    # likewise the result's own size for what float32 may be off a tie by: no more than the terms of its sums
+    ties = None if wide else TIES * SINGLE * np.abs(reference)
+    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
     residue = yard.residue(emulations[best])
     found = sizes(stored, reference, "TD", rows)
     for name, scope in residue.scopes.items():
