@@ -117,10 +117,10 @@ def told(runs, a, b, unknown=()):
     return differences.headline(pairs, *known, f"precaudit compare {folders[1]}"), differences.sentences(pairs)
 
 
-def test_two_policies_differ_by_rounding_alone(runs):
+def test_two_policies_differ_no_more_than_rounding_makes(runs):
     first, rest = told(runs, "honest", "single")
     assert first.mark == "✓"
-    assert "by rounding alone: at most" in first.sentence
+    assert "no more than rounding makes: at most" in first.sentence
     assert rest[0].startswith("Top-1 tokens differ at ")
     assert "KL from the reference run is" in rest[0]
 

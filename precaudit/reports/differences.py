@@ -19,9 +19,9 @@ def headline(
 
     ``mine``, ``other``: the records of each against FP64, None where it was not compared (``unjudged``: the command
     that does). ``asked``: the points that both runs were asked for, None for all: those recorded for the sake of
-    others have no forward error, and neither have caches; what is made of them has. A difference is rounding where it
-    is no larger than what the two policies' emulated rounding makes of either forward error, together, times the limit
-    of forward errors.
+    others have no forward error, and neither have caches; what is made of them has. A difference is beyond rounding
+    where it is larger than what the two policies' emulated rounding makes of either forward error, together, times
+    the limit of forward errors.
     """
     known = [e for e in pairs if e.numberless is None]
     if not known:
@@ -53,7 +53,7 @@ def headline(
         why = "could not be compared" if lacking else "have no error from FP64"
         return Headline("?", f"{told}, none beyond rounding; {n:,} {why}.", unjudged)
     largest = max(x for _, x in times)
-    return Headline("✓", f"{told}, by rounding alone: at most {digits(largest)} × what it makes (limit {limit:g}).")
+    return Headline("✓", f"{told}, no more than rounding makes: at most {digits(largest)} × that (limit {limit:g}).")
 
 
 def sentences(pairs: Sequence[ErrorRecord]) -> list[str]:
