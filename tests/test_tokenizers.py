@@ -293,5 +293,5 @@ def test_a_special_token_that_is_no_text_is_refused(tmp_path, content):
     folder = tmp_path / "model"
     shutil.copytree(Path(precaudit.__file__).parent / "bundled" / "tiny", folder)
     (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": content}}))
-    with pytest.raises(UserError, match=r"the content of a special token is .*, which is no text"):
+    with pytest.raises(UserError, match=f"the content of a special token is of type {type(content).__name__}, no text"):
         from_folder(folder)

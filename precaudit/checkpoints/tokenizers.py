@@ -129,7 +129,7 @@ def _said(token: Any) -> dict[str, Any]:
         return {"content": token}
     get = token.get if isinstance(token, dict) else partial(getattr, token)
     if not isinstance(content := get("content", None), str):
-        raise ValueError(f"the content of a special token is {json.dumps(content)}, which is no text")
+        raise ValueError(f"the content of a special token is of type {type(content).__name__}, no text")
     return {key: get(key, None) for key in ("content", "single_word", "lstrip", "rstrip", "normalized", "special")}
 
 

@@ -36,7 +36,7 @@ def headline(
         return Headline("✓", f"all {len(known):,} tensors that both runs have are equal.")
     told = f"{len(apart):,} of {len(known):,} tensors differ"
     if mine is None or other is None:
-        return Headline("?", f"{told}; whether by rounding is known once both are compared with FP64.", unjudged)
+        return Headline("?", f"{told}; whether beyond rounding is known once both are compared with FP64.", unjudged)
     times = _times(apart, mine, other)
     limit = default_limits().ratio.value
     if beyond := [e for e, x in times if not x <= limit]:  # NaN is within no limit
