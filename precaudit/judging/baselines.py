@@ -77,7 +77,7 @@ class Baseline:
 
 def place_of(e: ErrorRecord) -> Judged:
     """Return what identifies an error record among those a baseline holds."""
-    return (e.kind, e.prompt, e.phase, e.step, e.layer, e.point)
+    return (e.kind, *Place.of(e))
 
 
 def provenance(run: Run) -> BaselineRecord:

@@ -32,13 +32,10 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return _formula(e)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
-    broken, any_check = [], False
-    for check in local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits):
-        any_check = True
-        if not check[2] <= check[3]:  # NaN is not within a limit
-            broken.append(check)
-    if not any_check:
+    checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
+    if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
+    broken = [c for c in checks if not c[2] <= c[3]]  # NaN is not within a limit
     if not broken:
         return PASS
     metric, scope, found, limit, index = max(broken, key=lambda c: c[2] / c[3])
