@@ -410,7 +410,7 @@ def lifted_softmax(x, m):
     return jax.nn.softmax(jnp.where(m, x, -jnp.inf), axis=-1)
 
 
-@pytest.mark.slow  # 35 s
+@pytest.mark.slow  # 40 s
 def test_a_program_that_cannot_be_lifted_is_unknown_until_its_meaning_is_given(tmp_path):
     subject = load("tiny", "bf16", None, "cpu", replace(Parts(), softmax=opaque_softmax))
     record(tmp_path / "run", parts=subject.parts, select=Selection.parse(points="all", phases="prefill"))

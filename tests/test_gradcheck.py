@@ -80,7 +80,7 @@ def test_honest_kernels_of_another_algorithm_pass_on_every_input():
     assert len(found.cases) > 40
 
 
-@pytest.mark.parametrize("fault", few(FAULTS, "a gradient × 1.001", "a tile too few", "a stop_gradient forgotten"))
+@pytest.mark.parametrize("fault", few(FAULTS, *(FAULTS.keys() - {"an accumulator in bfloat16"})))  # 12 s
 def test_a_fault_is_the_kernels(fault):
     found = check(FAULTS[fault])
     assert found.exit_code == 1
@@ -101,7 +101,7 @@ def test_a_bfloat16_accumulator_is_explained_by_its_line():
     assert "(streamed)" in told
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.slow  # 10 s
 def test_the_less_precise_side_is_the_reference_and_its_line():
     def narrow(logits, *rest):
         return grpo(logits, *rest, logsumexp=lambda z, a: jax.nn.logsumexp(z.astype(jnp.bfloat16), a).astype(z.dtype))

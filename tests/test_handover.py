@@ -90,7 +90,7 @@ def test_streams_of_two_prompts_exchanged_are_named_with_whose(tmp_path):
     assert f"hold the rows from 0 on of prompt {mate}, which ran in the same batch" in first.says
 
 
-@pytest.mark.slow  # 20 s
+@pytest.mark.slow  # 6 s
 def test_the_first_stream_is_the_embedding_times_the_factor(tmp_path):
     original = Decoder._layers
     changed = mock.patch.object(

@@ -88,7 +88,7 @@ def test_an_input_read_unrounded_rounds_to_what_was_recorded():
     assert (found[made == true] == true[made == true]).all()
 
 
-@pytest.mark.slow  # 15 s each
+@pytest.mark.slow  # 18 s each
 @pytest.mark.parametrize("on_bits", [True, False])
 def test_a_long_prompt_at_default_points_passes(tmp_path, monkeypatch, on_bits):
     """From some length on XLA:CPU multiplies the norm as it was before it was rounded: resid_in tells.

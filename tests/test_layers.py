@@ -126,7 +126,7 @@ def test_layers_inside_nested_loops_go_by_the_outermost(tmp_path):
     assert gate(opened.folder).counts == {"pass": len(errors)}
 
 
-@pytest.mark.slow  # 12 s
+@pytest.mark.slow  # 7 s
 def test_layers_of_a_program_with_taps_of_its_own(tmp_path):
     program = load(f"{EXAMPLES / 'tapped_decoder.py'}:program")
     opened = trace(program, tmp_path / "run", layers=(1,))

@@ -108,7 +108,7 @@ def test_its_verdicts_are_those_of_the_decoders_own_audit(name, of, tmp_path):
     assert found.exit_code == 0
 
 
-@pytest.mark.slow  # 40 s
+@pytest.mark.slow  # 31 s
 def test_the_decoder_is_a_program_that_passes(tmp_path):
     subject = load(str(FIXTURES / "llama-gqa"), device="cpu")
     for of, n in ((prefill_of, LENGTH), (decode_of, 4)):

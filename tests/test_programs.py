@@ -133,7 +133,7 @@ def test_a_fault_fails_at_its_segment(name, recorded, tmp_path):
     assert point in {v.point for v in judged.verdicts if v.status in ("fail", "nonfinite")}
 
 
-@pytest.mark.slow  # 15 s
+@pytest.mark.slow  # 10 s
 def test_precision_lost_inside_a_segment_is_found_against_the_program_without(own, recorded, tmp_path, monkeypatch):
     """Statistics of the norm in bfloat16: its run, judged by the program as it should be."""
     program = replace(own, steps=1, cases={"a": own.cases["a"]})
