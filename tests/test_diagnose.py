@@ -45,7 +45,7 @@ from precaudit.tracing.subject import load
 from precaudit.transforms import plant
 from tests.programs import everything, record
 
-QUICK = ("softmax in bf16", "stale KV entry")
+QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns scaled")
 
 
 @pytest.mark.parametrize("mistake", [m for m in MISTAKES if m.name in QUICK], ids=lambda m: m.name)
