@@ -15,10 +15,11 @@ from precaudit.records import ErrorRecord
 from precaudit.references.traced import local
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
-from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, sums_narrow, whole
+from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, whole
 from precaudit.transforms.labels import assigned
 from precaudit.transforms.plant import Wanted
 from precaudit.transforms.sites import numbered
+from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import tagged
 
 BF = jnp.bfloat16

@@ -12,11 +12,12 @@ import numpy as np
 from jax import tree_util
 
 from precaudit.arrays import Array
-from precaudit.transforms.emulate import EXACT, Realisation, float_bits, sums_narrow, whole
+from precaudit.transforms.emulate import EXACT, Realisation, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
+from precaudit.transforms.sums import float_bits, sums_narrow
 
 Sums = Literal["single", "reversed", "shuffled"]
 DRAWS = 8

@@ -18,6 +18,7 @@ from precaudit.tracing.predicting import program_for
 from precaudit.transforms.bounded import counting
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
+from precaudit.transforms.wide import narrowed
 
 
 def prepared(
@@ -166,7 +167,7 @@ def _shapes(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 def following(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
     """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
     assert program.advance is not None
-    made = program.advance(inputs, out)
+    made = narrowed(program.advance(inputs, out))
     if not isinstance(made, tuple) or _shapes(made) != _shapes(inputs):
         raise UserError("Program: advance gave inputs of other shapes or formats than those it was given")
     return made

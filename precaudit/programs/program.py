@@ -20,7 +20,8 @@ class Program(Brief):
     """A program under audit.
 
     ``call(params, *inputs)``: any function ``jax.jit`` takes; arrays in, arrays out. ``params``: a tree of arrays that
-    is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. ``steps``: calls after the first, each on
+    is recorded nowhere. ``cases``: {name: inputs}, all of the same shapes. Arrays of 64 bits are rounded to 32, once,
+    as JAX does where 64-bit types are off. ``steps``: calls after the first, each on
     what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache). ``outputs``: names of what
     ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
     error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your own for
@@ -68,6 +69,10 @@ class Program(Brief):
             raise UserError(f"Program: points: {bad[0]!r} is no name: letters, digits, _ and . alone")
         if not all(isinstance(name, str) and name for name in self._names) or len(set(self._names)) < len(self._names):
             raise UserError(f"Program: outputs = {self.outputs!r} must be a name or several that differ")
+        from precaudit.transforms.wide import narrowed
+
+        object.__setattr__(self, "params", narrowed(self.params))
+        object.__setattr__(self, "cases", {name: narrowed(inputs) for name, inputs in self.cases.items()})
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -77,8 +82,10 @@ class Program(Brief):
         """Return a call's inputs from their leaves, {number: array}, as a run holds them."""
         import jax
 
+        from precaudit.transforms.wide import narrowed
+
         structure = jax.tree.structure(next(iter(self.cases.values())))
-        return tuple(jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))]))
+        return tuple(narrowed(jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])))
 
     def named(self, out: Any) -> dict[str, Any]:
         """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""

@@ -17,12 +17,13 @@ import numpy as np
 from jax import lax
 
 from precaudit.records import Way
-from precaudit.transforms.jax_versions import bind, bodies
+from precaudit.transforms.jax_versions import closed
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import PRODUCTS, label_of
-from precaudit.transforms.shadow import Lift
+from precaudit.transforms.shadow import Lift, Shadow
 from precaudit.transforms.sites import STATE, numbered, sites
-from precaudit.transforms.wide import up, wide
+from precaudit.transforms.sums import float_bits, in_single, monoid, narrow_sum, own, summed
+from precaudit.transforms.wide import up
 
 ULPS = 4.0  # of a device's exp, tanh, 1/x and 1/√x in float32, as the limits are made for (numpy_decoder/ensemble.py)
 INACCURATE = {
@@ -34,7 +35,6 @@ MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}
 PASSES: dict[Way | None, int] = {**MATRIX, "float32": MOST, "float32, both operands bfloat16": 1}
 ONE_NARROW: Way = "float32, one operand bfloat16"
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
-WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 MOST_TERMS = 1 << 24
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 # A result is an operand's value: in a format that holds the operand nothing is rounded.
@@ -45,7 +45,11 @@ EXACT = {
     "sharding_constraint", "slice", "sort", "split", "squeeze", "stop_gradient", "tile", "top_k", "transpose",
     "unstack",
 }  # fmt: skip
-SUMS = {"dot_general", "reduce_sum", "cumsum", "conv_general_dilated"}
+# On a grid of its own a maximum would equal neither of what it is of, and a whole number would be none.
+UNMOVED = EXACT | {
+    "ceil", "complex", "conj", "floor", "imag", "reduce_window_max", "reduce_window_min", "round", "scatter-max",
+    "scatter-min", "sign",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,9 +186,11 @@ class Emulated(Planted):
         name = equation.primitive.name
         mark = _mixed(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * _unit(mark)) if self.drawn else 1.0
-        if self.how.sums == "own" and _narrow_sum(equation):
-            own = partial(rounded, dtype=equation.outvars[0].aval.dtype)
-            out = [_own_sum(inputs[0], equation.params["axes"], own)]
+        dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
+        if self.how.sums == "own" and narrow_sum(equation):
+            out = own(equation, inputs, partial(rounded, dtype=dtype))
+        elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
+            return self.solved(equation.params, inputs)
         elif self.how.unit == "vector" and name == "dot_general" and (terms := _terms(equation, inputs)) is not None:
             out = [jnp.sum(terms, -1)]
         elif name in PRODUCTS and self.how.made is not None and chosen(equation) and self.passes(equation) == 0:
@@ -192,16 +198,21 @@ class Emulated(Planted):
             out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
         elif name in PRODUCTS and (products := _parts(equation, inputs, self.passes(equation))):
             out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
-        elif name in SUMS and self.how.sums in ("single", "reversed", "shuffled") and _single(equation):
-            out = self.summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0)
+        elif self.how.sums in ("single", "reversed", "shuffled") and (
+            in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
+        ):
+            out = summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)
+        elif name == "mul" and dtype == np.complex64:
+            out = [_complex_product(inputs[0], inputs[1], partial(rounded, dtype=np.float32, factor=factor))]
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
+        elif name in ("reduce", "reduce_window") and not monoid(equation):  # its function may read no draws
+            out = Shadow(self.lift).operation(equation, inputs)
         else:
             out = super().operation(equation, inputs)
         if self.drawn and name in INACCURATE:
-            off = [_unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)) for x in out]
-            out = [x * (1.0 + (ULPS - 0.5) * 2.0**-23 * e) for x, e in zip(out, off, strict=True)]
-        if self.drawn and name in EXACT:  # on a grid of its own a maximum would equal neither of what it is of
+            out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
+        if self.drawn and name in UNMOVED:
             return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
@@ -226,6 +237,8 @@ class Emulated(Planted):
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
         """Return a result as its format holds it; a narrow one unrounded where all are."""
         dtype = getattr(variable.aval, "dtype", None)
+        if dtype == np.complex64:
+            return _of_parts(x, partial(rounded, dtype=np.float32, factor=factor))
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
@@ -236,30 +249,22 @@ class Emulated(Planted):
             self.before[variable] = x
         return rounded(x, dtype, factor)
 
-    def summed(self, equation: Any, inputs: list[Any], factor: Any) -> list[Any]:
-        """Return a sum in float32, its terms in the other order where that is asked for, times ``factor`` inside.
+    @property
+    def ordered(self) -> Callable[..., Any] | None:
+        """What puts the terms of a sum, by an axis and which of the sum's it is, into the order of this realisation."""
+        return {"reversed": _reversed, "shuffled": self.shuffled}.get(self.how.sums)
 
-        Of terms that are equal every addition rounds the same way; which way, the factor draws.
-        """
-        params = dict(equation.params)
-        narrow = [x.astype(np.float32) if x.dtype == np.float64 else x for x in [inputs[0] * factor, *inputs[1:]]]
-        if equation.primitive.name == "dot_general":
-            params |= {"preferred_element_type": np.dtype(np.float32), "precision": lax.Precision.HIGHEST}
-            axes: Sequence[Sequence[int]] = params["dimension_numbers"][0]
-        else:
-            axes = [params["axes"]] if "axes" in params else [()]
-        if self.how.sums == "reversed":
-            narrow = [lax.rev(x, tuple(a)) if a else x for x, a in zip(narrow, axes, strict=False)]
-        elif self.how.sums == "shuffled":
-            narrow = [self.shuffled(x, a) for x, a in zip(narrow, axes, strict=False)]
-        return [x.astype(wide(x.dtype)) / factor for x in bind(equation, narrow, params)]
+    def shuffled(self, x: Any, axis: int, n: int) -> Any:
+        """Return an array with an axis in an order of this seed's, this equation's, and that axis'."""
+        marks = _mixed(jnp.arange(x.shape[axis], dtype=np.uint64), _mixed(self.seed, self.count + (n << 32)))
+        return jnp.take(x, jnp.argsort(marks), axis=axis)
 
-    def shuffled(self, x: Any, axes: Sequence[int]) -> Any:
-        """Return an array with its axes in an order of this seed's and this equation's, axis by axis."""
-        for i, axis in enumerate(axes):
-            marks = _mixed(jnp.arange(x.shape[axis], dtype=np.uint64), _mixed(self.seed, self.count + (i << 32)))
-            x = jnp.take(x, jnp.argsort(marks), axis=axis)
-        return x
+    def solved(self, params: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the solver of a ``custom_linear_solve`` makes, as its own equations round."""
+        skipped = sum(params["const_lengths"][:2])  # of the operator, and of its transpose
+        count = params["const_lengths"].solve
+        own, rest = inputs[skipped : skipped + count], inputs[sum(params["const_lengths"]) :]
+        return self.run(*closed(params["jaxprs"].solve), [*own, *rest])
 
     def enter(self, equation: Any, inputs: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         """Give a segment's result, as its format holds it and before, and go on with what was recorded."""
@@ -354,26 +359,24 @@ def _unit(bits: Any) -> Any:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
 
 
-def _own_sum(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
-    """Return the sum over axes rounded after every term, as XLA:CPU adds: by windows of 32 while an axis is longer.
-
-    Windows are padded on both sides as ``lax.reduce_window`` does for SAME (XLA's tree reduction; bit for bit).
-    """
-    axes = sorted(axes)
-    while any(x.shape[a] > WINDOW for a in axes):
-        size = [min(WINDOW, n) if i in axes else 1 for i, n in enumerate(x.shape)]
-        lacks = [-n % w for n, w in zip(x.shape, size, strict=True)]
-        x = jnp.pad(x, [(n // 2, n - n // 2) for n in lacks])
-        split = x.reshape([k for n, w in zip(x.shape, size, strict=True) for k in (n // w, w)])
-        x = _term_by_term(split, range(1, split.ndim, 2), stored)
-    return _term_by_term(x, axes, stored)
+def _reversed(x: Any, axis: int, n: int) -> Any:
+    return lax.rev(x, (axis,))
 
 
-def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
-    """Return the sum over axes, rounded after every term, in the order in which they lie."""
-    kept = [i for i in range(x.ndim) if i not in axes]
-    terms = jnp.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[i] for i in kept))
-    return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
+def _of_parts(x: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a function of FP64 values, or of each part of complex ones."""
+    return lax.complex(function(x.real), function(x.imag)) if jnp.iscomplexobj(x) else function(x)
+
+
+def _inaccurate(x: Any, mark: Any) -> Any:
+    """Return what a device's function in float32 may give for values of its."""
+    return x * (1.0 + (ULPS - 0.5) * 2.0**-23 * _unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)))
+
+
+def _complex_product(x: Any, y: Any, stored: Callable[[Any], Any]) -> Any:
+    """(a + bi)(c + di) = (ac − bd) + (ad + bc)i, every product rounded."""
+    (a, b), (c, d) = (x.real, x.imag), (y.real, y.imag)
+    return lax.complex(stored(a * c) - stored(b * d), stored(a * d) + stored(b * c))
 
 
 def _logistic(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
@@ -387,27 +390,3 @@ def _power(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
 
 
 EXPANDED = {"logistic": _logistic, "integer_pow": _power}
-
-
-def float_bits(dtype: Any) -> int:
-    """Return the width of a float format; 0 of others, and of None."""
-    if dtype is None:
-        return 0
-    return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
-
-
-def sums_narrow(jaxpr: Any) -> bool:
-    """Whether a jaxpr, or a body in it, sums in a narrow format what it does not convert before."""
-    return any(
-        _narrow_sum(e) or any(sums_narrow(body) for value in e.params.values() for body in bodies(value))
-        for e in jaxpr.eqns
-    )
-
-
-def _narrow_sum(equation: Any) -> bool:
-    return equation.primitive.name == "reduce_sum" and 8 < float_bits(equation.outvars[0].aval.dtype) < 32
-
-
-def _single(equation: Any) -> bool:
-    """Whether a sum is one of floats of 32 bits or less."""
-    return 0 < float_bits(equation.outvars[0].aval.dtype) <= 32

@@ -12,9 +12,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.emulate import EXACT, float_bits
+from precaudit.transforms.emulate import EXACT
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.raised import WIDE
+from precaudit.transforms.sums import float_bits
 
 CALL, GIVEN = "pallas_call", "what follows"
 READS, WRITES = {"get", "masked_load"}, {"swap", "addupdate", "masked_swap"}

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.transforms.emulate import EXACT, Emulated, Realisation, float_bits, holding, rounded
+from precaudit.transforms.emulate import EXACT, Emulated, Realisation, holding, rounded
 from precaudit.transforms.jax_versions import bodies
 from precaudit.transforms.labels import of_equation
 from precaudit.transforms.plant import Values
 from precaudit.transforms.shadow import Lift
+from precaudit.transforms.sums import float_bits
 
 WIDE = np.dtype(np.float32)
 

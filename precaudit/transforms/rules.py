@@ -18,6 +18,8 @@ SCATTERS = {
     "scatter-mul": lax.scatter_mul, "scatter-min": lax.scatter_min, "scatter-max": lax.scatter_max,
 }  # fmt: skip
 
+MONOIDS = {"add": lax.add, "mul": lax.mul, "max": lax.max, "min": lax.min}
+
 
 def convert(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Convert to the format written, FP64 for any float."""
@@ -47,24 +49,33 @@ def bitcast(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     return [made.astype(wide(made.dtype))]
 
 
+def monoid_of(params: Any) -> str:
+    """Return the operation of two elements that a reducer is, such as ``add``; "" of any other function."""
+    body = closed(params["jaxpr"])[0]
+    if len(body.eqns) != 1 or len(body.invars) != 2 or body.eqns[0].invars != body.invars:
+        return ""
+    name = str(body.eqns[0].primitive.name)
+    return name if body.eqns[0].outvars == body.outvars and name in MONOIDS else ""
+
+
+def _reducer(run: Run, params: Any, consts: Sequence[Any] = ()) -> Callable[[Any, Any], Any]:
+    """Return a reduction's function of two elements each; where it is a single operation, that."""
+    if name := monoid_of(params):
+        return lambda a, b: (MONOIDS[name](*a, *b),)
+    return lambda a, b: tuple(run(*closed(params["jaxpr"], consts), [*a, *b]))
+
+
 def reduce(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Reduce by the lifted reducer; operands [n arrays] and their initial values."""
     n = len(inputs) // 2
-
-    def reducer(a: Any, b: Any) -> Any:
-        return tuple(run(*closed(params["jaxpr"]), [*a, *b]))
-
+    reducer = _reducer(run, params)
     return list(lax.reduce(tuple(inputs[:n]), tuple(inputs[n:]), reducer, params["dimensions"]))
 
 
 def reduce_window(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Reduce windows by the lifted reducer; operands [n arrays] and their initial values."""
     n = len(inputs) // 2
-    consts = params.get("consts", ())
-
-    def reducer(a: Any, b: Any) -> Any:
-        return tuple(run(*closed(params["jaxpr"], consts), [*a, *b]))
-
+    reducer = _reducer(run, params, params.get("consts", ()))
     keys = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
     return list(
         lax.reduce_window(tuple(inputs[:n]), tuple(inputs[n:]), reducer, *(params[k] for k in keys))

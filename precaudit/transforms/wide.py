@@ -31,6 +31,19 @@ def traced_as(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=bool(getattr(x, "weak_type", False)))
 
 
+def narrowed(tree: Any) -> Any:
+    """Return a tree of arguments as a program reads them where 64-bit types are off: its arrays in half the width."""
+
+    def leaf(x: Any) -> Any:
+        found = getattr(getattr(x, "dtype", None), "name", "")
+        if found not in NARROW:
+            return x
+        with np.errstate(over="ignore"):
+            return x.astype(NARROW[found])
+
+    return jax.tree.map(leaf, tree)
+
+
 def given(x: Any, aval: Any) -> Any:
     """Return an argument as it enters the shadow: integers in the format the program was traced with."""
     x = x if hasattr(x, "dtype") else jnp.asarray(x)

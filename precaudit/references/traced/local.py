@@ -47,8 +47,9 @@ from precaudit.runs.programs import (
 )
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms import CannotLift
-from precaudit.transforms.emulate import Realisation, exactly, sums_narrow
+from precaudit.transforms.emulate import Realisation, exactly
 from precaudit.transforms.sites import numbered
+from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import Tagged
 
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"

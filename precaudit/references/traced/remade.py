@@ -13,11 +13,12 @@ from jax import lax
 from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
-from precaudit.transforms.emulate import Emulated, Realisation, emulated, float_bits
+from precaudit.transforms.emulate import Emulated, Realisation, emulated
 from precaudit.transforms.plant import Planted, Wanted
 from precaudit.transforms.reads import reads
 from precaudit.transforms.shadow import traced
 from precaudit.transforms.sites import numbered
+from precaudit.transforms.sums import float_bits
 from precaudit.transforms.tag import Tagged
 from precaudit.transforms.together import Interpreter, together
 
