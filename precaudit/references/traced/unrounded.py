@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values, widened
@@ -16,6 +17,17 @@ Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
 Rows = dict[Place, Array]
 Left = Mapping[str, Sequence[int | None]]
+
+
+def _rounding_to(recorded: Array, before: Array) -> Array:
+    """Return FP64 values before they were rounded, no farther from what was recorded than rounding puts them.
+
+    Where an emulation has another value, such as a long sum in a narrow format, the nearest that rounds to it.
+    """
+    info, wide = jnp.finfo(recorded.dtype), jnp.asarray(recorded).astype(np.float64)
+    exponent = jnp.maximum(jnp.frexp(wide)[1] - 1, int(info.minexp))
+    half = jnp.where(jnp.isfinite(wide), jnp.ldexp(1.0, exponent - info.nmant - 1), np.inf)
+    return jnp.clip(before, wide - half, wide + half)
 
 
 class Unrounded:
@@ -90,7 +102,7 @@ class Unrounded:
     def _before_of(self, way: Remade, inputs: Collection[str]) -> Values:
         missing = [k for k in inputs if (way, k) not in self._before]
         made = way.before(missing, self._recorded(missing), self.args) if missing else {}
-        self._before |= {(way, k): before for k, before in made.items()}
+        self._before |= {(way, k): _rounding_to(self.taps[k], before) for k, before in made.items()}
         return {k: self._before[way, k] for k in inputs if (way, k) in self._before}
 
     def _of(self, way: Remade, left: Left, values: Values) -> Rows:

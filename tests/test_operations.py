@@ -1,0 +1,216 @@
+"""Programs of operations that the decoders lack: honest ones pass in every format, what is altered is flagged."""
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from safetensors.numpy import load_file, save_file
+
+from precaudit import Program, gate
+from precaudit.comparison.programs import compare
+from precaudit.programs.tracing import trace
+from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
+from precaudit.store import file_hash
+from precaudit.transforms.emulate import Realisation, emulated, exactly
+from tests.conftest import few
+
+DRAW = np.random.default_rng(5)
+ROWS, WIDTH = 24, 16
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    """A user's programs mix formats as JAX does by default."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def values(*shape, dtype=jnp.float32, scale=1.0):
+    return jnp.asarray(DRAW.standard_normal(shape) * scale, dtype)
+
+
+def convolved(x, weights):
+    """Grouped, with a stride."""
+    return lax.conv_general_dilated(x.T[None], weights["kernel"], (2,), [(2, 2)], feature_group_count=4)[0]
+
+
+def pooled(x, weights):
+    """Averages over windows; the start is an array, so the reducer is a function."""
+    return lax.reduce_window(x, jnp.asarray(0, x.dtype), lax.add, (8, 1), (8, 1), "VALID") / 8
+
+
+def spread(x, weights):
+    """Rows added up by where they go."""
+    return jax.ops.segment_sum(jnp.tanh(x), jnp.arange(ROWS) % 3, 3)
+
+
+def running(x, weights):
+    return jnp.cumsum(x, 0)
+
+
+def growing(x, weights):
+    return jnp.cumprod(1 + x * jnp.asarray(0.05, x.dtype), 0)
+
+
+def turned(x, weights):
+    """RoPE by complex numbers."""
+    pairs = x.astype(jnp.float32).reshape(ROWS, WIDTH // 2, 2)
+    angle = jnp.arange(ROWS)[:, None] * 100.0 ** (-jnp.arange(WIDTH // 2) / 8)
+    whole = lax.complex(pairs[..., 0], pairs[..., 1]) * jnp.exp(1j * angle)
+    return jnp.stack([whole.real, whole.imag], -1).reshape(x.shape).astype(x.dtype)
+
+
+def filtered(x, weights):
+    wide = x.astype(jnp.float32)
+    return jnp.fft.irfft(jnp.fft.rfft(wide, axis=0) * jnp.fft.rfft(wide[::-1], axis=0), n=ROWS, axis=0).astype(x.dtype)
+
+
+def special(x, weights):
+    wide = jnp.abs(x.astype(jnp.float32))
+    return jax.scipy.special.gammaln(wide + 1) + jax.scipy.special.digamma(wide + 0.5)
+
+
+def solved(x, weights):
+    square = (x.T @ x).astype(jnp.float32) / ROWS + jnp.eye(WIDTH)
+    return jnp.linalg.inv(square)
+
+
+FEW = (convolved, spread, turned)
+OPERATIONS = (*FEW, pooled, running, growing, filtered, special, solved)
+
+
+def program(dtype, operations):
+    def call(weights, x):
+        return tuple(f(x, weights) for f in operations)
+
+    kernel = values(32, WIDTH // 4, 5, dtype=dtype, scale=0.2)
+    names = tuple(f.__name__ for f in operations)
+    return Program(call, {"kernel": kernel}, {"a": (values(ROWS, WIDTH, dtype=dtype),)}, outputs=names)
+
+
+def scaled_row(x):
+    """One row times 1.02."""
+    made = x.astype(np.float64)
+    made[len(x) // 2] *= 1.02
+    return made.astype(x.dtype)
+
+
+CASES = {
+    "few in bfloat16": ("bfloat16", FEW),
+    **{f"all in {dtype}": (dtype, OPERATIONS) for dtype in ("bfloat16", "float16", "float32")},
+}
+
+
+@pytest.mark.parametrize("case", few(CASES, "few in bfloat16"))  # the others 20 to 40 s each
+def test_operations_that_decoders_lack_pass_and_what_is_altered_is_flagged(case, tmp_path):
+    dtype, operations = CASES[case]
+    made = program(jnp.dtype(dtype), operations)
+    opened = trace(made, tmp_path / "run")
+    found = compare(opened, made)
+    assert gate(opened.folder).counts == {"pass": len(found)}
+    if dtype != "float32":
+        narrow = {e.point for e in found if OWN_SUMS in (e.elided or {}).get("policy:equations", ())}
+        assert len(narrow) >= (1 if operations is FEW else 4)
+    name = file_name(opened.record, "a", 0, "taps")
+    taps = load_file(opened.folder / name)
+    results = [p.name for p in opened.record.points][-len(operations) :]
+    save_file(taps | {p: scaled_row(taps[p]) for p in results}, opened.folder / name)
+    hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
+    record = msgspec.structs.replace(opened.record, hashes=hashes)
+    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
+    compare(open_program_run(opened.folder), made)
+    judged = gate(opened.folder)
+    assert {v.point for v in judged.verdicts if v.status == "fail"} >= set(results)
+
+
+NARROW_SUMS = {
+    "cumsum": lambda x: jnp.cumsum(x, 0),
+    "cumprod": lambda x: jnp.cumprod(1 + x / 16, 0),
+    "scatter-add": lambda x: jnp.zeros((3, x.shape[1]), x.dtype).at[jnp.arange(len(x)) % 3].add(x),
+    "reduce_window": lambda x: lax.reduce_window(x, jnp.asarray(0, x.dtype), lax.add, (16, 1), (16, 1), "VALID"),
+    "reduce": lambda x: lax.reduce(x[:16], jnp.asarray(0, x.dtype), lax.mul, (0,)),
+}
+
+
+@pytest.mark.parametrize("name", NARROW_SUMS)
+def test_what_adds_up_in_a_narrow_format_is_made_as_the_machine_makes_it(name):
+    x = values(64, 8, dtype=jnp.bfloat16)
+
+    def tapped(x):
+        return checkpoint_name(NARROW_SUMS[name](x), "total")
+
+    with jax.enable_x64(True):
+        shape = np.zeros(jax.eval_shape(tapped, x).shape)
+        own = emulated(tapped, Realisation(sums="own"))({"total": shape}, x)["total"][0]
+        once = emulated(tapped, Realisation())({"total": shape}, x)["total"][0]
+    stored = np.asarray(jax.jit(tapped)(x), np.float64)
+    assert np.array_equal(np.asarray(own), stored)
+    assert not np.array_equal(np.asarray(once), stored) or name == "reduce"
+
+
+@pytest.mark.parametrize("sums", ["single", "reversed", "shuffled"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_in_another_order_is_the_same_one(sums, groups):
+    x, kernel = values(2, 16, 20), values(8, 16 // groups, 3)
+
+    def tapped(x):
+        return checkpoint_name(lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=groups), "y")
+
+    with jax.enable_x64(True):
+        like = {"y": np.zeros((2, 8, 20))}
+        made = emulated(tapped, Realisation(seed=3, sums=sums))(like, x)["y"][0]
+        exact = exactly(tapped)(like, x)["y"]
+    off = np.abs(np.asarray(made) - np.asarray(exact)) / np.abs(exact).max()
+    assert 0 < off.max() < 1e-6
+
+
+def test_whole_numbers_stay_whole_in_every_realisation():
+    x = values(64, scale=9.0)
+
+    def tapped(x):
+        return checkpoint_name(jnp.round(x).astype(jnp.int8).astype(jnp.float32), "y")
+
+    with jax.enable_x64(True):
+        made = emulated(tapped, Realisation(seed=1, sums="single"))({"y": np.zeros(64)}, x)["y"][1]
+    assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
+
+
+def test_a_product_of_complex_numbers_rounds_its_parts_products():
+    """(a + bi)(c + di) where ac and bd cancel: float32 keeps the difference of two rounded products."""
+    a = np.float32(1 + 2**-12)
+    x, y = np.complex64(complex(a, a)), np.complex64(complex(a, np.nextafter(a, np.float32(2))))
+
+    def tapped(x, y):
+        return checkpoint_name((x * y).real, "y")
+
+    with jax.enable_x64(True):
+        made = emulated(tapped, Realisation())({"y": np.zeros(())}, x, y)["y"][0]
+    assert float(made) == float(np.float32(x.real * y.real) - np.float32(x.imag * y.imag))
+
+
+def test_arrays_of_64_bits_are_those_that_the_program_reads(tmp_path):
+    """NumPy makes float64 and int64; JAX reads float32 and int32, and so does the reference."""
+    table, ids = DRAW.standard_normal((40, 8)), DRAW.integers(-40, 40, 12)
+
+    def looked_up(table, ids, x):
+        return jnp.tanh(table[jnp.where(ids < 0, ids + 40, ids)] * x) @ table.T, ids + 1
+
+    def advance(inputs, out):
+        return np.asarray(out[1], np.int64) % 40, np.asarray(inputs[1], np.float64)
+
+    cases = {"a": (ids, DRAW.standard_normal(8))}
+    made = Program(looked_up, table, cases, steps=1, advance=advance, outputs=("y", "ids"))
+    assert made.params.dtype == np.float32
+    assert [x.dtype.name for x in made.cases["a"]] == ["int32", "float32"]
+    opened = trace(made, tmp_path / "run")
+    inputs = opened.tensors("a", 1, "inputs")
+    assert [inputs[i].dtype.name for i in "01"] == ["int32", "float32"]
+    found = compare(opened, made)
+    assert gate(opened.folder).counts == {"pass": len(found)}
+    operand = next(e for e in found if e.kind == "local")
+    exact = np.tanh(np.float64(made.params)[ids] * np.float64(made.cases["a"][1]))
+    stored = np.float64(opened.tensors("a", 0, "taps")[operand.point])
+    assert float(operand.rel_l2) == pytest.approx(np.linalg.norm(stored - exact) / np.linalg.norm(exact), rel=1e-6)
