@@ -48,6 +48,8 @@ def prepared(
     outputs_of(program)
     if made.loops and loops is None:
         made = _tagged(program, renamed, carried, _counted(program, made, target))
+    if bare := [s.name for s in made.sites if 0 in (*s.stacked, *s.shape)]:
+        raise UserError(f"Program: the tap {bare[0]!r} is of an array without elements")
     if layers is not None:
         _within(made, layers)
     return made

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.records import Way
-from precaudit.transforms.jax_versions import closed
+from precaudit.transforms.jax_versions import bodies, closed
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import PRODUCTS, label_of
 from precaudit.transforms.shadow import Lift, Shadow
@@ -58,16 +58,17 @@ class Realisation:
 
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
     wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
-    a residual stream, a compiler stores), or all; "single": all are rounded to float32 instead, as the same
-    program would that declares no narrower format. ``expanded``: logistic and cubes of narrow formats are made of
-    simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to nearest, others round on grids moved
-    by a factor of each equation, with inaccurate functions. ``sums``: exact; those of narrow formats rounded to their
-    own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as the gradient of a broadcast); in
-    float32; or so from the last term to the first, or in an order and on a grid of each seed's. ``unit``: what makes
-    products of floats no wider than float32. The matrix unit of a TPU makes them of operands in one, two or three
-    bfloat16 parts, by the precision that their equation declares; its vector unit multiplies and adds, every term in
-    the format of the result. ``made``: how the compiled program makes each product of float32 operands below the
-    highest precision, by its label (``transforms.products``); what it does not say is not a number.
+    a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
+    rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic and
+    cubes of narrow formats are made of simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to
+    nearest, others round on grids moved by a factor of each equation, with inaccurate functions. ``sums``: exact; those
+    of narrow formats rounded to their own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as
+    the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
+    each seed's. ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
+    operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
+    multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
+    of float32 operands below the highest precision, by its label (``transforms.products``); what it does not say is not
+    a number.
     """
 
     unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
@@ -176,7 +177,7 @@ class Emulated(Planted):
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
-            if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype):
+            if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype) > 8:
                 inputs = [self.before[read]]
         return super().equation(equation, inputs)
 
@@ -242,7 +243,8 @@ class Emulated(Planted):
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
-            if self.how.unrounded == "all" or (self.how.unrounded == "unshared" and self.readers[variable] < SHARED):
+            freely = self.how.unrounded == "unshared" and self.readers[variable] < SHARED
+            if (self.how.unrounded == "all" or freely) and float_bits(dtype) > 8:
                 return x
             if self.how.unrounded == "single":
                 return rounded(x, np.float32, factor)
@@ -285,6 +287,18 @@ class Emulated(Planted):
 def _readers(jaxpr: Any) -> Counter[Any]:
     """Return by how many equations each variable of an open jaxpr is read."""
     return Counter(v for e in jaxpr.eqns for v in {v for v in e.invars if not hasattr(v, "val")})
+
+
+def elidable(jaxpr: Any) -> bool:
+    """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
+    return any(
+        (
+            e.primitive.name == "convert_element_type"
+            and float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16
+        )
+        or any(elidable(body) for value in e.params.values() for body in bodies(value))
+        for e in jaxpr.eqns
+    )
 
 
 def chosen(equation: Any) -> bool:

@@ -64,7 +64,9 @@ class Plan:
             if name in PRODUCTS:
                 for v in e.invars:
                     self._operand(v, e, here)
-            if name == "scan":
+            if name == "scan" and params["length"] == 0:
+                pass
+            elif name == "scan":
                 n_consts, n_carry = scanned(params)
                 inner = [*still[:n_consts], *[False] * n_carry, *still[n_consts + n_carry :]]
                 self._loop(e, closed(params["jaxpr"])[0], (n_consts, n_carry), e.invars, inner, here)
@@ -184,7 +186,8 @@ class Plan:
 
     def tap(self, v: Any, found: Label, primitive: str, scope: str, state: bool = False) -> None:
         """Give a variable a name, unless it has one or holds no floats; ``state``: it is a loop's."""
-        if v in self.names or type(v).__name__ == "DropVar" or not _floats(v.aval) or (self.own and not state):
+        known = v in self.names or type(v).__name__ == "DropVar" or (self.own and not state)
+        if known or not _floats(v.aval) or v.aval.size == 0:
             return
         base = f"{found.name}.grad" if "transpose(" in scope else found.name
         met = self.given[base]

@@ -17,7 +17,7 @@ from precaudit.programs.program import Program
 from precaudit.records import Distribution, number
 from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
-from precaudit.transforms.emulate import Realisation, whole
+from precaudit.transforms.emulate import Realisation, elidable, whole
 from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import Tagged
 
@@ -68,19 +68,25 @@ class Chains:
         self.structure = jax.tree.structure(shape)
         self.inputs = jax.tree.structure(first)
         how = effort(made)
+        self.elidable = elidable(jaxpr.jaxpr)
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
-        self.rounded = jax.jit(whole(jaxpr, replace(ROUNDED, unit="matrix" if tpu else "any")), compiler_options=how)
+        realisation = replace(ROUNDED, unit="matrix" if tpu else "any")
+        self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)
+        self.strict = jax.jit(whole(jaxpr, replace(realisation, unrounded="none")), compiler_options=how)
 
-    def calls(self, recorded: Iterable[RecordedCall], drawn: bool = True) -> Iterator[CallValues]:
+    def calls(
+        self, recorded: Iterable[RecordedCall], drawn: bool = True, strictly: bool = False
+    ) -> Iterator[CallValues]:
         """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
         What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them
-        and when these ended. ``drawn``: with the realisations, or FP64 alone.
+        and when these ended. ``drawn``: with the realisations, or FP64 alone; ``strictly``: they round every result.
 
         Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
         """
         chains: list[Callable[..., Any]] = [partial(self.exact, 0)]
-        chains += [partial(self.rounded, np.uint64(seed + 1)) for seed in range(DRAWS if drawn else 0)]
+        rounded = self.strict if strictly else self.rounded
+        chains += [partial(rounded, np.uint64(seed + 1)) for seed in range(DRAWS if drawn else 0)]
         held: list[Any] = [None] * len(chains)
         weights = jax.tree.leaves(self.program.params)
         for leaves, taps in recorded:

@@ -60,8 +60,8 @@ class Tapped:
         self._reads: dict[str, frozenset[str]] | None = None
 
     def narrow(self, taps: Values) -> list[str]:
-        """Return the names of recorded values of less than 32 bits."""
-        return [k for k, x in taps.items() if k in self.names and x.dtype.itemsize < 4]
+        """Return the names of recorded values of 16 bits, which a compiler may hand on unrounded."""
+        return [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == 16]
 
     def read(self, name: str, taps: Values, args: tuple[Any, ...]) -> list[str]:
         """Return the names of narrow recorded values that the segment of a point reads."""
