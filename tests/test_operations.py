@@ -248,3 +248,28 @@ def test_a_tap_of_an_array_without_elements_is_refused_by_name(tmp_path):
     made = Program(lambda p, v: checkpoint_name(v[:0], "none_left") @ p, values(8, 8), {"a": (values(4, 8),)})
     with pytest.raises(UserError, match="the tap 'none_left' is of an array without elements"):
         trace(made, tmp_path / "run")
+
+
+QUOTIENTS = {
+    "constant": lambda x, y: x / jnp.asarray(0.9, x.dtype),
+    "scalar": lambda x, y: x / y[0, 0],
+    "column": lambda x, y: x / y[:, :1],
+    "row": lambda x, y: x / y[0],
+    "elements": lambda x, y: x / y,
+    "inverse": lambda x, y: 1 / y,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_quotients_are_those_of_the_machine(dtype):
+    """XLA multiplies by the inverse of what is smaller, rounded, but in bfloat16; bit for bit."""
+    x, y = values(32, 32, dtype=jnp.dtype(dtype)), 1 + abs(values(32, 32, dtype=jnp.dtype(dtype)))
+
+    def tapped(x, y):
+        return [checkpoint_name(f(x, y), name) for name, f in QUOTIENTS.items()]
+
+    stored = dict(zip(QUOTIENTS, jax.jit(tapped)(x, y), strict=True))
+    with jax.enable_x64(True):
+        made = emulated(tapped, Realisation())({k: np.zeros((32, 32)) for k in QUOTIENTS}, x, y)
+        apart = {k: int(np.sum(np.asarray(made[k][0]) != np.asarray(stored[k], np.float64))) for k in QUOTIENTS}
+    assert apart == dict.fromkeys(QUOTIENTS, 0)

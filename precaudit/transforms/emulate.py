@@ -60,7 +60,8 @@ class Realisation:
     wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
     a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
     rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic and
-    cubes of narrow formats are made of simpler operations, each rounded, as XLA:CPU makes them. ``seed``: 0 rounds to
+    cubes of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded, as XLA:CPU
+    makes them. ``seed``: 0 rounds to
     nearest, others round on grids moved by a factor of each equation, with inaccurate functions. ``sums``: exact; those
     of narrow formats rounded to their own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as
     the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
@@ -163,6 +164,7 @@ class Emulated(Planted):
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
         self.readers: Counter[Any] = Counter()
+        self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
@@ -205,12 +207,17 @@ class Emulated(Planted):
             out = summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)
         elif name == "mul" and dtype == np.complex64:
             out = [_complex_product(inputs[0], inputs[1], partial(rounded, dtype=np.float32, factor=factor))]
+        elif name == "div" and self.how.expanded and self.inverted(equation):
+            inverse = self.stored(equation.outvars[0], 1.0 / inputs[1], factor)
+            out = [inputs[0] * inverse]
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         elif name in ("reduce", "reduce_window") and not monoid(equation):  # its function may read no draws
             out = Shadow(self.lift).operation(equation, inputs)
         else:
             out = super().operation(equation, inputs)
+            if name == "broadcast_in_dim":
+                self.spread.update(equation.outvars)
         if self.drawn and name in INACCURATE:
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
         if self.drawn and name in UNMOVED:
@@ -250,6 +257,13 @@ class Emulated(Planted):
                 return rounded(x, np.float32, factor)
             self.before[variable] = x
         return rounded(x, dtype, factor)
+
+    def inverted(self, equation: Any) -> bool:
+        """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient, but for bfloat16."""
+        out, divisor = equation.outvars[0].aval, equation.invars[1]
+        if out.dtype not in (np.float16, np.float32):
+            return False
+        return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
 
     @property
     def ordered(self) -> Callable[..., Any] | None:

@@ -133,7 +133,7 @@ def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> 
 
 def _in_groups(x: Any, axis: int, groups: int, order: Callable[[Any, int], Any]) -> Any:
     """Return an array with an axis in another order, the same in each of its groups."""
-    split = x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
+    split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return order(split, axis + 1).reshape(x.shape)
 
 
