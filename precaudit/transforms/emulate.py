@@ -149,9 +149,9 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
         return (x * factor).astype(dtype).astype(np.float64) / factor
     y = x * factor
     near = lax.reduce_precision(y, info.nexp, info.nmant)
-    quantum = 1.5 * 2.0 ** (int(info.minexp) - info.nmant + 52)  # FP64's sum with it rounds at the smallest subnormal
-    small = jnp.where(jnp.abs(y) < float(info.smallest_normal), (y + quantum) - quantum, near)
-    return small / factor
+    step = 2.0 ** (int(info.minexp) - info.nmant)  # the smallest subnormal; adding and taking away, XLA leaves out
+    whole = lax.round(y * (1.0 / step), lax.RoundingMethod.TO_NEAREST_EVEN) * step
+    return jnp.where(jnp.abs(y) < float(info.smallest_normal), whole, near) / factor
 
 
 class Emulated(Planted):
