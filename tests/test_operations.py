@@ -225,6 +225,7 @@ def quantised(p, v):
 
 
 def without_elements(p, v):
+    jax.debug.print("no value of a program: {}", v[0, 0])
     return v @ p, v[:0] @ p, lax.scan(lambda c, z: (jnp.tanh(c @ p), c @ p), v, jnp.zeros((0, 3), v.dtype))[0] @ p
 
 
@@ -251,12 +252,13 @@ def test_a_tap_of_an_array_without_elements_is_refused_by_name(tmp_path):
 
 
 QUOTIENTS = {
-    "constant": lambda x, y: x / jnp.asarray(0.9, x.dtype),
-    "scalar": lambda x, y: x / y[0, 0],
-    "column": lambda x, y: x / y[:, :1],
-    "row": lambda x, y: x / y[0],
-    "elements": lambda x, y: x / y,
-    "inverse": lambda x, y: 1 / y,
+    "constant": lambda x, y, z: x / jnp.asarray(0.9, x.dtype),
+    "scalar": lambda x, y, z: x / y[0, 0],
+    "column": lambda x, y, z: x / y[:, :1],
+    "row": lambda x, y, z: x / y[0],
+    "argument": lambda x, y, z: x / z,
+    "elements": lambda x, y, z: x / y,
+    "inverse": lambda x, y, z: 1 / y,
 }
 
 
@@ -265,11 +267,13 @@ def test_quotients_are_those_of_the_machine(dtype):
     """XLA multiplies by the inverse of what is smaller, rounded, but in bfloat16; bit for bit."""
     x, y = values(32, 32, dtype=jnp.dtype(dtype)), 1 + abs(values(32, 32, dtype=jnp.dtype(dtype)))
 
-    def tapped(x, y):
-        return [checkpoint_name(f(x, y), name) for name, f in QUOTIENTS.items()]
+    z = 1 + abs(values(32, dtype=jnp.dtype(dtype)))
 
-    stored = dict(zip(QUOTIENTS, jax.jit(tapped)(x, y), strict=True))
+    def tapped(x, y, z):
+        return [checkpoint_name(f(x, y, z), name) for name, f in QUOTIENTS.items()]
+
+    stored = dict(zip(QUOTIENTS, jax.jit(tapped)(x, y, z), strict=True))
     with jax.enable_x64(True):
-        made = emulated(tapped, Realisation())({k: np.zeros((32, 32)) for k in QUOTIENTS}, x, y)
+        made = emulated(tapped, Realisation())({k: np.zeros((32, 32)) for k in QUOTIENTS}, x, y, z)
         apart = {k: int(np.sum(np.asarray(made[k][0]) != np.asarray(stored[k], np.float64))) for k in QUOTIENTS}
     assert apart == dict.fromkeys(QUOTIENTS, 0)

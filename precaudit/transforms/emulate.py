@@ -177,6 +177,8 @@ class Emulated(Planted):
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
+        if equation.primitive.name == "broadcast_in_dim":
+            self.spread.update(equation.outvars)
         if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
             if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype) > 8:
@@ -216,8 +218,6 @@ class Emulated(Planted):
             out = Shadow(self.lift).operation(equation, inputs)
         else:
             out = super().operation(equation, inputs)
-            if name == "broadcast_in_dim":
-                self.spread.update(equation.outvars)
         if self.drawn and name in INACCURATE:
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
         if self.drawn and name in UNMOVED:

@@ -9,14 +9,15 @@ import numpy as np
 from jax import lax
 
 from precaudit.transforms.jax_versions import bind, bodies
+from precaudit.transforms.primitives import PRODUCTS
 from precaudit.transforms.rules import RULES, monoid_of
 from precaudit.transforms.wide import wide
 
 Ordered = Callable[..., Any]  # order(x, axis, n=n): an array with one of its axes, a sum's n-th, in another order
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
-PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 # Their results are linear in the operands that are named here.
-LINEAR = dict.fromkeys((*PRODUCTS, "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,)) | {"scatter-add": (0, 2)}
+LINEAR = dict.fromkeys((*PRODUCTS.split(), "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,))
+LINEAR |= {"scatter-add": (0, 2), "scatter-sub": (0, 2)}
 # Formulas and factorisations of the platform's own: their error is no rounding of their result.
 LIBRARY = {
     "bessel_i0e", "bessel_i1e", "cholesky", "cholesky_update", "cumlogsumexp", "cumprod", "digamma", "eig", "eigh",
@@ -24,7 +25,9 @@ LIBRARY = {
     "polygamma", "qr", "reduce_prod", "regularized_incomplete_beta", "schur", "svd", "symmetric_product",
     "triangular_solve", "tridiagonal", "tridiagonal_solve", "zeta",
 }  # fmt: skip
-OWN = {"reduce_sum", "cumsum", "cumprod", "cumlogsumexp", "scatter-add", "reduce_window_sum", "reduce_prod"}
+OWN = {
+    "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum", "scatter-add", "scatter-sub",
+}  # fmt: skip
 
 
 def float_bits(dtype: Any) -> int:
@@ -57,9 +60,10 @@ def monoid(equation: Any) -> str:
 
 def in_single(equation: Any) -> bool:
     """Whether an equation sums floats of 32 bits or less, or is a formula of the platform's own."""
+    if equation.primitive.name not in LINEAR.keys() | LIBRARY and monoid(equation) != "add":
+        return False
     dtype = equation.outvars[0].aval.dtype
-    known = equation.primitive.name in LINEAR or equation.primitive.name in LIBRARY or monoid(equation) == "add"
-    return known and (0 < float_bits(dtype) <= 32 or dtype == np.complex64)
+    return 0 < float_bits(dtype) <= 32 or bool(dtype == np.complex64)
 
 
 def summed(equation: Any, inputs: Sequence[Any], factor: Any, order: Ordered | None) -> list[Any]:
@@ -71,7 +75,7 @@ def summed(equation: Any, inputs: Sequence[Any], factor: Any, order: Ordered | N
     name, params = equation.primitive.name, dict(equation.params)
     linear = (0, 1) if monoid(equation) == "add" else LINEAR.get(name, ())
     narrow = [_narrow(x * factor if i in linear else x) for i, x in enumerate(inputs)]
-    if name in PRODUCTS:
+    if name in PRODUCTS.split():
         params |= {"preferred_element_type": _single(equation.outvars[0].aval.dtype)}
         params |= {"precision": lax.Precision.HIGHEST}
     if order is not None:
