@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from precaudit.records import Way
-from precaudit.transforms.jax_versions import bodies, closed
+from precaudit.transforms.jax_versions import closed, equations
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import PRODUCTS, label_of
 from precaudit.transforms.shadow import Lift, Shadow
@@ -305,14 +305,8 @@ def _readers(jaxpr: Any) -> Counter[Any]:
 
 def elidable(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
-    return any(
-        (
-            e.primitive.name == "convert_element_type"
-            and float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16
-        )
-        or any(elidable(body) for value in e.params.values() for body in bodies(value))
-        for e in jaxpr.eqns
-    )
+    casts = (e for e in equations(jaxpr) if e.primitive.name == "convert_element_type")
+    return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)
 
 
 def chosen(equation: Any) -> bool:

@@ -28,6 +28,15 @@ def bodies(value: Any) -> Iterator[Any]:
             yield from bodies(item)
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of an open jaxpr, each before those of the bodies in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for body in bodies(value):
+                yield from equations(body)
+
+
 def bind(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
     """Apply an equation's primitive to new arguments; up to JAX 0.9 bind parameters come with sub-functions.
 

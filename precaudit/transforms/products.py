@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precaudit.transforms.jax_versions import bodies
+from precaudit.transforms.jax_versions import equations
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 _LABEL = re.compile(r"(?:^|[/(])(product\.[0-9]+)(?=[/)]|$)", re.ASCII)
@@ -22,13 +22,8 @@ def labels(jaxpr: Any) -> dict[int, str]:
 
 
 def products(jaxpr: Any) -> Iterator[Any]:
-    """Yield the products of an open jaxpr, those inside of loops, branches and calls among them."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in PRODUCTS:
-            yield equation
-        for value in equation.params.values():
-            for body in bodies(value):
-                yield from products(body)
+    """Return the products of an open jaxpr, those inside of loops, branches and calls among them."""
+    return (e for e in equations(jaxpr) if e.primitive.name in PRODUCTS)
 
 
 def label_in(path: str) -> str:

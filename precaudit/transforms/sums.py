@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.transforms.jax_versions import bind, bodies
+from precaudit.transforms.jax_versions import bind, equations
 from precaudit.transforms.primitives import PRODUCTS
 from precaudit.transforms.rules import RULES, monoid_of
 from precaudit.transforms.wide import wide
@@ -16,7 +16,9 @@ from precaudit.transforms.wide import wide
 Ordered = Callable[..., Any]  # order(x, axis, n=n): an array with one of its axes, a sum's n-th, in another order
 WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
 # Their results are linear in the operands that are named here.
-LINEAR = dict.fromkeys((*PRODUCTS.split(), "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,))
+LINEAR: dict[str, tuple[int, ...]] = dict.fromkeys(
+    (*PRODUCTS.split(), "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,)
+)
 LINEAR |= {"scatter-add": (0, 2), "scatter-sub": (0, 2)}
 # Formulas and factorisations of the platform's own: their error is no rounding of their result.
 LIBRARY = {
@@ -39,10 +41,7 @@ def float_bits(dtype: Any) -> int:
 
 def sums_narrow(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a body in it, sums in a narrow format what it does not convert before."""
-    return any(
-        narrow_sum(e) or any(sums_narrow(body) for value in e.params.values() for body in bodies(value))
-        for e in jaxpr.eqns
-    )
+    return any(map(narrow_sum, equations(jaxpr)))
 
 
 def narrow_sum(equation: Any) -> bool:

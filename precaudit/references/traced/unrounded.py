@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.arrays import Array, widen
+from precaudit.metrics.sizes import half_ulp
 from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values, widened
 
 Name = tuple[str, ...]
@@ -24,9 +24,7 @@ def _rounding_to(recorded: Array, before: Array) -> Array:
 
     Where an emulation has another value, such as a long sum in a narrow format, the nearest that rounds to it.
     """
-    info, wide = jnp.finfo(recorded.dtype), jnp.asarray(recorded).astype(np.float64)
-    exponent = jnp.maximum(jnp.frexp(wide)[1] - 1, int(info.minexp))
-    half = jnp.where(jnp.isfinite(wide), jnp.ldexp(1.0, exponent - info.nmant - 1), np.inf)
+    wide, half = widen(recorded), half_ulp(recorded, recorded.dtype.name)
     return jnp.clip(before, wide - half, wide + half)
 
 
