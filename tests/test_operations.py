@@ -15,7 +15,7 @@ from precaudit.errors import UserError
 from precaudit.programs.tracing import trace
 from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
 from precaudit.store import file_hash
-from precaudit.transforms.emulate import Realisation, emulated, exactly
+from precaudit.transforms.emulate import Realisation, emulated, exactly, whole
 from tests.conftest import few
 
 DRAW = np.random.default_rng(5)
@@ -99,6 +99,17 @@ def scaled_row(x):
     return made.astype(x.dtype)
 
 
+def altered(opened, *points):
+    """Return a run with a row of some points times 1.02, as a fault in making it would leave it."""
+    name = file_name(opened.record, "a", 0, "taps")
+    taps = load_file(opened.folder / name)
+    save_file(taps | {p: scaled_row(taps[p]) for p in points}, opened.folder / name)
+    hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
+    record = msgspec.structs.replace(opened.record, hashes=hashes)
+    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
+    return open_program_run(opened.folder)
+
+
 CASES = {
     "few in bfloat16": ("bfloat16", FEW),
     **{f"all in {dtype}": (dtype, OPERATIONS) for dtype in ("bfloat16", "float16", "float32")},
@@ -115,16 +126,56 @@ def test_operations_that_decoders_lack_pass_and_what_is_altered_is_flagged(case,
     if dtype != "float32":
         narrow = {e.point for e in found if OWN_SUMS in (e.elided or {}).get("policy:equations", ())}
         assert len(narrow) >= (1 if operations is FEW else 3)
-    name = file_name(opened.record, "a", 0, "taps")
-    taps = load_file(opened.folder / name)
     results = [p.name for p in opened.record.points][-len(operations) :]
-    save_file(taps | {p: scaled_row(taps[p]) for p in results}, opened.folder / name)
-    hashes = {**opened.record.hashes, name: file_hash(opened.folder / name)}
-    record = msgspec.structs.replace(opened.record, hashes=hashes)
-    (opened.folder / "program.json").write_bytes(msgspec.json.encode(record))
-    compare(open_program_run(opened.folder), made)
+    compare(altered(opened, *results), made)
     judged = gate(opened.folder)
     assert {v.point for v in judged.verdicts if v.status == "fail"} >= set(results)
+
+
+def test_what_reads_a_long_product_before_it_is_rounded_reads_nearly_what_was_recorded(tmp_path):
+    """Emulated in FP64 a product of 128 bfloat16 factors is percents away: read so, it would excuse a row's 2 %."""
+
+    def grown(w, x):
+        return jnp.cumprod(1 + x * jnp.asarray(0.05, x.dtype), 0) @ w
+
+    weights = values(32, 32, dtype=jnp.bfloat16, scale=0.2)
+    made = Program(grown, weights, {"a": (values(128, 32, dtype=jnp.bfloat16),)})
+    opened = trace(made, tmp_path / "run")
+    result = opened.record.points[-1].name
+    compare(altered(opened, result), made)
+    failed = {(v.point, v.kind) for v in gate(opened.folder).verdicts if v.status == "fail"}
+    assert (result, "local") in failed
+
+
+@pytest.mark.parametrize("function", [jax.lax.lgamma, jax.lax.digamma, jax.lax.erf_inv], ids=lambda f: f.__name__)
+def test_a_formula_of_the_platforms_own_is_drawn_as_it_is_there(function):
+    x = abs(values(256, dtype=jnp.float32, scale=0.2)) + 0.2
+
+    def tapped(x):
+        return checkpoint_name(function(x), "y")
+
+    with jax.enable_x64(True):
+        like = {"y": np.zeros(256)}
+        drawn = np.asarray(emulated(tapped, Realisation(sums="single"))(like, x)["y"][0])
+        exact = np.asarray(exactly(tapped)(like, x)["y"])
+    stored = np.asarray(jax.jit(tapped)(x), np.float64)
+    off = np.linalg.norm(stored - exact)
+    assert np.linalg.norm(stored - drawn) < 0.5 * off
+    assert off > np.linalg.norm(exact.astype(np.float32) - exact)
+
+
+def test_a_reducer_of_two_operations_is_lifted_in_every_draw():
+    """A sum that is no single operation, under draws of a seed that the compiled program is given."""
+    x = values(64, 8, dtype=jnp.bfloat16)
+
+    def call(x):
+        return lax.reduce_window(x, jnp.asarray(0, x.dtype), lambda a, b: a + b * 2, (8, 1), (8, 1), "VALID")
+
+    with jax.enable_x64(True):
+        run = jax.jit(whole(jax.make_jaxpr(call)(x), Realisation("converted", sums="single")))
+        (made,) = run(np.uint64(1), x)
+    rows = np.asarray(x, np.float64).reshape(8, 8, 8)
+    assert np.allclose(made, 2 * rows.sum(1), rtol=2.0**-7, atol=2.0**-7 * np.abs(rows).max())
 
 
 NARROW_SUMS = {
@@ -164,8 +215,10 @@ def test_a_convolution_in_another_order_is_the_same_one(sums, groups):
         like = {"y": np.zeros((2, 8, 20))}
         made = emulated(tapped, Realisation(seed=3, sums=sums))(like, x)["y"][0]
         exact = exactly(tapped)(like, x)["y"]
+        plain = emulated(tapped, Realisation(seed=3, sums="single"))(like, x)["y"][0]
     off = np.abs(np.asarray(made) - np.asarray(exact)) / np.abs(exact).max()
     assert 0 < off.max() < 1e-6
+    assert np.array_equal(made, plain) is (sums == "single")
 
 
 def test_whole_numbers_stay_whole_in_every_realisation():
@@ -277,3 +330,15 @@ def test_quotients_are_those_of_the_machine(dtype):
         made = emulated(tapped, Realisation())({k: np.zeros((32, 32)) for k in QUOTIENTS}, x, y, z)
         apart = {k: int(np.sum(np.asarray(made[k][0]) != np.asarray(stored[k], np.float64))) for k in QUOTIENTS}
     assert apart == dict.fromkeys(QUOTIENTS, 0)
+
+
+def test_a_program_that_traces_and_does_not_run_is_said_with_its_line(tmp_path):
+    """A CPU does not take this precision of a product, and says so when it compiles."""
+
+    def call(p, x):
+        return lax.dot_general(x, p, (((1,), (0,)), ((), ())), precision=lax.DotAlgorithmPreset.F16_F16_F32)
+
+    made = Program(call, values(8, 8, dtype=jnp.float16), {"a": (values(4, 8, dtype=jnp.float16),)})
+    with pytest.raises(UserError, match=r"a, call 0: the program does not run: ValueError: .*F16_F16_F32") as said:
+        trace(made, tmp_path / "run")
+    assert "test_operations.py:" in str(said.value)

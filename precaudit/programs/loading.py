@@ -105,8 +105,15 @@ def _file(path: Path) -> Any:
 
 def line_of(error: Exception) -> str:
     """Return the line of the user's that raised, where there is one."""
-    at = traceback.extract_tb(error.__traceback__)
-    theirs = (f for f in reversed(at) if "importlib" not in f.filename and OWN not in Path(f.filename).parents)
+    before = error.__cause__  # where JAX tells of the line that it had traced
+    at = [
+        *traceback.extract_tb(None if before is None else before.__traceback__),
+        *traceback.extract_tb(error.__traceback__),
+    ]
+    machinery = ("importlib", "/jax/_src/")
+    theirs = (
+        f for f in reversed(at) if OWN not in Path(f.filename).parents and not any(x in f.filename for x in machinery)
+    )
     last = next(theirs, None)
     return "" if last is None else f" ({last.filename}:{last.lineno})"
 

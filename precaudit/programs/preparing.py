@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.programs.loading import line_of
 from precaudit.programs.program import Program
 from precaudit.runs.programs import ProgramLoop, ProgramPoint
 from precaudit.store import tensor_hash
@@ -65,8 +66,13 @@ def _tagged(
     except UserError:
         raise
     except Exception as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"the program cannot be traced: {type(error).__name__}: {said[0]}") from None
+        raise UserError(f"the program cannot be traced: {told(error)}") from None
+
+
+def told(error: Exception) -> str:
+    """Return what a user's code raised, in a line, and where."""
+    said = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {said[0]}{line_of(error)}"
 
 
 def _counted(program: Program, made: Tagged, target: Target | None) -> dict[str, int]:

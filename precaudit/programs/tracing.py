@@ -1,6 +1,6 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from precaudit.programs.preparing import (
     points_of,
     prepared,
     steps_of,
+    told,
     weights_of,
 )
 from precaudit.programs.program import Program
@@ -84,18 +85,18 @@ def trace(
     write_manifest(folder, record)
     captured, bare = (jitted(f, target) for f in (capturing(made, layers), program.call))
     hashes: dict[str, str] = {}
-    told, written = [], 0
+    notes, written = [], 0
     for i, (case, first) in enumerate(program.cases.items()):
         inputs = first
         for call in range(calls):
-            out, taps = captured(program.params, *inputs)
+            given = (program.params, *inputs)
+            out, taps = _ran(captured, bare, given, f"{case}, call {call}")
             _ended(record, taps, case, call)
             if call == 0:
-                given = (program.params, *inputs)
                 text = made_of(captured, given, jax.default_backend())
                 noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
                 made_by = {} if text is None else labelled(text)
-                told.append(msgspec.structs.replace(noted, made=made_by))
+                notes.append(msgspec.structs.replace(noted, made=made_by))
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
@@ -107,13 +108,26 @@ def trace(
                 inputs = following(program, inputs, out)
     done = msgspec.structs.replace(
         record,
-        neutrality=tuple(told),
+        neutrality=tuple(notes),
         hashes=hashes,
         bytes=written,
         finished=_now(),
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _ran(captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], where: str) -> Any:
+    """Return what a program with taps gives; raises UserError where the program does not run without them either."""
+    try:
+        return captured(*given)
+    except Exception as error:
+        with enough_memory():
+            try:
+                jax.block_until_ready(bare(*given))
+            except (TypeError, ValueError, NotImplementedError) as own:
+                raise UserError(f"{where}: the program does not run: {told(own)}") from error
+        raise
 
 
 def _ended(record: ProgramRun, taps: Mapping[str, Any], case: str, call: int) -> None:
