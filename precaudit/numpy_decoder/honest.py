@@ -128,7 +128,7 @@ def truncated(chunk: int, a: Array, b: Array) -> Array:
 
 
 def _divided(rounded: bool, s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    e, total = exponentials(hide(s.copy(), positions, window), r)
+    e, total = exponentials(s.copy(), positions, window, r)
     p = r.probs(e)
     return r.probs(p / (p.sum(axis=1, keepdims=True) if rounded else total))
 
@@ -138,7 +138,7 @@ def _rounded_first(rounded: bool, s: Array, v: Array, positions: Array, window: 
 
 
 def _divided_last(rounded: bool, s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    e, total = exponentials(hide(s, positions, window), r)
+    e, total = exponentials(s, positions, window, r)
     p = r.probs(e)
     return r.attn_out(r.dot(p, v) / (p.sum(axis=1, keepdims=True) if rounded else total))
 

@@ -119,7 +119,7 @@ def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
 
 def softmax(s: Array, positions: Array, window: int | None, r: Rounding) -> Array:
     """Softmax over the keys s ≤ position of each row, the last ``window`` of them; s [T, S] or [H, T, S]."""
-    weights, total = exponentials(hide(s.copy(), positions, window), r)
+    weights, total = exponentials(s.copy(), positions, window, r)
     return r.probs(weights / total)
 
 
@@ -133,14 +133,29 @@ def hide(s: Array, positions: Array, window: int | None) -> Array:
     return s
 
 
-def exponentials(s: Array, r: Rounding) -> tuple[Array, Array]:
-    """exp(s − max) with masked entries 0, and its row sums; overwrites s [..., T, S]."""
+def exponentials(s: Array, positions: Array, window: int | None, r: Rounding) -> tuple[Array, Array]:
+    """exp(s − max) over the keys each row sees and 0 elsewhere, and its row sums; overwrites s [..., T, S]."""
+    if r.exact("shifted") and r.exact("exponential"):
+        return _exact_exponentials(s, positions, window)
+    hide(s, positions, window)
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=-1, keepdims=True)
     s = r.shifted(s)
     np.exp(s, out=s)
     s = by_head(r.exponential, s)  # inaccuracies are drawn for a head
     return s, s.sum(axis=-1, keepdims=True)
+
+
+def _exact_exponentials(s: Array, positions: Array, window: int | None) -> tuple[Array, Array]:
+    from precaudit.numpy_decoder._exponential_kernel import exponentials  # numba takes a third of a second to import
+
+    end = np.clip(np.asarray(positions) + 1, 0, s.shape[-1])
+    first = np.zeros_like(end) if window is None else np.clip(np.asarray(positions) + 1 - window, 0, end)
+    heads = s.reshape(-1, *s.shape[-2:])
+    total = np.empty(heads.shape[:-1])
+    for rows, sums in zip(heads, total, strict=True):
+        exponentials(rows, first, end, sums)
+    return heads.reshape(s.shape), total.reshape(*s.shape[:-1], 1)
 
 
 def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
@@ -150,7 +165,7 @@ def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding
     """
     if r.blocks is not None:
         return in_blocks(hide(s, positions, window), v, r, r.blocks)
-    weights, total = exponentials(hide(s, positions, window), r)
+    weights, total = exponentials(s, positions, window, r)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(by_head(r.dot, r.probs(weights / total), v))
@@ -187,13 +202,17 @@ def by_head(function: Callable[..., Array], *arrays: Array) -> Array:
 
 def silu(x: Array, curve: Cast = identity) -> Array:
     """X / (1 + exp(−x))."""
+    if curve is identity:
+        from precaudit.numpy_decoder import _exponential_kernel  # numba takes a third of a second to import
+
+        out = np.empty(x.shape)
+        _exponential_kernel.silu(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
+        return out
     y = np.negative(x)
     with np.errstate(over="ignore"):
         np.exp(y, out=y)
     y += 1.0
-    if curve is not identity:
-        return x * curve(np.divide(1.0, y, out=y))
-    return np.divide(x, y, out=y)
+    return x * curve(np.divide(1.0, y, out=y))
 
 
 def gelu_tanh(x: Array, curve: Cast = identity, constants: Cast = identity) -> Array:

@@ -1,0 +1,84 @@
+"""FP64 exponentials of attention rows and of the logistic function in one pass over memory, compiled by numba.
+
+NumPy takes them one by one where a processor has no AVX-512: 5.4 ns each against 2.2 here (benchmarks/main_job.py).
+"""
+
+from math import factorial, log
+
+import numba
+import numpy as np
+
+from precaudit.compiling import compiled
+
+# exp(x) = 2^n exp(r), r = x − n ln 2 (Cody & Waite 1980, ch. 6): n · HIGH is exact, as HIGH ends with 20 zero bits.
+# Taylor's remainder at |r| = ln 2 / 2 is 4.1e-18 of exp(r).
+BY_LN2 = 1 / log(2.0)
+HIGH, LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+C2, C3, C4, C5, C6, C7, C8, C9, C10, C11, C12, C13 = (1 / factorial(i) for i in range(2, 14))
+WHOLE = 1.5 * 2.0**52  # a sum with it has a whole number's bits at the low end
+FARTHEST = 760.0  # beyond which every result is 0 or infinite
+
+
+@numba.njit(inline="always")
+def _power_of_two(n):  # type: ignore[no-untyped-def]
+    """2^n of a whole n in [−1022, 1023], by its exponent's bits."""
+    return np.int64(np.float64(n + (WHOLE + 1023.0)).view(np.int64) << np.int64(52)).view(np.float64)
+
+
+@numba.njit(inline="always")
+def _exp(x):  # type: ignore[no-untyped-def]
+    """exp(x) within an ulp; 2^n in two factors, so that subnormal and infinite results are made as well."""
+    x = min(max(x, -FARTHEST), FARTHEST) if x == x else x
+    n = np.rint(x * BY_LN2)
+    r = (x - n * HIGH) - n * LOW
+    r2 = r * r
+    r4 = r2 * r2
+    low = (C2 + r * C3) + r2 * (C4 + r * C5)
+    middle = (C6 + r * C7) + r2 * (C8 + r * C9)
+    high = (C10 + r * C11) + r2 * (C12 + r * C13)
+    half = np.rint(n * 0.5)
+    return (1.0 + (r + r2 * (low + r4 * (middle + r4 * high)))) * _power_of_two(half) * _power_of_two(n - half)
+
+
+@numba.njit(error_model="numpy")
+def _largest(x):  # type: ignore[no-untyped-def]
+    """Return the largest element of x [N] that is no NaN, four at a time: one would wait for itself."""
+    a = b = c = d = -np.inf
+    for j in range(0, len(x) - 3, 4):
+        a = x[j] if x[j] > a else a
+        b = x[j + 1] if x[j + 1] > b else b
+        c = x[j + 2] if x[j + 2] > c else c
+        d = x[j + 3] if x[j + 3] > d else d
+    for j in range(len(x) // 4 * 4, len(x)):
+        a = x[j] if x[j] > a else a
+    return max(max(a, b), max(c, d))
+
+
+@numba.njit(fastmath={"reassoc"})
+def _sum(x):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for j in range(len(x)):
+        total += x[j]
+    return total
+
+
+@compiled(error_model="numpy")
+def exponentials(s, first, end, total):  # type: ignore[no-untyped-def]
+    """Overwrite rows of s [R, S] with exp(s − max) over keys first[i] to end[i], 0 elsewhere; total [R]: their sums.
+
+    A NaN makes its row's sum NaN, and so does a row's seeing no key.
+    """
+    for i in range(len(s)):
+        s[i, : first[i]], s[i, end[i] :] = 0.0, 0.0
+        seen = s[i, first[i] : end[i]]
+        top = _largest(seen)
+        for j in range(len(seen)):
+            seen[j] = _exp(seen[j] - top)
+        total[i] = _sum(seen) if len(seen) else np.nan
+
+
+@compiled(error_model="numpy")
+def silu(x, out):  # type: ignore[no-untyped-def]
+    """Fill ``out`` with x / (1 + exp(−x)); of one axis, contiguous."""
+    for i in range(x.size):
+        out[i] = x[i] / (1.0 + _exp(-x[i]))
