@@ -29,7 +29,7 @@ from precaudit.programs.tracing import points, prepared, trace
 from precaudit.records import write_lines
 from precaudit.references.traced.forward import Chains
 from precaudit.reports.program import render, show
-from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
+from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
 from precaudit.store import file_hash
 from tests.conftest import few
 
@@ -523,6 +523,57 @@ def test_altered_and_lost_files_are_said(recorded, tmp_path):
     (folder / "errors.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(UserError, match="is not what compare wrote"):
         gate(folder)
+
+
+def _points(change):
+    return lambda record, folder: msgspec.structs.replace(record, points=tuple(change(list(record.points))))
+
+
+def _tensors(kind, change):
+    """Return what changes a call's arrays, with the hash that the manifest has of them."""
+
+    def alter(record, folder):
+        name = file_name(record, "a", 1, kind)
+        save_file(change(load_file(folder / name)), folder / name)
+        return msgspec.structs.replace(record, hashes={**record.hashes, name: file_hash(folder / name)})
+
+    return alter
+
+
+def _exchanged(points):
+    first = points[0]
+    other = next(p for p in points if p.shape != first.shape)
+    names = {first.name: other.name, other.name: first.name}
+    return [msgspec.structs.replace(p, name=names.get(p.name, p.name)) for p in points]
+
+
+OTHERWISE = {
+    "a point is left out": (_points(lambda points: points[1:]), "other points"),
+    "two points are exchanged": (_points(_exchanged), "other points"),
+    "another format": (_points(lambda p: [msgspec.structs.replace(p[0], dtype="float16"), *p[1:]]), "other points"),
+    "no outputs": (lambda record, _: msgspec.structs.replace(record, outputs=()), "other points"),
+    "arrays transposed": (
+        _tensors("taps", lambda t: t | {"normed": np.ascontiguousarray(t["normed"].T)}), "a, call 1 holds normed, ",
+    ),
+    "arrays in another format": (
+        _tensors("taps", lambda t: t | {"normed": t["normed"].astype(np.float32)}), "a, call 1 holds normed, float32",
+    ),
+    "an array of no point": (_tensors("taps", lambda t: t | {"x": t["normed"]}), "a, call 1 holds x,"),
+    "fewer inputs": (_tensors("inputs", lambda t: {k: t[k] for k in list(t)[1:]}), "other inputs"),
+    "inputs of another shape": (_tensors("inputs", lambda t: {k: x[None] for k, x in t.items()}), "other inputs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_a_run_that_is_not_what_the_program_records_is_refused(recorded, tmp_path, what):
+    """Hashes made again, so that the files are those of the manifest."""
+    program, opened, _ = recorded
+    change, says = OTHERWISE[what]
+    folder = tmp_path / "run"
+    shutil.copytree(opened.folder, folder)
+    write_manifest(folder, change(opened.record, folder))
+    with pytest.raises(UserError, match=says):
+        compare(open_program_run(folder), program)
 
 
 @pytest.mark.parametrize(("kind", "point"), [("local", "normed"), ("forward", "normed"), ("forward", "outputs.logits")])

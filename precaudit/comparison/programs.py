@@ -9,9 +9,10 @@ import msgspec
 from precaudit.comparison.against import errors_of
 from precaudit.errors import UserError, enough_memory
 from precaudit.places import Place, spans
+from precaudit.programs.agreement import check
 from precaudit.programs.loading import line_of, load, trusted
 from precaudit.programs.program import Program
-from precaudit.programs.tracing import code_of, prepared, weights_of
+from precaudit.programs.tracing import prepared
 from precaudit.progress import Advance, silent
 from precaudit.records import PROGRAM_CALL, ErrorRecord, write_lines
 from precaudit.references.formula import OwnReference, callable_errors, shown, textbook_errors
@@ -65,15 +66,7 @@ def traced_program(opened: Opened, program: Program | str | None) -> tuple[Progr
     """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``."""
     found = program if isinstance(program, Program) else load(_named(opened, program))
     made = prepared(found, opened.record.renamed, opened.record.layers, opened.record.loops)
-    if code_of(made) != opened.record.code:
-        raise UserError(
-            f"{opened.folder}: the program is not the one that was traced (its operations differ); trace again"
-        )
-    if weights_of(found, made) != opened.record.weights:
-        raise UserError(
-            f"{opened.folder}: the parameters are not those that were traced (their hash differs); are they drawn "
-            "without a seed? Trace again"
-        )
+    check(opened, found, made)
     return found, made
 
 

@@ -29,6 +29,7 @@ from precaudit.store import file_hash
 from precaudit.transforms import CannotLift
 from precaudit.transforms.emulate import whole
 from precaudit.transforms.raised import Line, raising, rounding_lines
+from precaudit.transforms.sites import TAKEN
 from precaudit.transforms.tag import Tagged
 
 SHARED, TRIED = 3, 2  # cases whose outputs are shared out; cases that lines are raised on
@@ -302,7 +303,7 @@ def _unflatten(last: Last, leaves: Sequence[Any]) -> Any:
 
 def _floats(name: str, x: Array) -> bool:
     """Whether a recorded tensor is a point's values, which an error may be added to."""
-    return not name.endswith("@taken") and bool(jnp.issubdtype(x.dtype, jnp.floating))
+    return not name.endswith(TAKEN) and bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def _first(error: Exception) -> str:

@@ -37,7 +37,7 @@ def prepared(
             raise UserError(
                 "Program: a typed PRNG key cannot be recorded; give jax.random.key_data(key), wrapped inside"
             )
-    shapes = {name: _shapes(inputs) for name, inputs in program.cases.items()}
+    shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
     for name, found in rest:
         if found != first[1]:
@@ -168,7 +168,8 @@ def outputs_of(program: Program) -> tuple[ProgramPoint, ...]:
     )
 
 
-def _shapes(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def shapes_of(inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the shape and the format of each array of a call's inputs, as a jitted function has them."""
     return [(np.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(inputs)]
 
 
@@ -176,7 +177,7 @@ def following(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any,
     """Return the next call's inputs; raises UserError where their shapes are not those of this one's."""
     assert program.advance is not None
     made = narrowed(program.advance(inputs, out))
-    if not isinstance(made, tuple) or _shapes(made) != _shapes(inputs):
+    if not isinstance(made, tuple) or shapes_of(made) != shapes_of(inputs):
         raise UserError("Program: advance gave inputs of other shapes or formats than those it was given")
     return made
 

@@ -15,7 +15,7 @@ from precaudit.transforms.jax_versions import called, closed, scanned, walk
 from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import lifting
 from precaudit.transforms.shadow import Lift, Shadow, leaves, literal, traced
-from precaudit.transforms.sites import STATE, Site, merged, numbered, sites, sites_of, unknown_tap
+from precaudit.transforms.sites import STATE, TAKEN, Site, merged, numbered, sites, sites_of, unknown_tap
 from precaudit.transforms.wide import up, wide
 
 Values = dict[str, Any]
@@ -79,7 +79,7 @@ def planting(
 def _bases(values: Values, found: Sequence[Site]) -> set[str]:
     """Return the names, without numbers, of the taps that have values; raises ValueError for one there is not."""
     names = dict(zip(numbered(found), found, strict=True))
-    given = [n for n in values if n.removesuffix("@taken") not in names or n in names]
+    given = [n for n in values if n.removesuffix(TAKEN) not in names or n in names]
     for name in given:
         if name not in names:
             raise ValueError(unknown_tap(name, names))

@@ -18,7 +18,7 @@ from precaudit.transforms.jax_versions import bind, called, closed, manual_axes,
 from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.rules import select_batched
-from precaudit.transforms.sites import merged, numbered, sites, sites_of, unknown_tap
+from precaudit.transforms.sites import TAKEN, merged, numbered, sites, sites_of, unknown_tap
 
 Taps = dict[str, Any]
 Transform = Callable[[str, jax.Array], jax.Array]
@@ -88,7 +88,7 @@ def _named(names: Iterable[str], taps: Iterable[Tap]) -> Taps:
     for name, tap in zip(names, taps, strict=True):
         found[name] = tap.value
         if tap.taken is not None:
-            found[f"{name}@taken"] = tap.taken
+            found[name + TAKEN] = tap.taken
     return found
 
 

@@ -10,6 +10,7 @@ from precaudit.transforms.jax_versions import bodies, closed, manual_axes
 from precaudit.transforms.primitives import CALLS
 
 STATE = "@"  # begins the names of taps that say what a loop decided: no points, but recorded beside them
+TAKEN = "@taken"  # ends the name of what says whether a branch with a point was taken
 
 
 class Site(NamedTuple):

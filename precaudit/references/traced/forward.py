@@ -18,7 +18,7 @@ from precaudit.records import Distribution, number
 from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Realisation, elidable, whole
-from precaudit.transforms.sites import STATE
+from precaudit.transforms.sites import STATE, TAKEN
 from precaudit.transforms.tag import Tagged
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
@@ -42,7 +42,7 @@ class CallValues(NamedTuple):
 
 def states_of(taps: dict[str, Array]) -> dict[str, Array]:
     """Return what a call's loops decided, out of its taps."""
-    return {n: x for n, x in taps.items() if n.startswith(STATE) and not n.endswith("@taken")}
+    return {n: x for n, x in taps.items() if n.startswith(STATE) and not n.endswith(TAKEN)}
 
 
 def recorded_calls(opened: Opened, case: str) -> Iterator[RecordedCall]:
