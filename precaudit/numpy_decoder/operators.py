@@ -5,7 +5,7 @@ Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S k
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import erf
 
@@ -91,14 +91,22 @@ def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | 
 def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding) -> Array:
     """Rotate pairs (i, i + R/2) of the first R dimensions of x [T, H, K] by position · frequency (Su et al. 2021)."""
     each, factor = frequencies
-    half = each.shape[-1]
-    angle = np.asarray(positions, np.float64)[:, None] * each
-    cos, sin = (r.rope_table(f(angle) * factor)[:, None] for f in (np.cos, np.sin))
+    half, at = each.shape[-1], np.asarray(positions, np.float64)
+    cos, sin = (r.rope_table(x)[:, None] for x in _turns(at.tobytes(), each.tobytes(), each.shape, factor))
     a, b = x[..., :half], x[..., half : 2 * half]
     out = x.copy()
     out[..., :half] = a * cos - b * sin
     out[..., half : 2 * half] = b * cos + a * sin
     return out
+
+
+@lru_cache(maxsize=4)
+def _turns(positions: bytes, each: bytes, shape: tuple[int, ...], factor: float) -> tuple[Array, Array]:
+    """Return cos and sin [T, R/2], read-only, of FP64 positions [T] times radians per position: once for q and k."""
+    angle = np.frombuffer(positions)[:, None] * np.frombuffer(each).reshape(shape)
+    cos, sin = np.cos(angle) * factor, np.sin(angle) * factor
+    cos.flags.writeable = sin.flags.writeable = False
+    return cos, sin
 
 
 def capped(x: Array, cap: float | None) -> Array:
