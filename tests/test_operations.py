@@ -233,6 +233,21 @@ def test_whole_numbers_stay_whole_in_every_realisation():
     assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("how", [Realisation(), Realisation(seed=1), Realisation("all", seed=2, sums="shuffled")])
+def test_integers_are_no_floats_in_any_realisation(how):
+    """Quotients, powers and orders of integers are what they are; what they choose of floats is made."""
+
+    def call(x, i):
+        j = (i // 3) ** 2 % 7 + lax.population_count(i) + (-i // 2) * 2
+        order = jnp.argsort(j, stable=True)
+        return checkpoint_name(jnp.tanh(x)[order % 5, order // 5], "picked"), j
+
+    x, i = values(5, 5), jnp.arange(20, dtype=jnp.int32)
+    with jax.enable_x64(True):
+        made = jax.jit(emulated(call, how))({"picked": np.zeros(20, np.float32)}, x, i)
+    np.testing.assert_allclose(made["picked"][0], call(x, i)[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize("unrounded", ["none", "converted", "unshared", "all"])
 def test_float8_is_rounded_whatever_a_compiler_leaves_out(unrounded):
     x = values(64)

@@ -218,7 +218,7 @@ class Emulated(Planted):
             out = Shadow(self.lift).operation(equation, inputs)
         else:
             out = super().operation(equation, inputs)
-        if self.drawn and name in INACCURATE:
+        if self.drawn and name in INACCURATE and jnp.issubdtype(out[0].dtype, jnp.inexact):
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
         if self.drawn and name in UNMOVED:
             return out
