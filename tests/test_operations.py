@@ -233,6 +233,26 @@ def test_whole_numbers_stay_whole_in_every_realisation():
     assert np.allclose(made, np.round(x), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_rounding_that_is_meant_is_made_again(dtype, tmp_path):
+    """``reduce_precision`` to fewer bits than the format has; a compiler keeps it, and so do all emulations."""
+
+    def call(weights, x):
+        y = x @ weights
+        few, brief = lax.reduce_precision(y, 5, 4), lax.reduce_precision(jnp.tanh(y).astype(jnp.float32), 8, 7)
+        return few.astype(jnp.float32) @ weights.astype(jnp.float32), brief @ weights.astype(jnp.float32)
+
+    made = Program(
+        call, values(WIDTH, WIDTH, dtype=dtype), {"a": (values(ROWS, WIDTH, dtype=dtype),)}, outputs=("few", "brief")
+    )
+    opened = trace(made, tmp_path / "run")
+    found = compare(opened, made)
+    assert gate(opened.folder).counts == {"pass": len(found)}
+    result = opened.record.points[-1].name
+    compare(altered(opened, result), made)
+    assert result in {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
+
+
 @pytest.mark.parametrize("how", [Realisation(), Realisation(seed=1), Realisation("all", seed=2, sums="shuffled")])
 def test_integers_are_no_floats_in_any_realisation(how):
     """Quotients, powers and orders of integers are what they are; what they choose of floats is made."""

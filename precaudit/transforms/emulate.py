@@ -214,6 +214,9 @@ class Emulated(Planted):
             out = [inputs[0] * inverse]
         elif name in EXPANDED and self.how.expanded and 8 < float_bits(equation.outvars[0].aval.dtype) < 32:
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
+        elif name == "reduce_precision":  # a rounding that no compiler leaves out
+            kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
+            out = [lax.reduce_precision(inputs[0] * factor, *kept) / factor]
         elif name in ("reduce", "reduce_window") and not monoid(equation):  # its function may read no draws
             out = Shadow(self.lift).operation(equation, inputs)
         else:
