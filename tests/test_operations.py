@@ -204,6 +204,20 @@ def test_what_adds_up_in_a_narrow_format_is_made_as_the_machine_makes_it(name):
     assert not np.array_equal(np.asarray(once), stored) or name == "reduce"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_gradient_of_a_factor_is_summed_in_its_format_in_the_whole_program_too(dtype, tmp_path):
+    """The gradient of a broadcast adds 2,304 terms in the format of the values, percents off; the program says so."""
+
+    def call(factor, x):
+        return jax.grad(lambda s: jnp.sum((x * s.astype(x.dtype)).astype(jnp.float32) ** 2))(factor)
+
+    made = Program(call, jnp.float32(2), {"a": (values(48, 48, dtype=dtype),)}, outputs="slope")
+    opened = trace(made, tmp_path / "run")
+    found = compare(opened, made)
+    assert max(float(e.rel_l2) for e in found if e.kind == "forward") > 2e-3
+    assert gate(opened.folder).counts == {"pass": len(found)}
+
+
 @pytest.mark.parametrize("sums", ["single", "reversed", "shuffled"])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_convolution_in_another_order_is_the_same_one(sums, groups):

@@ -19,6 +19,7 @@ from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Realisation, elidable, whole
 from precaudit.transforms.sites import STATE, TAKEN
+from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import Tagged
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
@@ -68,11 +69,15 @@ class Chains:
         self.structure = jax.tree.structure(shape)
         self.inputs = jax.tree.structure(first)
         how = effort(made)
-        self.elidable = elidable(jaxpr.jaxpr)
+        narrow = sums_narrow(jaxpr.jaxpr)
+        self.other = narrow or elidable(
+            jaxpr.jaxpr
+        )  # whether what is declared rounds otherwise than what is first tried
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
         realisation = replace(ROUNDED, unit="matrix" if tpu else "any")
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)
-        self.strict = jax.jit(whole(jaxpr, replace(realisation, unrounded="none")), compiler_options=how)
+        declared = replace(realisation, unrounded="none", sums="own" if narrow else realisation.sums)
+        self.declared = jax.jit(whole(jaxpr, declared), compiler_options=how)
 
     def calls(
         self, recorded: Iterable[RecordedCall], drawn: bool = True, strictly: bool = False
@@ -80,12 +85,13 @@ class Chains:
         """Yield every call's values; ``recorded``: each call's input leaves and taps.
 
         What a run decided is given to all chains: integers among the inputs, and what its loops' states held of them
-        and when these ended. ``drawn``: with the realisations, or FP64 alone; ``strictly``: they round every result.
+        and when these ended. ``drawn``: with the realisations, or FP64 alone; ``strictly``: they round every result,
+        and a sum in a narrow format after every term.
 
         Under ``jax.enable_x64(True)``. Raises CannotLift as ``shadow`` does, and NotChained.
         """
         chains: list[Callable[..., Any]] = [partial(self.exact, 0)]
-        rounded = self.strict if strictly else self.rounded
+        rounded = self.declared if strictly else self.rounded
         chains += [partial(rounded, np.uint64(seed + 1)) for seed in range(DRAWS if drawn else 0)]
         held: list[Any] = [None] * len(chains)
         weights = jax.tree.leaves(self.program.params)

@@ -78,14 +78,14 @@ class Traced:
         """Run a case in FP64 and as drawn realisations, unless that was the last one.
 
         These leave out what a compiler may leave unrounded. What is farther off than they are is held against those
-        that round every result, as the program declares it.
+        that round every result, and sums in their own format, as the program declares it.
         """
         if case == self._case:
             return
         self._case, self.exact = case, []
         self._forwards = self._calls(case)
         far = [at for at, e in self._forwards.items() if not _near(e)]
-        if far and self.chains.elidable:
+        if far and self.chains.other:
             again = self._calls(case, strictly=True)
             self._forwards |= {at: again[at] for at in far}
 
