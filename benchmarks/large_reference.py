@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,9 +33,8 @@ SHAPE = {
 }  # fmt: skip
 
 
-def write(folder: Path, layers: int) -> None:
-    """Write config.json and a safetensors file of random weights."""
-    raw = SHAPE | {"num_hidden_layers": layers}
+def write(folder: Path, raw: dict[str, Any]) -> None:
+    """Write a configuration and a safetensors file of random weights."""
     (folder / "config.json").write_text(json.dumps(raw))
     base = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32).astype(ml_dtypes.bfloat16)
     tensors = {}
@@ -66,14 +66,9 @@ def main() -> int:
         child(given.child)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                f"from benchmarks.large_reference import *; write(Path({folder!r}), {given.layers})",
-            ],
-            check=True,
-        )
+        shape = SHAPE | {"num_hidden_layers": given.layers}
+        writing = f"from benchmarks.large_reference import *; write(Path({folder!r}), {shape!r})"
+        subprocess.run([sys.executable, "-c", writing], check=True)  # this process stays small
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.large_reference", "--child", folder],
             check=True,
