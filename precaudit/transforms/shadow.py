@@ -33,13 +33,14 @@ Lift = Callable[..., Any]
 class CannotLift(Exception):
     """A primitive that has no FP64 meaning of its own; ``name`` is what ``lift`` may name it by.
 
-    ``why``: the reason; ``where``: the line of the program, empty where JAX kept none.
+    ``why``: the reason; ``where``: the line of the program, empty where JAX kept none; ``said``: these in words,
+    without what only commands with --lift take.
     """
 
     def __init__(self, name: str, why: str = "", where: str = "") -> None:
         told = (f" ({why})" if why else "") + (f" at {where}" if where else "")
-        super().__init__(f"{name} cannot be lifted to FP64{told}; give its meaning with --lift {name}=module:function")
-        self.name, self.why, self.where = name, why, where
+        self.name, self.why, self.where, self.said = name, why, where, f"{name} cannot be lifted to FP64{told}"
+        super().__init__(f"{self.said}; give its meaning with --lift {name}=module:function")
 
 
 def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:

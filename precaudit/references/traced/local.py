@@ -143,7 +143,8 @@ class Emulations:
                     again()
                 return found
         except (CannotLift, NotImplementedError) as error:
-            return [record_of(opened, case, call, p, layer, unknown=str(error)) for p, layer in every]
+            said = getattr(error, "said", str(error))
+            return [record_of(opened, case, call, p, layer, unknown=said) for p, layer in every]
 
     def _made(
         self, taps: dict[str, Array], args: tuple[Any, ...], every: Sequence[Place],

@@ -108,11 +108,10 @@ class Traced:
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
         except (CannotLift, NotImplementedError, NotChained) as error:
+            said = getattr(error, "said", str(error))
             for call in calls[done:]:
                 for p, layer in every:
-                    told[call, layer, p.name] = record_of(
-                        self.opened, case, call, p, layer, "forward", unknown=str(error)
-                    )
+                    told[call, layer, p.name] = record_of(self.opened, case, call, p, layer, "forward", unknown=said)
         return told
 
     def _recorded(self, values: dict[str, Array]) -> dict[str, Array]:
