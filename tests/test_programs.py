@@ -561,6 +561,9 @@ OTHERWISE = {
     ),
     "an array of no point": (_tensors("taps", lambda t: t | {"x": t["normed"]}), "a, call 1 holds x,"),
     "fewer inputs": (_tensors("inputs", lambda t: {k: t[k] for k in list(t)[1:]}), "other inputs"),
+    "inputs in another format": (
+        _tensors("inputs", lambda t: {k: x.astype("float32") for k, x in t.items()}), "other inputs",
+    ),
     "inputs of another shape": (_tensors("inputs", lambda t: {k: x[None] for k, x in t.items()}), "other inputs"),
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ from precaudit.references.formula import Shown, shown
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.runs.programs import Opened
-from precaudit.transforms import CannotLift
+from precaudit.transforms.shadow import CannotLift, refusal
 
 UNNAMED = "none reproduces it"
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
@@ -209,7 +209,9 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
                 found.append(reference.exact)  # what came before an exception is kept
     except (CannotLift, NotImplementedError, NotChained) as error:
         if not found:
-            raise UserError(f"{opened.folder}: {case}: no call in FP64 any more: {error}; compare again") from None
+            raise UserError(
+                f"{opened.folder}: {case}: no call in FP64 any more: {refusal(error)}; compare again"
+            ) from None
     return found
 
 

@@ -1,6 +1,7 @@
 """FP64 exponentials of attention rows and of the logistic function in one pass over memory, compiled by numba.
 
-NumPy takes them one by one where a processor has no AVX-512: 5.4 ns each against 2.2 here (benchmarks/main_job.py).
+NumPy takes them one by one where a processor has no AVX-512: with its exponentials the FP64 forward was 1.19 × torch's,
+with these 1.04 × (benchmarks/main_job.py, two cores).
 """
 
 from math import factorial, log
@@ -10,7 +11,7 @@ import numpy as np
 
 from precaudit.compiling import compiled
 
-# exp(x) = 2^n exp(r), r = x − n ln 2 (Cody & Waite 1980, ch. 6): n · HIGH is exact, as HIGH ends with 20 zero bits.
+# exp(x) = 2^n exp(r), r = x − n ln 2 (Cody & Waite 1980, ch. 6): n · HIGH is exact, as HIGH ends with 21 zero bits.
 # Taylor's remainder at |r| = ln 2 / 2 is 4.1e-18 of exp(r).
 BY_LN2 = 1 / log(2.0)
 HIGH, LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")

@@ -43,6 +43,11 @@ class CannotLift(Exception):
         super().__init__(f"{self.said}; give its meaning with --lift {name}=module:function")
 
 
+def refusal(error: Exception) -> str:
+    """Return why something cannot be made in FP64, for commands that take no --lift."""
+    return error.said if isinstance(error, CannotLift) else str(error)
+
+
 def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:
     """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
 

@@ -70,9 +70,7 @@ class Chains:
         self.inputs = jax.tree.structure(first)
         how = effort(made)
         narrow = sums_narrow(jaxpr.jaxpr)
-        self.other = narrow or elidable(
-            jaxpr.jaxpr
-        )  # whether what is declared rounds otherwise than what is first tried
+        self.other = narrow or elidable(jaxpr.jaxpr)  # whether ``declared`` rounds otherwise than ``rounded``
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
         realisation = replace(ROUNDED, unit="matrix" if tpu else "any")
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)

@@ -46,8 +46,8 @@ from precaudit.runs.programs import (
     places,
 )
 from precaudit.threads import each, one_blas_thread
-from precaudit.transforms import CannotLift
 from precaudit.transforms.emulate import Realisation, exactly
+from precaudit.transforms.shadow import CannotLift, refusal
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import Tagged
@@ -143,8 +143,7 @@ class Emulations:
                     again()
                 return found
         except (CannotLift, NotImplementedError) as error:
-            said = getattr(error, "said", str(error))
-            return [record_of(opened, case, call, p, layer, unknown=said) for p, layer in every]
+            return [record_of(opened, case, call, p, layer, unknown=refusal(error)) for p, layer in every]
 
     def _made(
         self, taps: dict[str, Array], args: tuple[Any, ...], every: Sequence[Place],

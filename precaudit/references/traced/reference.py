@@ -16,7 +16,7 @@ from precaudit.references.traced.forward import CallValues, Chains, NotChained, 
 from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
 from precaudit.references.traced.units import units_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
-from precaudit.transforms import CannotLift
+from precaudit.transforms.shadow import CannotLift, refusal
 from precaudit.transforms.tag import Tagged
 
 CHAINED = "calls in FP64 and as drawn realisations"
@@ -108,10 +108,10 @@ class Traced:
                     done = call + 1
                     self.tell(done, len(calls), f"{case}: {CHAINED}")
         except (CannotLift, NotImplementedError, NotChained) as error:
-            said = getattr(error, "said", str(error))
             for call in calls[done:]:
                 for p, layer in every:
-                    told[call, layer, p.name] = record_of(self.opened, case, call, p, layer, "forward", unknown=said)
+                    why = refusal(error)
+                    told[call, layer, p.name] = record_of(self.opened, case, call, p, layer, "forward", unknown=why)
         return told
 
     def _recorded(self, values: dict[str, Array]) -> dict[str, Array]:
