@@ -1,4 +1,4 @@
-"""FP64 exponentials and the logistic function as numba compiles them, against mpmath and the textbook in NumPy."""
+"""FP64 exponentials, the logistic function and RoPE, against mpmath, the textbook in NumPy and complex numbers."""
 
 import math
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
-from precaudit.numpy_decoder.operators import exponentials, hide, silu, softmax
+from precaudit.numpy_decoder.operators import exponentials, hide, rope, silu, softmax
 from precaudit.numpy_decoder.rounding import FP64
 
 
@@ -56,6 +56,16 @@ def test_a_row_with_what_is_not_finite_is_not_finite():
     assert np.isnan(found[:3]).any(axis=1).all()
     np.testing.assert_allclose(found[3], 1 / 6, rtol=1e-15)
     assert np.isnan(softmax(np.zeros((1, 3)), np.asarray([-1]), None, FP64)).all()  # sees no key
+
+
+def test_rope_is_a_product_of_complex_numbers():
+    """(a + bi) · factor · exp(i · position · frequency), the dimensions beyond those that turn as they were."""
+    draw = np.random.default_rng(4)
+    x, positions, each = draw.standard_normal((5, 2, 10)), np.asarray([0, 3, 7, 100, 4000]), 30.0 ** -np.arange(4)
+    found = rope(x, positions, (each, 1.25), FP64)
+    pairs = x[..., :4] + 1j * x[..., 4:8]
+    turned = pairs * 1.25 * np.exp(1j * positions[:, None] * each)[:, None]
+    np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag, x[..., 8:]], -1), rtol=0, atol=1e-12)
 
 
 def test_silu_is_the_textbooks():

@@ -204,14 +204,23 @@ def test_what_adds_up_in_a_narrow_format_is_made_as_the_machine_makes_it(name):
     assert not np.array_equal(np.asarray(once), stored) or name == "reduce"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_gradient_of_a_factor_is_summed_in_its_format_in_the_whole_program_too(dtype, tmp_path):
+def converted(factor, x):
+    """The gradient of a loss in float32."""
+    return jax.grad(lambda s: jnp.sum((x * s.astype(x.dtype)).astype(jnp.float32) ** 2))(factor)
+
+
+def unconverted(factor, x):
+    """A gradient without any conversion, of which a compiler could leave a rounding out."""
+    return jax.vjp(lambda s: x * s, factor.astype(x.dtype))[1](x)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"), [(converted, "float16"), (converted, "bfloat16"), (unconverted, "bfloat16")]
+)
+def test_the_gradient_of_a_factor_is_summed_in_its_format_in_the_whole_program_too(call, dtype, tmp_path):
     """The gradient of a broadcast adds 2,304 terms in the format of the values, percents off; the program says so."""
-
-    def call(factor, x):
-        return jax.grad(lambda s: jnp.sum((x * s.astype(x.dtype)).astype(jnp.float32) ** 2))(factor)
-
-    made = Program(call, jnp.float32(2), {"a": (values(48, 48, dtype=dtype),)}, outputs="slope")
+    factor = jnp.asarray(2, jnp.float32 if call is converted else dtype)
+    made = Program(call, factor, {"a": (values(48, 48, dtype=dtype),)}, outputs="slope")
     opened = trace(made, tmp_path / "run")
     found = compare(opened, made)
     assert max(float(e.rel_l2) for e in found if e.kind == "forward") > 2e-3
@@ -265,6 +274,22 @@ def test_a_rounding_that_is_meant_is_made_again(dtype, tmp_path):
     result = opened.record.points[-1].name
     compare(altered(opened, result), made)
     assert result in {v.point for v in gate(opened.folder).verdicts if v.status == "fail"}
+
+
+def test_a_rounding_that_is_meant_is_drawn_on_other_grids():
+    """Else draws would leave its noise out; each is within a unit roundoff of four bits, on a grid of its own."""
+    x = values(64)
+
+    def drawn(seed):
+        tapped = lambda x: checkpoint_name(lax.reduce_precision(x, 8, 4), "y")  # noqa: E731
+        with jax.enable_x64(True):
+            return np.asarray(emulated(tapped, Realisation(seed=seed))({"y": np.zeros(64)}, x)["y"][1])
+
+    made = [drawn(seed) for seed in range(3)]
+    assert made[0].tolist() == np.asarray(lax.reduce_precision(x, 8, 4), np.float64).tolist()
+    for other in made[1:]:
+        assert (other != made[0]).mean() > 0.5
+    assert all((np.abs(y / x - 1) <= 2.0**-5 * 1.001).all() for y in made)
 
 
 @pytest.mark.parametrize("how", [Realisation(), Realisation(seed=1), Realisation("all", seed=2, sums="shuffled")])
