@@ -548,9 +548,14 @@ def _exchanged(points):
     return [msgspec.structs.replace(p, name=names.get(p.name, p.name)) for p in points]
 
 
+def _flat(p):
+    return msgspec.structs.replace(p, stacked=(), shape=(*p.stacked, *p.shape))
+
+
 OTHERWISE = {
     "a point is left out": (_points(lambda points: points[1:]), "other points"),
     "two points are exchanged": (_points(_exchanged), "other points"),
+    "stacked axes as its own": (_points(lambda points: [_flat(p) for p in points]), "other points"),
     "another format": (_points(lambda p: [msgspec.structs.replace(p[0], dtype="float16"), *p[1:]]), "other points"),
     "no outputs": (lambda record, _: msgspec.structs.replace(record, outputs=()), "other points"),
     "arrays transposed": (
