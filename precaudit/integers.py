@@ -40,6 +40,9 @@ def dequantise(integers: Array, scales: Array, width: int) -> Array:
     return np.ascontiguousarray(values.transpose(1, 0, 2).reshape(integers.shape[1], -1)[:, :width])
 
 
+DIVISION = 4  # units in the last place of float32 that a device's quotient may be off
+
+
 @dataclass(frozen=True)
 class InRows:
     """Rounds x [..., K] to int8 with one scale a row; returns scale · integer in FP64.
@@ -60,6 +63,24 @@ class InRows:
                 return (integers - self.shift) * scales.astype(np.float64)
             product = (integers - np.float32(self.shift)) * scales
         return rounder(self.stored)(product.astype(np.float64))
+
+    def otherwise(self, x: Array) -> tuple[Array, Array]:
+        """Return the rows with quotients near a tie rounded the other way, and which are (bool, like x).
+
+        A device's division is some units in the last place off (``DIVISION``), and ratios of narrow values are at a
+        tie more often than others.
+        """
+        wide = x.astype(np.float32)
+        integers, scales = in_rows(wide)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            largest = np.abs(wide).max(axis=-1, keepdims=True)
+            exact = wide.astype(np.float64) * np.where(largest > 0, ROWS.most / largest.astype(np.float64), 0.0)
+        below = np.floor(exact)
+        near = np.abs(exact - below - 0.5) <= DIVISION * 2.0**-23 * np.abs(exact)
+        other = np.where(near, np.where(integers == below, below + 1, below), integers).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            product = (other * scales).astype(np.float64)
+        return product if self.stored is None else rounder(self.stored)(product), near
 
     def moved(self, by: float) -> "InRows":
         """Return the same on a grid moved ``by`` of its step: other rounding errors of the same size."""

@@ -15,6 +15,7 @@ from precaudit.arrays import Array
 from precaudit.transforms.emulate import EXACT, Realisation, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
+from precaudit.transforms.multiplying import TF32
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
 from precaudit.transforms.sums import float_bits, sums_narrow
@@ -123,7 +124,10 @@ class Formula:
             how = Realisation("converted" if declared else "single", sums=sums)
             if sums == "reversed" and declared and sums_narrow(self.jaxpr.jaxpr):
                 how = replace(how, sums="own")
-            how = replace(how, unit="matrix" if device == "tpu" else "any")
+            if device == "tpu":
+                how = replace(how, unit="matrix")
+            elif device == "gpu":
+                how = replace(how, unit="gpu", otherwise=TF32)
             self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
         return self._compiled[device, sums, declared]
 

@@ -12,8 +12,8 @@ from precaudit.judging import predictions
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
-from precaudit.records import PROGRAM_CALL, ErrorRecord, read_lines
-from precaudit.runs.programs import CARRIED, Compared, Opened, file_name, places
+from precaudit.records import PROGRAM_CALL, ErrorRecord, device_kind, read_lines
+from precaudit.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_name, places
 from precaudit.store import file_hash
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
@@ -147,10 +147,27 @@ def sources(opened: Opened) -> dict[str, str]:
     return found
 
 
+def _on_gpu(run: ProgramRun) -> list[str]:
+    """Return what a GPU's compiler made of products that a reader of the program would not expect."""
+    if device_kind(run.device) != "gpu" or not run.neutrality:
+        return []
+    made = [ways for label, ways in run.neutrality[0].made.items() if label]
+    counts = {way: sum(way in ways for ways in made) for way in ("1 TF32 pass", "rounded products")}
+    says = {
+        "1 TF32 pass": "{} of float32 operands in TF32, which keeps 11 of their 24 significant bits: precision="
+        "\"highest\", or jax.default_matmul_precision(\"highest\") around the program, keeps all",
+        "rounded products": "{} with each term rounded to its narrow format before the float32 sum, as XLA does to "
+        "products with one row: preferred_element_type=float32 keeps the terms",
+    }  # fmt: skip
+    number = {way: f"{n} product" if n == 1 else f"{n} products" for way, n in counts.items()}
+    return [f"this GPU makes {text.format(number[way])}" for way, text in says.items() if counts[way]]
+
+
 def notes(opened: Opened) -> list[str]:
     """Return what the run rests on, and what tapping did to the program's outputs."""
     changed = [n for n in opened.record.neutrality if not n.bitwise]
     told = [*opened.record.warnings, *predictions.notes((PROGRAM_CALL, n.predicted) for n in opened.record.neutrality)]
+    told += _on_gpu(opened.record)
     if not changed:
         return [*told, "tapping left the outputs as they are, bit for bit"]
     worst = ", ".join(f"{n.case} by up to {n.max_diff}" for n in changed[:3])

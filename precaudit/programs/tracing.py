@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, enough_memory
+from precaudit.gpu import units as gpu
 from precaudit.programs.preparing import (
     code_of,
     following,
@@ -27,7 +28,7 @@ from precaudit.programs.preparing import (
 )
 from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
-from precaudit.records import Prediction, number
+from precaudit.records import Prediction, Way, number
 from precaudit.runs.programs import (
     SCHEMA,
     Disturbance,
@@ -39,9 +40,10 @@ from precaudit.runs.programs import (
     write_tensors,
 )
 from precaudit.store import check_space, prepare_folder
+from precaudit.tpu import units as tpu
+from precaudit.tpu.hlo import Module
 from precaudit.tpu.target import Target
-from precaudit.tpu.units import labelled
-from precaudit.tracing.predicting import assumptions, device_name, made_of, predicted
+from precaudit.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.transforms.bounded import MORE
 from precaudit.transforms.sites import STATE
 from precaudit.transforms.tag import capturing
@@ -95,7 +97,7 @@ def trace(
             if call == 0:
                 text = made_of(captured, given, jax.default_backend())
                 noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
-                made_by = {} if text is None else labelled(text)
+                made_by = {} if text is None else _labelled(text, captured)
                 notes.append(msgspec.structs.replace(noted, made=made_by))
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
@@ -115,6 +117,12 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _labelled(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:
+    """Return how each product of a compiled program is made, by its label: a TPU's, predicted ones too, or a GPU's."""
+    on_gpu = jax.default_backend() == "gpu" and not isinstance(captured, Predicted)
+    return gpu.labelled(text) if on_gpu else tpu.labelled(text)
 
 
 def _ran(captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], where: str) -> Any:

@@ -71,11 +71,14 @@ class Yardstick:
         noise = self.noise.doubting(shift, self._seen(self.reference))
         return replace(self, allowed=self.fused, noise=noise)
 
-    def doubting(self, emulated: Array, doubt: float) -> "Yardstick":
-        """Return the yardstick where a part of an emulation's error is not known."""
+    def doubting(self, emulated: Array, doubt: float, without: Array | None = None) -> "Yardstick":
+        """Return the yardstick where a part of an emulation's error is not known.
+
+        ``without``: what it makes without what is not known of it (None: the reference).
+        """
         if not doubt:
             return self
-        unknown = self._seen(doubt * (emulated - self.reference))
+        unknown = self._seen(doubt * (emulated - (self.reference if without is None else without)))
         noise = self.noise.doubting(unknown, self._seen(self.reference))
         return replace(self, noise=noise, allowed=self.allowed + np.abs(unknown))
 

@@ -14,7 +14,7 @@ from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.integers import InRows
 from precaudit.places import Place
 from precaudit.policies import declared_policy
-from precaudit.records import PointRecord, Requested
+from precaudit.records import PointRecord, Requested, device_kind
 from precaudit.store import Run, positions_of, unpack_positions
 
 Call = tuple[str, int]
@@ -136,6 +136,17 @@ class Recorded:
         held = (self.index.get(Place(prompt, "decode", s, layer, cache)) for s in (step, 0))
         names = [record.dtype for record in held if record is not None]
         return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
+
+    def other_cache(self, rows: Array, name: str) -> tuple[Array, Array] | None:
+        """Return what a cache of integers may give of the rows that it holds, in format ``name``, too; and where.
+
+        A device that is no CPU divides less exactly: quotients at a tie may be rounded the other way. None where that
+        is not so.
+        """
+        if self.run.record.policy["kv_cache"] != "int8" or device_kind(self.run.record.device) == "cpu":
+            return None
+        other, near = InRows(stored=name).otherwise(widen(rows))
+        return other.astype(FORMATS[name].dtype), near
 
     def cached_rows(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
         """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""

@@ -102,10 +102,10 @@ def predicted(captured: Any, given: Sequence[Any], bare: Any, bare_given: Sequen
 
 
 def made_of(program: Any, given: Sequence[Any], platform: str) -> Module | None:
-    """Return what a TPU's compiler made of a program; None on another ``platform``, or where it cannot be read."""
+    """Return what a TPU's or a GPU's compiler made of a program; None on a CPU, or where it cannot be read."""
     if isinstance(program, Predicted):
         return program.made(*given).module
-    if platform != "tpu" or not hasattr(program, "lower"):
+    if platform not in ("tpu", "gpu") or not hasattr(program, "lower"):
         return None
     shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x)), tuple(given))
     try:

@@ -18,8 +18,25 @@ from jax import lax
 
 from precaudit.records import Way
 from precaudit.transforms.jax_versions import closed, equations
+from precaudit.transforms.multiplying import (
+    MATRIX,
+    MOST,
+    ONE_NARROW,
+    PASSES,
+    ROUNDED_TERMS,
+    TF32,
+    chosen,
+    declared,
+    near_tie,
+    of_rounded_terms,
+    on_gpu,
+    parts,
+    tf32,
+    to_even,
+    truncated,
+)
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
-from precaudit.transforms.products import PRODUCTS, label_of
+from precaudit.transforms.products import GROUPED, PRODUCTS, label_of
 from precaudit.transforms.shadow import Lift, Shadow
 from precaudit.transforms.sites import STATE, numbered, sites
 from precaudit.transforms.sums import float_bits, in_single, monoid, narrow_sum, own, summed
@@ -30,13 +47,10 @@ INACCURATE = {
     "cbrt", "cos", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt",
     "sin", "sqrt", "tan", "tanh",
 }  # fmt: skip
-MOST = 6  # passes, as good as float32
-MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}
-PASSES: dict[Way | None, int] = {**MATRIX, "float32": MOST, "float32, both operands bfloat16": 1}
-ONE_NARROW: Way = "float32, one operand bfloat16"
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
-MOST_TERMS = 1 << 24
-ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
+TIE = 2 * int(ULPS)  # ulps of float32 that two makings of one value may be apart
+TWO = "two of each"
+MOST_TERMS = 1 << 24  # of a product that a TPU's vector unit may make
 # A result is an operand's value: in a format that holds the operand nothing is rounded.
 EXACT = {
     "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "device_put",
@@ -69,15 +83,23 @@ class Realisation:
     operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
     multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
     of float32 operands below the highest precision, by its label (``transforms.products``); what it does not say is not
-    a number.
+    a number. A GPU ("gpu") makes products as ``made`` says, and those that it does not name as ``otherwise``; of what
+    that leaves open it makes no number. ``truncated``: after how many terms its tensor cores cut their sums to float32
+    (0: these are exact). ``ties``: to each product is added what its operands make of it where those near a tie are
+    rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a compiler has them
+    that makes again in each fusion what several read: of two equations that read a result the second reads the other.
     """
 
     unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
-    unit: Literal["any", "matrix", "vector"] = "any"
+    unit: Literal["any", "matrix", "vector", "gpu"] = "any"
     made: Mapping[str, Way] | None = None
+    otherwise: Way | None = None
+    truncated: int = 0
+    ties: bool = False
+    apart: bool = False
 
 
 def emulated(
@@ -89,8 +111,8 @@ def emulated(
     ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are
     FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
     reader the latter. ``steps``: those of outermost scans that have values (None: all). ``wanted``: a tap, and at
-    which steps it is asked for; in others only what leads there is made. Under ``jax.enable_x64(True)``. Raises as
-    ``plant`` does.
+    which steps it is asked for; in others only what leads there is made. Of values that are two of each both are as the
+    format holds them: of the first, and of the second. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
     """
 
     def interpreter(names: Collection[str]) -> Planted:
@@ -98,7 +120,15 @@ def emulated(
         run.wanted = wanted
         return run
 
-    return planting(function, interpreter, steps=steps)
+    run = planting(function, interpreter, steps=steps)
+    if not how.apart:
+        return run
+
+    def two(values: Values, *args: Any) -> dict[str, tuple[Any, Any]]:
+        both = jax.vmap(lambda held: run(held, *args), axis_name=TWO)(values)
+        return {name: (made[0], made[1]) for name, (made, _) in both.items()}
+
+    return two
 
 
 def exactly(
@@ -124,7 +154,15 @@ def whole(jaxpr: Any, how: Realisation | None, lift: Mapping[str, Lift] | None =
 
         return holding(interpreter, jaxpr, leaves, held)
 
-    return run
+    if how is None or not how.apart:
+        return run
+
+    def first(seed: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+        seeds = jnp.stack([seed, seed + np.uint64(1 << 32)])
+        both = jax.vmap(lambda one: run(one, *leaves, held=held), axis_name=TWO)(seeds)
+        return [x[0] for x in both]
+
+    return first
 
 
 def holding(
@@ -154,6 +192,13 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
     return jnp.where(jnp.abs(y) < float(info.smallest_normal), whole, near) / factor
 
 
+TO_BFLOAT16 = partial(rounded, dtype=jnp.bfloat16)
+# Passes, and the format of their parts.
+ON_GPU: dict[Way | None, tuple[int, Callable[[Any], Any]]] = {
+    "1 pass": (1, TO_BFLOAT16), "3 passes": (3, TO_BFLOAT16), "1 TF32 pass": (1, tf32), "3 TF32 passes": (3, tf32),
+}  # fmt: skip
+
+
 class Emulated(Planted):
     """Evaluates a planted shadow with rounded results."""
 
@@ -164,6 +209,7 @@ class Emulated(Planted):
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
         self.readers: Counter[Any] = Counter()
+        self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -179,11 +225,24 @@ class Emulated(Planted):
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
         if equation.primitive.name == "broadcast_in_dim":
             self.spread.update(equation.outvars)
+        if self.how.apart:
+            inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
             if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype) > 8:
                 inputs = [self.before[read]]
         return super().equation(equation, inputs)
+
+    def of_two(self, variable: Any, x: Any) -> Any:
+        """Return a value for its next reader: for every second one the other of the two."""
+        if (
+            hasattr(variable, "val")
+            or self.readers[variable] < 2
+            or not jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        ):
+            return x
+        self.turns[variable] += 1
+        return x if self.turns[variable] % 2 == 1 else lax.ppermute(x, TWO, ((0, 1), (1, 0)))
 
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives."""
@@ -196,13 +255,15 @@ class Emulated(Planted):
             out = own(equation, inputs, partial(rounded, dtype=dtype))
         elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
             return self.solved(equation.params, inputs)
-        elif self.how.unit == "vector" and name == "dot_general" and (terms := _terms(equation, inputs)) is not None:
-            out = [jnp.sum(terms, -1)]
+        elif self.how.unit == "vector" and name == "dot_general" and _few_terms(equation, inputs):
+            out = [of_rounded_terms(equation, inputs, partial(rounded, dtype=dtype))]
+        elif self.how.unit == "gpu" and name in (*PRODUCTS, GROUPED):
+            out = [self.on_gpu(equation, inputs)]
         elif name in PRODUCTS and self.how.made is not None and chosen(equation) and self.passes(equation) == 0:
             known = self.one_rounded(equation, inputs)
             out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
-        elif name in PRODUCTS and (products := _parts(equation, inputs, self.passes(equation))):
-            out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in products)]
+        elif name in PRODUCTS:
+            out = [self.of_parts(equation, inputs, self.passes(equation), TO_BFLOAT16)]
         elif self.how.sums in ("single", "reversed", "shuffled") and (
             in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
         ):
@@ -227,17 +288,43 @@ class Emulated(Planted):
             return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
+    def of_parts(self, equation: Any, inputs: list[Any], passes: int, narrow: Callable[[Any], Any]) -> Any:
+        """Return a product made of narrow parts of its operands, as many as ``passes`` take."""
+        pairs = parts(equation, inputs[:2], passes, narrow) or [(inputs[0], inputs[1])]
+        if self.how.truncated:
+            cut = [truncated(equation, pair, self.how.truncated) for pair in pairs]
+            if cut[0] is not None:
+                return sum(cut[1:], cut[0])
+        first, *more = (super(Emulated, self).operation(equation, [*pair, *inputs[2:]])[0] for pair in pairs)
+        return sum(more, first)
+
+    def on_gpu(self, equation: Any, inputs: list[Any]) -> Any:
+        """Return a product as a GPU makes it; not a number where it is not known how."""
+        said = (self.how.made or {}).get(label_of(equation), self.how.otherwise)
+        way = on_gpu(equation, said)
+        if way == ROUNDED_TERMS:
+            return of_rounded_terms(equation, inputs, partial(rounded, dtype=equation.outvars[0].aval.dtype))
+        passes, narrow = ON_GPU.get(way, (MOST, tf32))
+        if narrow is tf32 and equation.primitive.name == "conv_general_dilated":
+            narrow = to_even
+        product = self.of_parts(equation, inputs, passes, narrow)
+        if self.how.ties and way == TF32:
+            x, y, *more = inputs
+            sides = ([near_tie(x, TIE), jnp.abs(y), *more], [jnp.abs(x), near_tie(y, TIE), *more])
+            product += sum(super(Emulated, self).operation(equation, side)[0] for side in sides)
+        return product if way is not None else product * np.nan
+
     def passes(self, equation: Any) -> int:
         """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
 
         As many as its equation declares at least: a program that makes fewer is not excused by being compiled so.
         """
         if self.how.made is None:
-            return _declared(equation) if self.how.unit == "matrix" else MOST
+            return declared(equation) if self.how.unit == "matrix" else MOST
         way = self.how.made.get(label_of(equation))
         if not chosen(equation):  # the matrix unit reads an operand that is narrow as it is held, rounded
             return 1 if way in MATRIX and all(x.aval.dtype == jnp.bfloat16 for x in equation.invars) else MOST
-        return 0 if way not in PASSES else max(PASSES[way], _declared(equation))
+        return 0 if way not in PASSES else max(PASSES[way], declared(equation))
 
     def one_rounded(self, equation: Any, inputs: Sequence[Any]) -> Any:
         """Whether a float32 product of which the compiler holds one operand in bfloat16 reads one that is so anyhow."""
@@ -312,58 +399,12 @@ def elidable(jaxpr: Any) -> bool:
     return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)
 
 
-def chosen(equation: Any) -> bool:
-    """Whether a TPU's compiler chooses what a product's precision is: of a float32 operand, below the highest."""
-    widths = [float_bits(x.aval.dtype) for x in equation.invars]
-    return all(16 <= x <= 32 for x in widths) and max(widths) == 32 and _declared(equation) < MOST
-
-
-def _declared(equation: Any) -> int:
-    """Return the passes that a product's precision asks a TPU's matrix unit for."""
-    precisions = _precisions(equation.params.get("precision"))
-    return MOST if "HIGHEST" in precisions else 3 if "HIGH" in precisions else 1
-
-
-def _parts(equation: Any, inputs: Sequence[Any], passes: int) -> list[tuple[Any, Any]]:
-    """Return the pairs of operands whose products a TPU's matrix unit adds up; nothing where it multiplies float32.
-
-    One pass: operands rounded to bfloat16. Three: of each a part in bfloat16 and the rest of it, rounded to bfloat16;
-    the product of the two rests is left out.
-    """
-    if passes == MOST or any(not 16 <= float_bits(x.aval.dtype) <= 32 for x in equation.invars):
-        return []
-    x, y = inputs
-    x0, y0 = (rounded(v, jnp.bfloat16) for v in (x, y))
-    if passes == 1:
-        return [(x0, y0)]
-    return [(rounded(x - x0, jnp.bfloat16), y0), (x0, rounded(y - y0, jnp.bfloat16)), (x0, y0)]
-
-
-def _terms(equation: Any, inputs: Sequence[Any]) -> Any:
-    """Return a product's terms, the contracted dimensions as the last axis, each in the format of the product.
-
-    None where that format is wider than 16 bits, or they are too many to hold.
-    """
-    dtype = equation.outvars[0].aval.dtype
-    contracted, batched = equation.params["dimension_numbers"]
+def _few_terms(equation: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a TPU's vector unit may make a product: of a narrow result, and of not too many terms."""
+    contracted, _ = equation.params["dimension_numbers"]
     k = prod(inputs[0].shape[i] for i in contracted[0])
-    if float_bits(dtype) != 16 or k * equation.outvars[0].aval.size > MOST_TERMS:
-        return None
-    sides = []
-    for x, c, b in zip(inputs, contracted, batched, strict=True):
-        free = [i for i in range(x.ndim) if i not in (*c, *b)]
-        lengths = [x.shape[i] for i in (*b, *free)]
-        sides.append((lengths[: len(b)], lengths[len(b) :], jnp.transpose(x, (*b, *free, *c))))
-    (batch, left, x), (_, right, y) = sides
-    x, y = x.reshape(*batch, *left, *(1 for _ in right), k), y.reshape(*batch, *(1 for _ in left), *right, k)
-    return rounded(up(x) * up(y), dtype)
-
-
-def _precisions(declared: Any) -> set[str]:
-    """Return the names of a product's precisions: of its operands, or of an algorithm by the passes it asks for."""
-    each = declared if isinstance(declared, tuple) else (declared,)
-    names = {getattr(p, "name", "DEFAULT") for p in each}
-    return {ALGORITHMS.get(name, name) for name in names}
+    out = equation.outvars[0].aval
+    return float_bits(out.dtype) == 16 and k * out.size <= MOST_TERMS
 
 
 def _mixed(x: Any, mark: Any) -> Any:

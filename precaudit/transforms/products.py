@@ -7,6 +7,7 @@ from typing import Any
 from precaudit.transforms.jax_versions import equations
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
+GROUPED = "ragged_dot_general"  # a product whose pieces a compiler makes as it likes: it has no label
 _LABEL = re.compile(r"(?:^|[/(])(product\.[0-9]+)(?=[/)]|$)", re.ASCII)
 
 

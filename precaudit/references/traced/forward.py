@@ -15,9 +15,11 @@ from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import canonical, norm, ratio, sizes
 from precaudit.programs.program import Program
 from precaudit.records import Distribution, number
+from precaudit.references.traced.units import Units
 from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Realisation, elidable, whole
+from precaudit.transforms.multiplying import TF32
 from precaudit.transforms.sites import STATE, TAKEN
 from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import Tagged
@@ -57,9 +59,12 @@ class NotChained(Exception):
 
 
 class Chains:
-    """The program as FP64 and as drawn realisations, compiled once and run call after call."""
+    """The program as FP64 and as drawn realisations, compiled once and run call after call.
 
-    def __init__(self, program: Program, made: Tagged, tpu: bool = False) -> None:
+    ``units``: how a TPU or a GPU makes products, None of a CPU.
+    """
+
+    def __init__(self, program: Program, made: Tagged, units: Units | None = None) -> None:
         first = next(iter(program.cases.values()))
         self.program = program
         shape: Any
@@ -72,9 +77,15 @@ class Chains:
         narrow = sums_narrow(jaxpr.jaxpr)
         self.other = narrow or elidable(jaxpr.jaxpr)  # whether ``declared`` rounds otherwise than ``rounded``
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
-        realisation = replace(ROUNDED, unit="matrix" if tpu else "any")
+        realisation = ROUNDED
+        if units is not None and units.gpu:
+            realisation = replace(units.making(ROUNDED), otherwise=TF32)
+        elif units is not None:
+            realisation = replace(ROUNDED, unit="matrix")
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)
         declared = replace(realisation, unrounded="none", sums="own" if narrow else realisation.sums)
+        if realisation.unit == "gpu":  # which makes again in each fusion what several read
+            self.other, declared = True, replace(declared, apart=True)
         self.declared = jax.jit(whole(jaxpr, declared), compiler_options=how)
 
     def calls(

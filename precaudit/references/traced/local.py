@@ -1,7 +1,7 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -15,7 +15,8 @@ from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, finite
 from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.numpy_decoder.honest import CHUNKS, DOUBT
+from precaudit.records import PROGRAM_CALL, ErrorRecord, Way, number
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.forward import effort
 from precaudit.references.traced.remade import (
@@ -52,6 +53,10 @@ from precaudit.transforms.sites import numbered
 from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import Tagged
 
+Ways = dict[tuple[str, ...], Realisation]
+# What is said of products that a GPU's compiled program does not name.
+OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded products": TERMS}
+TRUNCATED = "sums truncated every "
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 
 
@@ -61,7 +66,9 @@ class Segments:
 
     Rows [rows, N] of each place. ``moved``: what drawn realisations differ by from the equations' where both read
     narrow inputs unrounded, as each makes them: a float32 result then has the noise of its inputs, too. ``open``: what
-    is not a number where FP64 is one comes from a product that is not known.
+    is not a number where FP64 is one comes from a product that is not known. ``tied``: what the first ways make with
+    what TF32 operands near a tie may make of it added; ``again``: what drawn realisations differ by where float32
+    inputs are made once more.
     """
 
     exact: Rows
@@ -69,6 +76,8 @@ class Segments:
     drawn: tuple[Rows, ...]
     moved: tuple[Rows, ...] = ()
     open: bool = False
+    tied: dict[Name, Rows] = field(default_factory=dict)
+    again: tuple[Rows, ...] = ()
 
     def only(self, left: Collection[Place]) -> "Segments":
         """Return the same of some places, in memory of their own."""
@@ -90,11 +99,15 @@ class Emulations:
     def __init__(self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
         self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
-        if units is not None:
+        tried, on_gpu = FIRST, units is not None and units.gpu
+        if units is not None and units.gpu:
+            ways, tried = _on_gpu(ways, units, units.otherwise(made.jaxpr.jaxpr))
+            ways |= _truncating(ways)
+        elif units is not None:
+            tried = (*FIRST, INSIDE, UNSHARED)
             ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
             if units.vector:
                 ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
-        tried = FIRST if units is None else (*FIRST, INSIDE, UNSHARED)
         self.first = {name for name in ways if _declared(name) in tried}
         self.tapped, self.layers = Tapped(made, layers), layers
         self.states = {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked}
@@ -102,6 +115,10 @@ class Emulations:
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
             self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
             self.drawn = [Remade(self.tapped, how) for how in DRAWS]
+            tied = {name: replace(how, ties=True) for name, how in ways.items() if name in self.first}
+            apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in self.drawn}
+            self.apart = apart if on_gpu else {}
+            self.tied = {name: Remade(self.tapped, how) for name, how in tied.items()} if on_gpu else {}
             first = [how for name, how in ways.items() if name in self.first]
             self.together = jax.jit(once(self.tapped, [*DRAWS, *first]), compiler_options=effort(made))
 
@@ -141,6 +158,12 @@ class Emulations:
                 if left := _left(found):
                     made = replace(made, moved=more.moved(self.drawn, _by_point(left), made.honest[(INPUTS,)]))
                     again()
+                if self.tied and (left := _left(found)):
+                    made = replace(made, again=more.again(self.apart, _by_point(left)))
+                    again()
+                if self.tied and (left := _left(found)):
+                    made = replace(made, tied=more.tied(self.tied, _by_point(left)))
+                    again()
                 return found
         except (CannotLift, NotImplementedError) as error:
             return [record_of(opened, case, call, p, layer, unknown=refusal(error)) for p, layer in every]
@@ -169,6 +192,25 @@ class Emulations:
         if self.layers is None:
             return taps
         return {n: x[[i for i in self.layers if i < len(x)]] if n in self.states else x for n, x in taps.items()}
+
+
+def _on_gpu(ways: Ways, units: Units, otherwise: Sequence[Way]) -> tuple[Ways, tuple[tuple[str, ...], ...]]:
+    """Return ways as a GPU has them, and which are tried first; those products that are left open in every way."""
+    made = {name: units.making(how) for name, how in ways.items()}
+    if not otherwise:
+        return made, FIRST
+    forms = {(): otherwise[0]} | {(OPEN_PRODUCTS[way],): way for way in otherwise[1:]}
+    every = {(*form, *name): replace(how, otherwise=way) for form, way in forms.items() for name, how in made.items()}
+    return every, (*FIRST, *((*form, *name) for form in forms if form for name in FIRST))
+
+
+def _truncating(ways: Ways) -> Ways:
+    """Return strict ways with the sums of tensor cores cut to float32, which are tried of what is still left."""
+    strict = {name: how for name, how in ways.items() if how.unrounded == "none" and how.sums == "exact"}
+    return {
+        (f"{TRUNCATED}{chunk} terms", *name): replace(how, truncated=chunk)
+        for chunk in CHUNKS for name, how in strict.items()
+    }  # fmt: skip
 
 
 def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
@@ -246,13 +288,16 @@ def _record(
     moved = [rows[place] for rows in made.moved if place in rows]
     if made.open and np.isnan(honest[()][np.isfinite(exact)]).any():
         return record_of(opened, case, call, p, layer, unknown=OPEN)
-    numbers = _numbers(step_of(opened.record, p, layer)(whole), exact, honest, drawn, moved)
+    tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
+    again = [rows[place] for rows in made.again if place in rows]
+    numbers = _numbers(step_of(opened.record, p, layer)(whole), exact, honest, drawn, moved, tied, again)
     return record_of(opened, case, call, p, layer, **numbers)
 
 
 def _numbers(
-    stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = ()
-) -> dict[str, Any]:
+    stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
+    tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (),
+) -> dict[str, Any]:  # fmt: skip
     """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
     rows, dtype = np.arange(len(stored)), stored.dtype.name
     candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
@@ -276,6 +321,14 @@ def _numbers(
     # likewise the result's own size for what float32 may be off a tie by: no more than the terms of its sums
     ties = None if wide else TIES * SINGLE * np.abs(reference)
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
+    cut = tuple(x for x in best if x.startswith(TRUNCATED))
+    plain = best[len(cut) :]
+    if cut:  # what they align and keep differs between units
+        yard = yard.doubting(emulations[best], DOUBT, emulations[plain])
+    for change in again:  # each of several draws
+        yard = yard.doubting(canonical(change, "TD"), len(DRAWS) ** -0.5, np.zeros(()))
+    if tied and plain in tied:
+        yard = yard.doubting(canonical(tied[plain], "TD"), 1.0, emulations[plain])
     residue = yard.residue(emulations[best])
     found = sizes(stored, reference, "TD", rows)
     for name, scope in residue.scopes.items():

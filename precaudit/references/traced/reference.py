@@ -34,7 +34,7 @@ class Traced:
         self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
         units = units_of(opened.record)
         self.segments = Emulations(made, opened.record.layers, units)
-        self.chains = Chains(program, made, units is not None)
+        self.chains = Chains(program, made, units)
         self.exact: list[dict[str, Array]] = []
         self._call: tuple[str, int] | None = None
         self._locals: dict[tuple[int | None, str], ErrorRecord] = {}

@@ -63,9 +63,9 @@ class Tapped:
         """Return the names of recorded values of 16 bits, which a compiler may hand on unrounded."""
         return [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == 16]
 
-    def read(self, name: str, taps: Values, args: tuple[Any, ...]) -> list[str]:
-        """Return the names of narrow recorded values that the segment of a point reads."""
-        every = self.narrow(taps)
+    def read(self, name: str, taps: Values, args: tuple[Any, ...], bits: int = 16) -> list[str]:
+        """Return the names of recorded values of a width, narrow ones, that the segment of a point reads."""
+        every = [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == bits]
         if self.steps is not None:  # steps that are not recorded go on with what was made
             return every
         if self._reads is None:

@@ -1,45 +1,69 @@
-"""How a TPU makes the products of a program's run, as its compiled program says."""
+"""How a TPU or a GPU makes the products of a program's run, as its compiled program says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from precaudit.records import FROM_JAXPR, Way, device_kind
 from precaudit.runs.programs import ProgramRun
-from precaudit.transforms.emulate import PASSES, Realisation, chosen
-from precaudit.transforms.products import labels, products
+from precaudit.transforms.emulate import Realisation
+from precaudit.transforms.jax_versions import equations
+from precaudit.transforms.multiplying import OPEN_ON_GPU, PASSES, chosen, on_gpu
+from precaudit.transforms.products import GROUPED, labels, products
 
 
 @dataclass(frozen=True)
 class Units:
     """The one way in which each product is made, by its label; None: the matrix unit makes all, as they declare.
 
-    Products that are made in several ways are left out. ``vector``: whether the vector unit makes any.
+    Products that are made in several ways are left out. ``vector``: whether a TPU's vector unit makes any. ``gpu``:
+    whether a GPU makes them.
     """
 
     made: Mapping[str, Way] | None
     vector: bool
+    gpu: bool = False
 
     def making(self, how: Realisation) -> Realisation:
         """Return a realisation with products made so."""
+        if self.gpu:
+            return replace(how, unit="gpu", made=self.made)
         return replace(how, unit="matrix") if self.made is None else replace(how, made=self.made)
 
+    def otherwise(self, jaxpr: Any) -> tuple[Way, ...]:
+        """Return the ways that a GPU may have for products of an open jaxpr that are left open; () where none is."""
+        if not self.gpu:
+            return ()
+        grouped = (e for e in equations(jaxpr) if e.primitive.name == GROUPED)
+        said = [*self._said(jaxpr), *((e, (self.made or {}).get("")) for e in grouped)]
+        return OPEN_ON_GPU if any(on_gpu(*known) is None for known in said) else ()
+
     def leaves_open(self, jaxpr: Any) -> bool:
-        """Whether it is not known of some product of an open jaxpr how it is made, where that changes its precision."""
-        if self.made is None:
+        """Whether it is not known of some product of an open jaxpr how it is made, where that changes its precision.
+
+        Of a GPU every way is tried.
+        """
+        if self.made is None or self.gpu:
             return False
-        names = labels(jaxpr) if self.made.keys() - {""} else {}
-        return any(chosen(e) and self.made.get(names.get(id(e), "")) not in PASSES for e in products(jaxpr))
+        return any(chosen(e) and said not in PASSES for e, said in self._said(jaxpr))
+
+    def _said(self, jaxpr: Any) -> Iterator[tuple[Any, Way | None]]:
+        made = self.made or {}
+        names = labels(jaxpr) if made.keys() - {""} else {}
+        return ((e, made.get(names.get(id(e), ""))) for e in products(jaxpr))
 
 
 def units_of(run: ProgramRun) -> Units | None:
-    """Return how the products of a run were made; None of a device that is no TPU."""
-    if device_kind(run.device) != "tpu":
+    """Return how the products of a run were made; None of a CPU."""
+    kind = device_kind(run.device)
+    if kind not in ("tpu", "gpu"):
         return None
     if run.device.endswith(FROM_JAXPR):
         return Units(None, False)
     read = [n.made for n in run.neutrality]
     first = read[0] if read and all(made == read[0] for made in read) else {}
     single = {label: ways[0] for label, ways in first.items() if len(ways) == 1}
+    if kind == "gpu":
+        return Units(single, False, True)
     vector = any(n.predicted is None or n.predicted.captured.vector for n in run.neutrality)
     return Units(single, vector)

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.metrics.sizes import half_ulp
@@ -79,6 +80,30 @@ class Unrounded:
         """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
         made = (self._of(way, left, self._given(way, left)) for way in drawn)
         return tuple({place: x - unrounded[place] for place, x in each.items()} for each in made)
+
+    def again(self, drawn: Mapping[Remade, Remade], left: Left) -> tuple[Rows, ...]:
+        """Return what realisations differ by where a reader of float32 values makes what it reads once more.
+
+        A GPU's compiler makes what several fusions read in each of them, its sums in another order. ``drawn``: each
+        beside the same with two of each value.
+        """
+        inputs = list(dict.fromkeys(k for p in left for k in self.tapped.read(p, self.taps, self.args, 32)))
+        recorded = self._recorded(left)
+        found = []
+        for way, apart in drawn.items() if inputs else ():
+            before = way.before(inputs, self._recorded(inputs), self.args)
+            other = recorded | {k: jnp.asarray(x).astype(np.float32) for k, x in before.items()}
+            two = {k: jnp.stack([x, other[k]]) for k, x in recorded.items()}
+            first, second = self._of(apart, left, two), apart.before(left, two, self.args)
+            plain = self._of(way, left, recorded)
+            held = {name: np.asarray(x) for name, x in second.items()}
+            found.append({place: x - plain[place] for place, x in first.items()})
+            found.append({place: self.rows(place, held[place[0]]) - x for place, x in plain.items()})
+        return tuple(found)
+
+    def tied(self, ways: Mapping[Name, Remade], left: Left) -> dict[Name, Rows]:
+        """Return what ways make of recorded values with what operands near a tie may make of it."""
+        return {name: self._of(way, left, self._recorded(left)) for name, way in ways.items()}
 
     def _reads(self, point: str) -> list[str]:
         return self.tapped.read(point, self.taps, self.args)

@@ -1,0 +1,1 @@
+"""What a GPU's compiler makes of a program."""

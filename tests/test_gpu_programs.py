@@ -1,0 +1,277 @@
+"""Programs on a GPU: how it makes their products is read from the compiled text, emulated, told and judged.
+
+Runs: ``traces/gpu/programs`` (an H100, JAX 0.11.2; ``python -m tests.gpu_programs``).
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import precaudit
+from precaudit.gpu.units import labelled
+from precaudit.judging.programs import notes
+from precaudit.numpy_decoder import passes
+from precaudit.numpy_decoder.accumulation import rounding_products
+from precaudit.numpy_decoder.honest import truncated as truncated_product
+from precaudit.programs.preparing import code_of, prepared
+from precaudit.runs.programs import file_name, open_program_run, write_tensors
+from precaudit.tpu.hlo import parse
+from precaudit.transforms import multiplying
+from precaudit.transforms.emulate import Realisation, emulated, rounded
+from tests.gpu_programs import PROGRAMS
+
+RUNS = Path(__file__).parents[1] / "traces" / "gpu" / "programs"
+ONCE = 2.0**-24  # results are in float32
+RANDOM = np.random.default_rng(23)
+
+
+def text(instruction, form="f32"):
+    return f"""HloModule m
+
+ENTRY %main (a: {form}[8,16], b: {form}[16,4]) -> f32[8,4] {{
+  %a = {form}[8,16]{{1,0}} parameter(0)
+  %b = {form}[16,4]{{1,0}} parameter(1)
+  ROOT %out = {instruction}, metadata={{op_name="jit(f)/product.3/dot_general"}}
+}}
+"""
+
+
+DOT = "f32[8,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+LIBRARY = 'f32[8,4]{1,0} custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={"x":{'
+LIBRARY += '"precision_config":{"algorithm":"ALG_UNSET","operand_precision":["DEFAULT","DEFAULT"]}}}'
+CONVOLUTION = 'f32[8,4]{1,0} custom-call(%a, %b), custom_call_target="__cudnn$convForward"'
+
+
+@pytest.mark.parametrize(("instruction", "form", "ways"), [
+    (DOT, "f32", ("1 TF32 pass",)), (DOT + ", operand_precision={high,high}", "f32", ("1 TF32 pass",)),
+    (DOT + ", operand_precision={highest,highest}", "f32", ("float32",)), (DOT, "bf16", ("float32",)),
+    (DOT + ", algorithm=dot_bf16_bf16_f32_x3", "f32", ("3 passes",)),
+    (DOT + ", algorithm=dot_bf16_bf16_f32_x9", "f32", ("1 TF32 pass",)),
+    (LIBRARY, "f32", ("1 TF32 pass",)), (LIBRARY.replace("DEFAULT", "HIGHEST"), "f32", ("float32",)),
+    (CONVOLUTION, "f32", ("1 TF32 pass", "float32")), (CONVOLUTION, "f16", ("float32",)),
+    ("f32[8,16]{1,0} multiply(%a, %a)", "f32", ("float32",)),
+    ("bf16[8,16]{1,0} multiply(%a, %a)", "bf16", ("rounded products",)),
+])  # fmt: skip
+def test_a_text_says_how_products_are_made(instruction, form, ways):
+    assert labelled(parse(text(instruction, form))) == {"product.3": ways}
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=8), st.integers(-12, 12))
+@settings(max_examples=60, deadline=None)
+def test_operands_are_rounded_to_tf32_as_the_device_does(values, ulps):
+    """Also those some ulps off a tie, of which ``near_tie`` says what the other way makes of them."""
+    given = np.asarray(values, np.float32)
+    kept = given.view(np.uint32) & np.uint32(0xFFFFE000)
+    near = (kept + np.uint32(4096 + ulps)).view(np.float32)
+    for x in (given, near[np.isfinite(near)]):
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide, want = x.astype(np.float64), passes.tf32(x)
+            above = ((x.view(np.uint32) & np.uint32(0xFFFFE000)) + np.uint32(0x2000)).view(np.float32)
+            gap = np.abs(above.astype(np.float64) - (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32))
+        with jax.enable_x64(True):
+            made, step = np.asarray(multiplying.tf32(wide)), np.asarray(multiplying.near_tie(wide, 8))
+        np.testing.assert_array_equal(made, want)
+        off = np.abs((x.view(np.uint32) & np.uint32(0x1FFF)).astype(int) - 4096)
+        known = (off <= 8) & np.isfinite(x) & np.isfinite(above) & (np.abs(wide) >= 2.0**-126)
+        np.testing.assert_array_equal(step, np.where(known, gap, 0.0))
+
+
+def test_convolutions_round_ties_to_even():
+    one = np.float32(1 + 2.0**-11)  # halfway between 1 and the next TF32 number
+    with jax.enable_x64(True):
+        assert multiplying.to_even(np.float64(one)) == 1.0
+        assert multiplying.tf32(jnp.float64(one)) == 1 + 2.0**-10
+
+
+def segment(call, how, *args):
+    """Return what a realisation makes of a program of one product."""
+
+    def tapped(*given):
+        return checkpoint_name(call(*given), "y")
+
+    out = jax.eval_shape(tapped, *args)
+    with jax.enable_x64(True):
+        made = emulated(tapped, how)({"y": np.zeros(out.shape, out.dtype)}, *args)
+    return np.asarray(made["y"][1])
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("precision", "said", "setting"), [
+    (None, "1 TF32 pass", "TF32_TF32_F32"), (None, "float32", "highest"), ("highest", "1 TF32 pass", "highest"),
+    ("TF32_TF32_F32_X3", "3 TF32 passes", "TF32_TF32_F32_X3"), ("TF32_TF32_F32_X3", "1 TF32 pass", "TF32_TF32_F32_X3"),
+    ("BF16_BF16_F32_X3", "3 passes", "BF16_BF16_F32_X3"), ("BF16_BF16_F32", "1 pass", "BF16_BF16_F32"),
+    (None, "rounded products", "TF32_TF32_F32"), ("high", "1 pass", "TF32_TF32_F32"),
+])  # fmt: skip
+def test_a_float32_product_is_made_as_the_text_says_and_not_coarser_than_it_declares(precision, said, setting):
+    a, b = normal(5, 64), normal(64, 7)
+    how = Realisation(unit="gpu", made={"": said})
+    made = segment(lambda x, y: jnp.dot(x, y, precision=precision), how, a, b)
+    np.testing.assert_allclose(made, passes.products(setting)(a.astype(np.float64), b.astype(np.float64)), rtol=ONCE)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("form", ["bfloat16", "float16"])
+def test_terms_of_one_row_are_rounded_where_the_text_says(monkeypatch, form, few):
+    if not few:
+        monkeypatch.setattr(multiplying, "MOST_TERMS", 0)
+    a, b = (x.astype(form) for x in (normal(3, 1, 32), normal(32, 9)))
+    made = segment(lambda x, y: x @ y, Realisation(unit="gpu", made={"": "rounded products"}), a, b)
+    want = rounding_products(form)(np.asarray(a.reshape(3, 32), np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(made.reshape(3, 9), want, rtol=ONCE)
+    wide = segment(
+        lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32),
+        Realisation(unit="gpu", made={"": "rounded products"}), a, b,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        wide.reshape(3, 9), np.asarray(a.reshape(3, 32), float) @ np.asarray(b, float), rtol=ONCE
+    )
+
+
+def test_what_the_text_leaves_open_is_no_number():
+    a, b = normal(4, 8), normal(8, 4)
+    assert np.isnan(segment(jnp.matmul, Realisation(unit="gpu", made={}), a, b)).all()
+    known = segment(jnp.matmul, Realisation(unit="gpu", made={}, otherwise="float32"), a, b)
+    np.testing.assert_allclose(known, a.astype(np.float64) @ b.astype(np.float64), rtol=ONCE)
+
+
+@pytest.mark.parametrize("chunk", [4, 8, 16])
+def test_sums_are_cut_as_on_tensor_cores(chunk):
+    how = Realisation(unit="gpu", made={"": "1 TF32 pass"}, truncated=chunk)
+    a, b = normal(2, 5, 30), normal(2, 30, 7)
+    made = segment(jnp.matmul, how, a, b)
+    want = [truncated_product(chunk, passes.tf32(x), passes.tf32(y)) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(made, np.stack(want), rtol=ONCE)
+    picture, kernel = normal(2, 6, 5, 3), normal(3, 2, 3, 4)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (2, 1), ((1, 1), (0, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    even = [np.asarray(rounded_to_even(x)) for x in (picture, kernel)]
+    padded = np.pad(even[0], ((0, 0), (1, 1), (0, 1), (0, 0)))
+    rows = np.stack([
+        padded[:, i : i + 3, j : j + 2].reshape(2, -1) for i in (0, 2, 4) for j in range(5)
+    ], 1).reshape(2, 3, 5, -1)  # fmt: skip
+    want = truncated_product(chunk, rows.reshape(30, -1), even[1].reshape(-1, 4)).reshape(2, 3, 5, 4)
+    np.testing.assert_allclose(segment(convolve, how, picture, kernel), want, rtol=ONCE)
+
+
+def rounded_to_even(x):
+    bits = x.view(np.uint32)
+    half = np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    return ((bits + half) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+def test_ties_add_what_operands_near_one_may_make():
+    a, b = normal(4, 32), normal(32, 4)
+    a[1, 5] = np.float32(1 + 2.0**-11 + 2.0**-22)  # two ulps above a tie
+    plain = Realisation(unit="gpu", made={"": "1 TF32 pass"})
+    how = Realisation(unit="gpu", made={"": "1 TF32 pass"}, ties=True)
+    added = segment(jnp.matmul, how, a, b) - segment(jnp.matmul, plain, a, b)
+    near = [np.abs((x.view(np.uint32) & np.uint32(0x1FFF)).astype(int) - 4096) <= 8 for x in (a, b)]
+    step = [np.where(n, 2.0 ** (np.floor(np.log2(np.abs(x))) - 10), 0.0) for n, x in zip(near, (a, b), strict=True)]
+    want = step[0] @ np.abs(b.astype(np.float64)) + np.abs(a.astype(np.float64)) @ step[1]
+    np.testing.assert_allclose(added, want, rtol=1e-9, atol=5e-7)
+    assert want[1].min() >= 2.0**-10 * np.abs(b[5]).min()
+
+
+def test_two_readers_may_have_made_a_value_apart():
+    """A softmax of one key is 1, but where its sum is of another exponential than its numerator."""
+    scores = np.zeros((1, 1), np.float32)
+
+    def tapped(x):
+        s = checkpoint_name(x, "s")
+        e = jnp.exp(s)
+        return checkpoint_name(e / e.sum(-1, keepdims=True), "p")
+
+    both = {"s": np.stack([scores, scores + np.float32(2.0**-15)]), "p": np.ones((2, 1, 1), np.float32)}
+    with jax.enable_x64(True):
+        first, second = emulated(tapped, Realisation(unit="gpu", made={}, apart=True))(both, scores)["p"]
+    assert abs(float(first[0, 0]) - 1) > 2e-5
+    assert abs(float(second[0, 0]) - 1) > 2e-5
+    with jax.enable_x64(True):
+        alone = emulated(tapped, Realisation())({"s": scores, "p": scores}, scores)["p"][0]
+    assert float(alone[0, 0]) == 1.0
+
+
+def recorded(folder, name, program=None, **changes):
+    """Return a copy of a run on a GPU as one of ``program`` (its own), whatever JAX writes of it here."""
+    run = folder / name
+    shutil.copytree(RUNS / name, run)
+    record = json.loads((run / "program.json").read_text())
+    record |= {"code": code_of(prepared(program or PROGRAMS[name]))} | changes
+    (run / "program.json").write_text(json.dumps(record))
+    return run
+
+
+def judged(run, program):
+    return precaudit.gate(precaudit.compare(run, program=program))
+
+
+def failing(run, program):
+    return {v.point for v in judged(run, program).verdicts if v.status == "fail" and v.kind == "local"}
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_an_honest_program_on_a_gpu_passes(tmp_path, name):
+    found = judged(recorded(tmp_path, name), PROGRAMS[name])
+    assert found.exit_code == 0
+    assert found.counts.keys() == {"pass"}
+    assert found.counts["pass"] > 2
+
+
+def test_tf32_is_no_honest_way_of_the_highest_precision(tmp_path):
+    """Nor of a CPU."""
+    run = recorded(tmp_path / "a", "chained-default", PROGRAMS["chained-highest"])
+    assert failing(run, PROGRAMS["chained-highest"]) == {"value"}  # the other product is of the default precision
+    run = recorded(tmp_path / "b", "chained-default", device="cpu:0")
+    assert failing(run, PROGRAMS["chained-default"]) == {"value", "value~2"}
+
+
+def test_a_row_of_rounded_terms_is_none_of_a_cpu(tmp_path):
+    run = recorded(tmp_path, "rows1-bf16", device="cpu:0")
+    assert failing(run, PROGRAMS["rows1-bf16"])
+
+
+@pytest.mark.parametrize(("name", "tap", "fault"), [
+    ("chained-default", "value", lambda x: x * np.float32(1.0003)),
+    ("chained-default", "value~2", lambda x: rounded_through_bfloat16(x)),
+    ("rows2-f32", "value~2", lambda x: x + np.where(np.arange(len(x))[:, None] == 1, 1e-4, 0).astype(np.float32)),
+    ("convolved-f32", "call", lambda x: np.roll(x, 1, 0)),
+    ("rows1-bf16", "value", lambda x: (x.astype(np.float32) * 1.02).astype(x.dtype)),
+    ("decoded-bf16", "probs", lambda x: np.roll(x, 1, -1)),
+])  # fmt: skip
+def test_a_fault_on_a_gpu_fails_there(tmp_path, name, tap, fault):
+    run = recorded(tmp_path, name)
+    opened = open_program_run(run)
+    taps = opened.tensors("a", 0, "taps")
+    file = file_name(opened.record, "a", 0, "taps")
+    digest, _ = write_tensors(run, file, taps | {tap: np.ascontiguousarray(fault(taps[tap]))})
+    changed = json.loads((run / "program.json").read_text())
+    changed["hashes"][file] = digest
+    (run / "program.json").write_text(json.dumps(changed))
+    assert tap in failing(run, PROGRAMS[name])
+
+
+def rounded_through_bfloat16(x):
+    with jax.enable_x64(True):
+        return np.asarray(rounded(x.astype(np.float64), jnp.bfloat16)).astype(np.float32)
+
+
+def test_notes_say_what_the_compiler_made_of_products(tmp_path):
+    told = notes(open_program_run(recorded(tmp_path, "chained-default")))
+    assert any("2 products of float32 operands in TF32" in n and 'precision="highest"' in n for n in told)
+    told = notes(open_program_run(recorded(tmp_path, "rows1-bf16")))
+    assert any("2 products with each term rounded" in n for n in told)
+    assert not any("this GPU" in n for n in notes(open_program_run(recorded(tmp_path, "rows2-bf16"))))
