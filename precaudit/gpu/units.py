@@ -20,8 +20,9 @@ ALGORITHMS: dict[str, Way] = {
 def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
     """Return {label of a program's product: the ways in which it is made}, "" for those without a label.
 
-    Tensor cores make TF32 of float32 operands below the highest precision, a library's too; a product without a ``dot``
-    is a sum of terms, in the format of its multiplication. X9 of bfloat16 is TF32 (seen on an H100, JAX 0.11.2:
+    Tensor cores make TF32 of float32 operands below the highest precision, a library's too; a ``dot`` in a loop's
+    fusion is made element by element, in float32; a product without one is a sum of terms, in the format of its
+    multiplication. X9 of bfloat16 is TF32 (seen on an H100, JAX 0.11.2:
     ``traces/gpu/precisions.txt``).
     """
     found: dict[str, set[Way]] = {}
@@ -31,9 +32,12 @@ def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
 
 
 def _made(module: Module) -> Iterator[tuple[str, Way]]:
+    loops = {name for _, x in module.walk() if x.attributes.get("kind") in ("kLoop", "kInput") for name in x.called}
     for computation, x in module.walk():
         label = label_in(x.op_name)
-        if x.opcode in ("dot", "convolution"):
+        if x.opcode == "dot" and computation.name in loops:
+            yield label, "float32"
+        elif x.opcode in ("dot", "convolution"):
             asked = (x.attributes.get(key, "") for key in ("operand_precision", "algorithm"))
             yield label, _cores(computation, x, *asked)
         elif x.opcode == "custom-call" and LIBRARY.fullmatch(x.attributes.get("custom_call_target", "")):

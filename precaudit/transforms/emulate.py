@@ -73,11 +73,11 @@ class Realisation:
     ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
     wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
     a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
-    rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic and
-    cubes of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded, as XLA:CPU
-    makes them. ``seed``: 0 rounds to
-    nearest, others round on grids moved by a factor of each equation, with inaccurate functions. ``sums``: exact; those
-    of narrow formats rounded to their own after every term (what XLA:CPU makes of a ``reduce_sum`` in bfloat16, such as
+    rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic,
+    cubes and 1 − x² of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded,
+    as XLA makes them. ``seed``: 0 rounds to nearest, others round on grids moved by a factor of each equation, with
+    inaccurate functions. ``sums``: exact; those of narrow formats rounded to their own after every term (what XLA:CPU
+    makes of a ``reduce_sum`` in bfloat16, such as
     the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
     each seed's. ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
     operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
@@ -226,6 +226,8 @@ class Emulated(Planted):
         if equation.primitive.name == "broadcast_in_dim":
             self.spread.update(equation.outvars)
         if self.how.apart:
+            known = [v for v in equation.invars if not hasattr(v, "val")]
+            self.turns.update(dict.fromkeys(known, 1))
             inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
@@ -241,7 +243,6 @@ class Emulated(Planted):
             or not jnp.issubdtype(jnp.result_type(x), jnp.floating)
         ):
             return x
-        self.turns[variable] += 1
         return x if self.turns[variable] % 2 == 1 else lax.ppermute(x, TWO, ((0, 1), (1, 0)))
 
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -258,12 +259,12 @@ class Emulated(Planted):
         elif self.how.unit == "vector" and name == "dot_general" and _few_terms(equation, inputs):
             out = [of_rounded_terms(equation, inputs, partial(rounded, dtype=dtype))]
         elif self.how.unit == "gpu" and name in (*PRODUCTS, GROUPED):
-            out = [self.on_gpu(equation, inputs)]
+            out = [self.on_gpu(equation, inputs, factor)]
         elif name in PRODUCTS and self.how.made is not None and chosen(equation) and self.passes(equation) == 0:
             known = self.one_rounded(equation, inputs)
             out = [jnp.where(known, x, np.nan) for x in super().operation(equation, inputs)]
-        elif name in PRODUCTS:
-            out = [self.of_parts(equation, inputs, self.passes(equation), TO_BFLOAT16)]
+        elif name in PRODUCTS and (pairs := parts(equation, inputs, self.passes(equation), TO_BFLOAT16)):
+            out = [sum(super(Emulated, self).operation(equation, list(pair))[0] for pair in pairs)]
         elif self.how.sums in ("single", "reversed", "shuffled") and (
             in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
         ):
@@ -288,31 +289,34 @@ class Emulated(Planted):
             return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
-    def of_parts(self, equation: Any, inputs: list[Any], passes: int, narrow: Callable[[Any], Any]) -> Any:
-        """Return a product made of narrow parts of its operands, as many as ``passes`` take."""
-        pairs = parts(equation, inputs[:2], passes, narrow) or [(inputs[0], inputs[1])]
-        if self.how.truncated:
-            cut = [truncated(equation, pair, self.how.truncated) for pair in pairs]
-            if cut[0] is not None:
-                return sum(cut[1:], cut[0])
-        first, *more = (super(Emulated, self).operation(equation, [*pair, *inputs[2:]])[0] for pair in pairs)
-        return sum(more, first)
-
-    def on_gpu(self, equation: Any, inputs: list[Any]) -> Any:
+    def on_gpu(self, equation: Any, inputs: list[Any], factor: float) -> Any:
         """Return a product as a GPU makes it; not a number where it is not known how."""
         said = (self.how.made or {}).get(label_of(equation), self.how.otherwise)
-        way = on_gpu(equation, said)
+        way, (x, y, *groups) = on_gpu(equation, said), inputs
         if way == ROUNDED_TERMS:
             return of_rounded_terms(equation, inputs, partial(rounded, dtype=equation.outvars[0].aval.dtype))
         passes, narrow = ON_GPU.get(way, (MOST, tf32))
         if narrow is tf32 and equation.primitive.name == "conv_general_dilated":
             narrow = to_even
-        product = self.of_parts(equation, inputs, passes, narrow)
+        pairs = parts(equation, (x, y), passes, narrow) or [(x, y)]
+        product = sum(self.added(equation, [*pair, *groups], factor) for pair in pairs)
         if self.how.ties and way == TF32:
-            x, y, *more = inputs
-            sides = ([near_tie(x, TIE), jnp.abs(y), *more], [jnp.abs(x), near_tie(y, TIE), *more])
-            product += sum(super(Emulated, self).operation(equation, side)[0] for side in sides)
+            for side in ((near_tie(x, TIE), jnp.abs(y)), (jnp.abs(x), near_tie(y, TIE))):
+                product += super().operation(equation, [*side, *groups])[0]
         return product if way is not None else product * np.nan
+
+    def added(self, equation: Any, inputs: list[Any], factor: float) -> Any:
+        """Return a product of operands as they are multiplied, its sum as this realisation makes it on a GPU."""
+        if self.how.truncated and (cut := truncated(equation, inputs, self.how.truncated)) is not None:
+            return cut
+        if self.how.sums in ("single", "reversed", "shuffled") and in_single(equation):
+            return summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)[0]
+        if equation.primitive.name == GROUPED:  # JAX maps it over its groups alone
+            alone = jax.custom_batching.sequential_vmap(
+                lambda *x: super(Emulated, self).operation(equation, list(x))[0]
+            )
+            return alone(*inputs)
+        return super().operation(equation, inputs)[0]
 
     def passes(self, equation: Any) -> int:
         """Return how many bfloat16 passes make a product: 1, 3, or 6 for as good as float32; 0 where that is open.
@@ -349,9 +353,9 @@ class Emulated(Planted):
         return rounded(x, dtype, factor)
 
     def inverted(self, equation: Any) -> bool:
-        """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient, but for bfloat16."""
+        """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient; of bfloat16 on a GPU."""
         out, divisor = equation.outvars[0].aval, equation.invars[1]
-        if out.dtype not in (np.float16, np.float32):
+        if out.dtype not in (np.float16, np.float32) and not (out.dtype == jnp.bfloat16 and self.how.unit == "gpu"):
             return False
         return hasattr(divisor, "val") or divisor.aval.size < out.size or divisor in self.spread
 
@@ -455,4 +459,9 @@ def _power(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
     return stored(x * x) * x if params["y"] == 3 else lax.integer_pow(x, params["y"])
 
 
-EXPANDED = {"logistic": _logistic, "integer_pow": _power}
+def _one_minus_square(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
+    """(1 − x)(1 + x), as JAX writes 1 − x²."""
+    return stored(1.0 - x) * stored(1.0 + x)
+
+
+EXPANDED = {"logistic": _logistic, "integer_pow": _power, "one_minus_square": _one_minus_square}

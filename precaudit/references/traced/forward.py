@@ -79,7 +79,7 @@ class Chains:
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
         realisation = ROUNDED
         if units is not None and units.gpu:
-            realisation = replace(units.making(ROUNDED), otherwise=TF32)
+            realisation = replace(units.making(ROUNDED), otherwise=TF32, sums="shuffled")
         elif units is not None:
             realisation = replace(ROUNDED, unit="matrix")
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)

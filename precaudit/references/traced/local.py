@@ -39,6 +39,7 @@ from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
 from precaudit.runs.programs import (
     CARRIED,
     EQUATIONS,
+    OWN_SUMS,
     Opened,
     ProgramPoint,
     ProgramRun,
@@ -57,6 +58,7 @@ Ways = dict[tuple[str, ...], Realisation]
 # What is said of products that a GPU's compiled program does not name.
 OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded products": TERMS}
 TRUNCATED = "sums truncated every "
+TWICE = 2.0  # as far off as one order of a sum, another may be
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 
 
@@ -68,7 +70,7 @@ class Segments:
     narrow inputs unrounded, as each makes them: a float32 result then has the noise of its inputs, too. ``open``: what
     is not a number where FP64 is one comes from a product that is not known. ``tied``: what the first ways make with
     what TF32 operands near a tie may make of it added; ``again``: what drawn realisations differ by where float32
-    inputs are made once more.
+    inputs are made once more; ``gpu``: whether one made them.
     """
 
     exact: Rows
@@ -78,6 +80,7 @@ class Segments:
     open: bool = False
     tied: dict[Name, Rows] = field(default_factory=dict)
     again: tuple[Rows, ...] = ()
+    gpu: bool = False
 
     def only(self, left: Collection[Place]) -> "Segments":
         """Return the same of some places, in memory of their own."""
@@ -86,7 +89,9 @@ class Segments:
             return {place: rows[place].copy() for place in left if place in rows}
 
         honest = {name: of(rows) for name, rows in self.honest.items()}
-        return Segments(of(self.exact), honest, tuple(map(of, self.drawn)), tuple(map(of, self.moved)), self.open)
+        return Segments(
+            of(self.exact), honest, tuple(map(of, self.drawn)), tuple(map(of, self.moved)), self.open, gpu=self.gpu
+        )
 
 
 class Emulations:
@@ -114,13 +119,14 @@ class Emulations:
         with jax.enable_x64(True):
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
             self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
-            self.drawn = [Remade(self.tapped, how) for how in DRAWS]
+            draws = [replace(how, sums="shuffled") for how in DRAWS] if on_gpu else DRAWS  # as its threads come
+            self.drawn = [Remade(self.tapped, how) for how in draws]
             tied = {name: replace(how, ties=True) for name, how in ways.items() if name in self.first}
             apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in self.drawn}
             self.apart = apart if on_gpu else {}
             self.tied = {name: Remade(self.tapped, how) for name, how in tied.items()} if on_gpu else {}
             first = [how for name, how in ways.items() if name in self.first]
-            self.together = jax.jit(once(self.tapped, [*DRAWS, *first]), compiler_options=effort(made))
+            self.together = jax.jit(once(self.tapped, [*draws, *first]), compiler_options=effort(made))
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -185,7 +191,9 @@ class Emulations:
         else:
             exact, *rounded = map(of, self.together(taps, *args))
         n = len(self.drawn)
-        return Segments(exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open)
+        return Segments(
+            exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open, gpu=bool(self.tied)
+        )
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""
@@ -290,13 +298,13 @@ def _record(
         return record_of(opened, case, call, p, layer, unknown=OPEN)
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
     again = [rows[place] for rows in made.again if place in rows]
-    numbers = _numbers(step_of(opened.record, p, layer)(whole), exact, honest, drawn, moved, tied, again)
+    numbers = _numbers(step_of(opened.record, p, layer)(whole), exact, honest, drawn, moved, tied, again, made.gpu)
     return record_of(opened, case, call, p, layer, **numbers)
 
 
 def _numbers(
     stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
-    tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (),
+    tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (), on_gpu: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
     rows, dtype = np.arange(len(stored)), stored.dtype.name
@@ -323,6 +331,10 @@ def _numbers(
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
     cut = tuple(x for x in best if x.startswith(TRUNCATED))
     plain = best[len(cut) :]
+    if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
+        one = np.abs(emulations[OWN_SUMS,] - emulations[()])
+        every = np.maximum(one, ratio(norm(finite(one)), norm(shown)) * np.abs(reference))
+        yard = yard.doubting(every, TWICE, np.zeros(()))
     if cut:  # what they align and keep differs between units
         yard = yard.doubting(emulations[best], DOUBT, emulations[plain])
     for change in again:  # each of several draws

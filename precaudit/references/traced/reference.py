@@ -87,7 +87,7 @@ class Traced:
         far = [at for at, e in self._forwards.items() if not _near(e)]
         if far and self.chains.other:
             again = self._calls(case, strictly=True)
-            self._forwards |= {at: again[at] for at in far}
+            self._forwards |= {at: again[at] for at in far if again[at].unknown is None}
 
     def _calls(self, case: str, strictly: bool = False) -> dict[At, ErrorRecord]:
         """Return the forward records of a case."""

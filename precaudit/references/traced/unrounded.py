@@ -94,7 +94,10 @@ class Unrounded:
             before = way.before(inputs, self._recorded(inputs), self.args)
             other = recorded | {k: jnp.asarray(x).astype(np.float32) for k, x in before.items()}
             two = {k: jnp.stack([x, other[k]]) for k, x in recorded.items()}
-            first, second = self._of(apart, left, two), apart.before(left, two, self.args)
+            try:
+                first, second = self._of(apart, left, two), apart.before(left, two, self.args)
+            except NotImplementedError:  # an operation that JAX does not make of two of each
+                return ()
             plain = self._of(way, left, recorded)
             held = {name: np.asarray(x) for name, x in second.items()}
             found.append({place: x - plain[place] for place, x in first.items()})
