@@ -41,8 +41,8 @@ def test_slow_pages_show_what_is_printed(page):
 
 
 def test_both_kinds_of_page_have_commands():
-    assert {page.name for page in SLOW} >= {"README.md", "tutorial.md", "inference.md"}
-    assert {page.name for page in QUICK} >= {"kernels.md", "models.md", "contributing.md"}
+    assert {page.name for page in SLOW} >= {"README.md", "tutorial.md", "inference.md", "kernels.md"}
+    assert {page.name for page in QUICK} >= {"models.md", "contributing.md"}
 
 
 def test_numbers_may_differ_and_words_may_not():

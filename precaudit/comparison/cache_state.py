@@ -64,7 +64,7 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
         different = np.flatnonzero((found != known[: len(found)]).any(axis=1))
         if written is not None and len(different) and (other := _otherwise(recorded, here, written.dtype.name)):
             values, near = other
-            different = different[[not _at_ties(found[i], written[i], values[i], near[i]) for i in different]]
+            different = different[[not at_ties(found[i], written[i], values[i], near[i]) for i in different]]
         yield here.record(
             "state", run, rows, dtype=HASH_FORMAT, n=len(found), nonfinite=int(broken[: len(found)].sum()),
             mismatched=len(different), rows=spans(different) or None,
@@ -78,7 +78,7 @@ def _otherwise(recorded: Recorded, here: Place, name: str) -> tuple[Array, Array
     return None if rows is None else recorded.other_cache(rows, name)
 
 
-def _at_ties(found: Array, written: Array, other: Array, near: Array) -> bool:
+def at_ties(found: Array, written: Array, other: Array, near: Array) -> bool:
     """Whether a row's hash is that of the row that was written with some of its ties the other way."""
     at = np.flatnonzero(near)
     if not 0 < len(at) <= MOST_TIES:

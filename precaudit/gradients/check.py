@@ -344,7 +344,7 @@ class _Case:
         formula, i = self.own[f.side], self.names.index(f.array)
         narrow = formula.narrow()
         if not narrow:
-            return "no format narrower than float32 explains it: the formula differs"
+            return self._tf32(f, i) or "no format narrower than float32 explains it: the formula differs"
         if formula.places:
             return self._inside(f, formula, i)
         try:
@@ -355,6 +355,15 @@ class _Case:
         except CannotLift:
             return f"formats narrower than float32 inside: {', '.join(map(_short, narrow))}"
         return f"rounding explains it: {_named(lines)}"
+
+    def _tf32(self, f: Found, i: int) -> str | None:
+        """Return that a GPU's float32 products explain it, None where they do not."""
+        if jax.default_backend() != "gpu":
+            return None
+        draws = self.own[f.side].draws(self.cotangents, self.inputs, "gpu", declared=True)
+        if self.judged(f.side, i, draws).verdict.status != "pass":
+            return None
+        return 'TF32 explains it, of which this GPU makes float32 products below precision="highest"'
 
     def _inside(self, f: Found, formula: Formula, i: int) -> str:
         """Return the same of a function with Pallas kernels: it runs again with what they round in float32."""

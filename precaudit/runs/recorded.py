@@ -138,15 +138,23 @@ class Recorded:
         return self._cached(rows, names[0] if names else point_format(declared_policy(self.run.record), cache))
 
     def other_cache(self, rows: Array, name: str) -> tuple[Array, Array] | None:
-        """Return what a cache of integers may give of the rows that it holds, in format ``name``, too; and where.
+        """Return what a cache narrower than its rows may give of them, too, in format ``name``; and where.
 
-        A device that is no CPU divides less exactly: quotients at a tie may be rounded the other way. None where that
-        is not so.
+        A device that is no CPU divides less exactly, and may convert what it has not rounded before: what is at a tie
+        may be rounded the other way. None where that is not so.
         """
-        if self.run.record.policy["kv_cache"] != "int8" or device_kind(self.run.record.device) == "cpu":
+        if device_kind(self.run.record.device) == "cpu":
             return None
-        other, near = InRows(stored=name).otherwise(widen(rows))
-        return other.astype(FORMATS[name].dtype), near
+        if self.run.record.policy["kv_cache"] == "int8":
+            other, near = InRows(stored=name).otherwise(widen(rows))
+            return other.astype(FORMATS[name].dtype), near
+        if FORMATS[name].dtype.itemsize > 1 or rows.dtype.itemsize == 1:
+            return None
+        wide, one = widen(rows), rows.astype(FORMATS[name].dtype)
+        beside = [(one.view(np.uint8) + np.uint8(step)).view(one.dtype) for step in (1, 255)]
+        ties = [np.abs(widen(x) - wide) == np.abs(wide - widen(one)) for x in beside]
+        near = (ties[0] | ties[1]) & (widen(one) != wide)
+        return np.where(ties[0], beside[0], beside[1]), near
 
     def cached_rows(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
         """Return the rows earlier calls recorded for a cache at ``step``: prefill's, then each decode step's."""
