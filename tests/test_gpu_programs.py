@@ -5,6 +5,7 @@ Runs: ``traces/gpu/programs`` (an H100, JAX 0.11.2; ``python -m tests.gpu_progra
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +18,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
+from precaudit import Program
 from precaudit.gpu.units import labelled
+from precaudit.gradients import check
 from precaudit.judging.programs import notes
 from precaudit.numpy_decoder import passes
 from precaudit.numpy_decoder.accumulation import rounding_products
@@ -26,7 +29,7 @@ from precaudit.programs.preparing import code_of, prepared
 from precaudit.runs.programs import file_name, open_program_run, write_tensors
 from precaudit.tpu.hlo import parse
 from precaudit.transforms import multiplying
-from precaudit.transforms.emulate import Realisation, emulated, rounded
+from precaudit.transforms.emulate import EXPANDED, Realisation, emulated, rounded
 from tests.gpu_programs import PROGRAMS
 
 RUNS = Path(__file__).parents[1] / "traces" / "gpu" / "programs"
@@ -63,6 +66,19 @@ CONVOLUTION = 'f32[8,4]{1,0} custom-call(%a, %b), custom_call_target="__cudnn$co
 ])  # fmt: skip
 def test_a_text_says_how_products_are_made(instruction, form, ways):
     assert labelled(parse(text(instruction, form))) == {"product.3": ways}
+
+
+def test_a_dot_in_a_loop_s_fusion_is_made_in_float32():
+    fused = text(DOT).replace("HloModule m\n\nENTRY %main", "HloModule m\n\n%inside")
+    fused += """
+ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {
+  %x = f32[8,16]{1,0} parameter(0)
+  %y = f32[16,4]{1,0} parameter(1)
+  ROOT %made = f32[8,4]{1,0} fusion(%x, %y), kind=kLoop, calls=%inside
+}
+"""
+    assert labelled(parse(fused)) == {"product.3": ("float32",)}
+    assert labelled(parse(fused.replace("kLoop", "kCustom"))) == {"product.3": ("1 TF32 pass",)}
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=8), st.integers(-12, 12))
@@ -205,6 +221,75 @@ def test_two_readers_may_have_made_a_value_apart():
     assert float(alone[0, 0]) == 1.0
 
 
+def test_a_quotient_by_a_constant_is_a_product_with_its_inverse_in_bfloat16_too():
+    x = normal(64).astype(jnp.bfloat16)
+    made = segment(lambda x: x / jnp.bfloat16(0.9), Realisation(unit="gpu", made={}), x)
+    inverse = np.float64(jnp.bfloat16(1 / np.float64(jnp.bfloat16(0.9))))
+    np.testing.assert_array_equal(made, x.astype(np.float64) * inverse)
+    plain = segment(lambda x: x / jnp.bfloat16(0.9), Realisation(), x)
+    np.testing.assert_allclose(plain, x.astype(np.float64) / np.float64(jnp.bfloat16(0.9)), rtol=1e-15)
+
+
+def test_one_minus_a_square_is_a_product_of_sums():
+    stored = partial(rounded, dtype=jnp.bfloat16)
+    with jax.enable_x64(True):
+        x = stored(jnp.asarray(normal(99).astype(np.float64)))
+        made = np.asarray(EXPANDED["one_minus_square"](x, {}, stored))
+        np.testing.assert_array_equal(made, np.asarray(stored(1 - x) * stored(1 + x)))
+        np.testing.assert_allclose(made, np.asarray(1 - x**2), atol=2.0**-6)
+
+
+def scattered(x, w):
+    return jnp.zeros((4, 8), jnp.bfloat16).at[w].add(x)
+
+
+def test_threads_add_in_any_order_in_a_narrow_format(tmp_path):
+    """Not twice, and on a CPU in one order."""
+    x, w = normal(400, 8).astype(jnp.bfloat16), RANDOM.integers(0, 4, 400)
+    program = Program(lambda _, x, w: scattered(x, w), None, {"a": (x, w)}, outputs="y")
+    precaudit.trace(program, tmp_path / "run")
+    name = open_program_run(tmp_path / "run").record.points[-1].name
+    order = RANDOM.permutation(400)
+    other = np.asarray(scattered(x[order], w[order]))
+    twice = np.asarray(scattered(jnp.concatenate([x, x[:40]]), jnp.concatenate([w, w[:40]])))
+    for taps, device, fails in ((other, "cuda:0", False), (other, "cpu:0", True), (twice, "cuda:0", True)):
+        altered(tmp_path / "run", {name: taps}, device=device)
+        assert (name in failing(tmp_path / "run", program)) == fails
+
+
+def test_what_tf32_explains_of_a_kernel_is_told(monkeypatch):
+    def reference(x, y):
+        return jnp.dot(x, y, precision="highest")
+
+    def inputs(seed):
+        return normal(8, 64), normal(64, 8)
+
+    run = check._Check._run
+
+    def on_gpu(self, key, side, both, cotangents, given):
+        if side != check.KERNEL:
+            return run(self, key, side, both, cotangents, given)
+        return [passes.products("TF32_TF32_F32")(*(np.asarray(x, np.float64) for x in given)).astype(np.float32)]
+
+    monkeypatch.setattr(check._Check, "_run", on_gpu)
+    found = check.gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
+    assert "no format narrower than float32 explains it" in " ".join(found.conclusions)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = check.gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
+    assert found.exit_code == 1
+    assert "TF32 explains it" in " ".join(found.conclusions)
+
+
+def altered(run, taps, **changes):
+    """Replace recorded values of a run's first call."""
+    opened = open_program_run(run)
+    file = file_name(opened.record, "a", 0, "taps")
+    digest, _ = write_tensors(run, file, opened.tensors("a", 0, "taps") | taps)
+    changed = json.loads((run / "program.json").read_text()) | changes
+    changed["hashes"][file] = digest
+    (run / "program.json").write_text(json.dumps(changed))
+
+
 def recorded(folder, name, program=None, **changes):
     """Return a copy of a run on a GPU as one of ``program`` (its own), whatever JAX writes of it here."""
     run = folder / name
@@ -254,13 +339,8 @@ def test_a_row_of_rounded_terms_is_none_of_a_cpu(tmp_path):
 ])  # fmt: skip
 def test_a_fault_on_a_gpu_fails_there(tmp_path, name, tap, fault):
     run = recorded(tmp_path, name)
-    opened = open_program_run(run)
-    taps = opened.tensors("a", 0, "taps")
-    file = file_name(opened.record, "a", 0, "taps")
-    digest, _ = write_tensors(run, file, taps | {tap: np.ascontiguousarray(fault(taps[tap]))})
-    changed = json.loads((run / "program.json").read_text())
-    changed["hashes"][file] = digest
-    (run / "program.json").write_text(json.dumps(changed))
+    held = open_program_run(run).tensors("a", 0, "taps")[tap]
+    altered(run, {tap: np.ascontiguousarray(fault(held))})
     assert tap in failing(run, PROGRAMS[name])
 
 
