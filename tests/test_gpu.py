@@ -209,6 +209,24 @@ def test_the_hash_of_a_row_with_a_tie_the_other_way_is_known():
     assert not at_ties(row_hashes(row[None])[0], written, other, near)
 
 
+def test_a_tie_that_the_last_step_has_was_read_before(tmp_path):
+    """Of rows written since the cache was recorded, what is at no tie, or was changed there, is as it was written."""
+    shutil.copytree(RECORDED / "kv-int8", tmp_path / "run")
+    recorded = Recorded.of(open_run(tmp_path / "run"))
+    made = np.array([[[127.0, 0.5, 1.5, 1.4]], [[127.0, 3.5, 2.5, 1.4]]], np.float32).astype(recorded.tensor(
+        "s1_fact", "prefill", 0, 0, "k").dtype)  # fmt: skip
+    other, near = recorded.other_cache(made, "float32")
+    written = InRows(stored="float32")(made.astype(np.float64)).astype(np.float32)
+    read = np.concatenate([written[:1] + 9, written])
+    final = np.concatenate([written[:1], np.where(near, other, written), written])
+    final[2, 0, 1] = 77  # neither
+    kept = recorded._as_kept(read.copy(), final, [made[:1], made[1:]])
+    want = np.concatenate([read[:1], np.where(near, other, written)])
+    want[2, 0, 1] = written[1, 0, 1]
+    np.testing.assert_array_equal(kept, want)
+    assert near.sum() == 4
+
+
 def test_the_same_on_a_cpu_fails(tmp_path):
     """A CPU sums exact products: nothing excuses them there."""
     assert {("decode", p) for p in ("attn_out", "v")} <= failed(compared(tmp_path, "one-row-heads", "cpu"))

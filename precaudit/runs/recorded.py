@@ -185,8 +185,20 @@ class Recorded:
         made = [self.tensor(prompt, "decode", s, layer, point) for s in range(1, last + 1)]
         if first is None or final is None or any(m is None for m in made):
             return None
-        since = [self._cached(m, first.dtype.name) for m in made if m is not None]
-        return np.concatenate([first, *since]), final
+        rows = [m for m in made if m is not None]
+        read = np.concatenate([first, *(self._cached(m, first.dtype.name) for m in rows)])
+        return self._as_kept(read, final, rows), final
+
+    def _as_kept(self, read: Array, final: Array, made: list[Array]) -> Array:
+        """Return rows that were read, the last of them of ``made``: what is at a tie there as the last step has it."""
+        if not made or (known := self.other_cache(np.concatenate(made), read.dtype.name)) is None:
+            return read
+        other, near = known
+        start = len(read) - len(other)
+        rows = min(len(read), len(final)) - start
+        kept = near[:rows] & (final[start : start + rows] == other[:rows])
+        read[start : start + rows] = np.where(kept, other[:rows], read[start : start + rows])
+        return read
 
     def _cached(self, rows: Array, name: str) -> Array:
         """Return what is read of rows that a cache holds, in format ``name``."""
