@@ -79,8 +79,9 @@ class InRows:
         near = np.abs(exact - below - 0.5) <= DIVISION * 2.0**-23 * np.abs(exact)
         other = np.where(near, np.where(integers == below, below + 1, below), integers).astype(np.float32)
         with np.errstate(invalid="ignore"):
-            product = (other * scales).astype(np.float64)
-        return product if self.stored is None else rounder(self.stored)(product), near
+            if self.stored is None:
+                return other * scales.astype(np.float64), near
+            return rounder(self.stored)((other * scales).astype(np.float64)), near
 
     def moved(self, by: float) -> "InRows":
         """Return the same on a grid moved ``by`` of its step: other rounding errors of the same size."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.formats import FORMATS, INTEGERS
+from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.rows import measured
 from precaudit.metrics.sizes import canonical, explained, norm, ratio
@@ -32,7 +32,7 @@ from precaudit.references.textbook.alternatives import Alternative, Alternatives
 from precaudit.references.textbook.closing import honest, measure, rounds_inputs
 from precaudit.references.textbook.inheritance import from_between
 from precaudit.references.textbook.operations import Operation, parts, prepare
-from precaudit.references.textbook.units import chosen, factors, policy_at, undecided
+from precaudit.references.textbook.units import chosen, factors, multiplies_integers, policy_at, undecided
 from precaudit.runs.recorded import Recorded, Rows
 
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
@@ -155,10 +155,9 @@ def not_emulated(policy: Policy, point: str, decode: bool, device: str) -> str |
         return f"{row.arithmetic} = {key}"
     if "mlp" in row.inner and policy.mlp not in ("float32", policy.activations):
         return f"mlp = {policy.mlp}"
-    integers = (row.projects and row.only != "sparse") or (row.kind == "head" and policy.embeddings == "as-weights")
     # narrow rows times integers are exact in float32, and a GPU adds them up in it (seen on an H100)
     exact = device == "cpu" or (device == "gpu" and policy.activations in ("bfloat16", "float16"))
-    if policy.weights in INTEGERS and integers and not exact:
+    if multiplies_integers(policy, row) and not exact:
         return f"weights = {policy.weights} on {device or 'an unknown device'}"
     exact = device == "cpu" or policy.matmul in ("highest", "F32_F32_F32", *PRESETS)
     if row.sums and "float32" in factors(policy, row, decode) and not exact:

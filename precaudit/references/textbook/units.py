@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from precaudit.formats import INTEGERS
 from precaudit.graphs.decoder import POINTS, parts_of
 from precaudit.graphs.point import Point
 from precaudit.numpy_decoder.passes import PRESETS
@@ -22,6 +23,12 @@ def factors(policy: Policy, row: Point, decode: bool) -> tuple[str, ...]:
     if decode and policy.decode_attention == "float32" and row.reads_keys:
         return ("float32",)
     return tuple(getattr(policy, key) for key in row.operands)
+
+
+def multiplies_integers(policy: Policy, row: Point) -> bool:
+    """Whether an operation multiplies integer weights."""
+    of_weights = (row.projects and row.only != "sparse") or (row.kind == "head" and policy.embeddings == "as-weights")
+    return of_weights and policy.weights in INTEGERS
 
 
 def chosen(recorded: Recorded, policy: Policy, place: Place) -> bool:
@@ -51,8 +58,11 @@ def policy_at(recorded: Recorded, policy: Policy, place: Place) -> Policy:
     """Return a policy with ``matmul`` as the compiled program makes a place's products.
 
     The policy itself where that is open, or is less than the policy asks for: a program that makes fewer passes is not
-    excused by having been compiled so.
+    excused by having been compiled so. Narrow rows times integers are exact in float32 on a GPU, whatever TF32 keeps of
+    the values that they stand for.
     """
+    if device_kind(recorded.run.record.device) == "gpu" and multiplies_integers(policy, POINTS[place.point]):
+        return replace(policy, matmul="highest")
     if not chosen(recorded, policy, place) or undecided(recorded, policy, place) is not None:
         return policy
     (way,) = _ways(recorded, policy, place)
