@@ -26,6 +26,8 @@ from precaudit.numpy_decoder import passes
 from precaudit.numpy_decoder.accumulation import rounding_products
 from precaudit.numpy_decoder.honest import truncated as truncated_product
 from precaudit.programs.preparing import code_of, prepared
+from precaudit.references.traced.forward import Chains
+from precaudit.references.traced.units import Units
 from precaudit.runs.programs import file_name, open_program_run, write_tensors
 from precaudit.tpu.hlo import parse
 from precaudit.transforms import multiplying
@@ -255,6 +257,48 @@ def test_threads_add_in_any_order_in_a_narrow_format(tmp_path):
     for taps, device, fails in ((other, "cuda:0", False), (other, "cpu:0", True), (twice, "cuda:0", True)):
         altered(tmp_path / "run", {name: taps}, device=device)
         assert (name in failing(tmp_path / "run", program)) == fails
+
+
+def attending(w, q):
+    scores = jnp.einsum("d,td->t", q, w["k"])
+    return jax.nn.softmax(scores) @ w["v"]
+
+
+def test_a_softmax_whose_sum_was_made_apart_passes_and_one_farther_off_fails(tmp_path):
+    """Scores of 900 have an ulp of 6e-5, and so has what is left of a probability of one."""
+    keys, q = normal(9, 64), normal(64)
+    keys[2] = 900 * q / (q @ q)
+    program = Program(attending, {"k": keys, "v": normal(9, 16)}, {"a": (q,)}, outputs="y")
+    precaudit.trace(program, tmp_path / "run")
+    held = open_program_run(tmp_path / "run").tensors("a", 0, "taps")
+    (probs,) = (n for n, x in held.items() if x.shape == (9,) and abs(x.sum() - 1) < 1e-3)
+    for off, device, passes_there in ((6e-5, "cuda:0", True), (6e-5, "cpu:0", False), (1e-2, "cuda:0", False)):
+        altered(tmp_path / "run", {probs: held[probs] * np.float32(1 - off)}, device=device)
+        bad = {(v.kind, v.point) for v in judged(tmp_path / "run", program).verdicts if v.status == "fail"}
+        assert (not bad & {("local", probs), ("forward", probs)}) == passes_there
+
+
+def test_draws_of_a_gpu_add_in_orders_of_their_own():
+    program = Program(lambda w, x: x @ w, normal(256, 8), {"a": (normal(4, 256),)})
+    made = prepared(program)
+    given = {"0": np.asarray(program.cases["a"][0])}
+    with jax.enable_x64(True):
+        (on_gpu,) = Chains(program, made, Units({"product.0": "float32"}, False, True)).calls([(given, {})])
+        (on_cpu,) = Chains(program, made).calls([(given, {})])
+    (name,) = on_gpu.exact
+    distinct = [len({x[name].tobytes() for x in values.drawn}) for values in (on_gpu, on_cpu)]
+    assert distinct == [8, 8]
+    spread = [np.std([x[name] for x in values.drawn], axis=0).mean() for values in (on_gpu, on_cpu)]
+    assert spread[0] > 2 * spread[1]
+
+
+def test_tracing_on_a_gpu_keeps_how_products_are_made(tmp_path, monkeypatch):
+    program = Program(lambda w, x: jnp.tanh(x @ w) @ w, normal(64, 64), {"a": (normal(32, 64),)})
+    precaudit.trace(program, tmp_path / "cpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    precaudit.trace(program, tmp_path / "gpu")
+    made = [open_program_run(tmp_path / name).record.neutrality[0].made for name in ("cpu", "gpu")]
+    assert made == [{}, {"product.0": ("1 TF32 pass",), "product.1": ("1 TF32 pass",)}]
 
 
 def test_what_tf32_explains_of_a_kernel_is_told(monkeypatch):
