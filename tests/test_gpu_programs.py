@@ -37,6 +37,13 @@ from tests.gpu_programs import PROGRAMS
 RUNS = Path(__file__).parents[1] / "traces" / "gpu" / "programs"
 ONCE = 2.0**-24  # results are in float32
 RANDOM = np.random.default_rng(23)
+START = RANDOM.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers():
+    """Give every test the same numbers, whatever ran before it."""
+    RANDOM.bit_generator.state = START
 
 
 def text(instruction, form="f32"):
