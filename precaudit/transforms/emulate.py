@@ -33,7 +33,6 @@ from precaudit.transforms.multiplying import (
     parts,
     tf32,
     to_even,
-    truncated,
 )
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import GROUPED, PRODUCTS, label_of
@@ -84,10 +83,10 @@ class Realisation:
     multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
     of float32 operands below the highest precision, by its label (``transforms.products``); what it does not say is not
     a number. A GPU ("gpu") makes products as ``made`` says, and those that it does not name as ``otherwise``; of what
-    that leaves open it makes no number. ``truncated``: after how many terms its tensor cores cut their sums to float32
-    (0: these are exact). ``ties``: to each product is added what its operands make of it where those near a tie are
-    rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a compiler has them
-    that makes again in each fusion what several read: of two equations that read a result the second reads the other.
+    that leaves open it makes no number. ``ties``: to each product is added what its operands make of it where those
+    near a tie are rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a
+    compiler has them that makes again in each fusion what several read: of two equations that read a result the second
+    reads the other.
     """
 
     unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
@@ -97,7 +96,6 @@ class Realisation:
     unit: Literal["any", "matrix", "vector", "gpu"] = "any"
     made: Mapping[str, Way] | None = None
     otherwise: Way | None = None
-    truncated: int = 0
     ties: bool = False
     apart: bool = False
 
@@ -307,8 +305,6 @@ class Emulated(Planted):
 
     def added(self, equation: Any, inputs: list[Any], factor: float) -> Any:
         """Return a product of operands as they are multiplied, its sum as this realisation makes it on a GPU."""
-        if self.how.truncated and (cut := truncated(equation, inputs, self.how.truncated)) is not None:
-            return cut
         if self.how.sums in ("single", "reversed", "shuffled") and in_single(equation):
             return summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)[0]
         if equation.primitive.name == GROUPED:  # JAX maps it over its groups alone

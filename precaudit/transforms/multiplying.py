@@ -29,7 +29,7 @@ OPEN_ON_GPU: tuple[Way, ...] = (TF32, FLOAT32, ROUNDED_TERMS)
 DROPPED = 13  # of float32's 24 significant bits TF32 keeps 11
 REST = 52 - 23 + DROPPED  # of FP64's
 SMALLEST = 2.0**-126  # normal number of float32
-MOST_TERMS, MOST_PATCHES = 1 << 22, 1 << 24
+MOST_TERMS = 1 << 22
 ALGORITHMS = {"BF16_BF16_F32_X3": "HIGH", "BF16_BF16_F32_X6": "HIGHEST"}
 # What XLA's dot algorithms ask of any device, and JAX's precisions of a GPU.
 ASKED: dict[str, Way] = {
@@ -149,58 +149,6 @@ def of_rounded_terms(equation: Any, inputs: Sequence[Any], stored: Callable[[Any
         return total + stored(x[i] * y[i])
 
     return lax.fori_loop(0, k, add, jnp.zeros(shape))
-
-
-def truncated(equation: Any, inputs: Sequence[Any], chunk: int) -> Any:
-    """Return a product whose running sum is cut to float32 towards zero every ``chunk`` terms, added exactly.
-
-    What NVIDIA's tensor cores do (Fasi, Higham, Mikaitis & Pranesh 2021, §3.2). None of products in groups, and of
-    convolutions of more than MOST_PATCHES values.
-    """
-    if equation.primitive.name == "ragged_dot_general":
-        return None
-    if equation.primitive.name == "dot_general":
-        return _dot(inputs, equation.params["dimension_numbers"], chunk)
-    spec, out = equation.params["dimension_numbers"], equation.outvars[0].aval
-    image, kernel = (jnp.transpose(up(x), s) for x, s in zip(inputs, (spec.lhs_spec, spec.rhs_spec), strict=True))
-    features, *sides = kernel.shape[1:]
-    many = out.size // out.shape[spec.out_spec[1]] * prod(kernel.shape[1:]) > MOST_PATCHES
-    if many or equation.params["feature_group_count"] > 1 or equation.params["batch_group_count"] > 1:
-        return None
-    named = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
-    patches = lax.conv_general_dilated_patches(image, sides, **{name: equation.params[name] for name in named})
-    n, _, *places = patches.shape
-    # cuDNN adds the features of a place, then those of the next (on an H100)
-    terms = jnp.moveaxis(patches.reshape(n, features, prod(sides), -1), (1, 2), (3, 2)).reshape(-1, kernel[0].size)
-    weights = jnp.moveaxis(kernel.reshape(-1, features, prod(sides)), (0, 1), (2, 1)).reshape(kernel[0].size, -1)
-    made = _dot((terms, weights), (((1,), (0,)), ((), ())), chunk)
-    made = jnp.moveaxis(made.reshape(n, *places, -1), -1, 1)
-    return jnp.transpose(made, [spec.out_spec.index(i) for i in range(made.ndim)])
-
-
-def _dot(inputs: Sequence[Any], dimensions: Any, chunk: int) -> Any:
-    (lc, rc), (lb, rb) = dimensions
-    sides = []
-    for x, c, b, last in zip(inputs, (lc, rc), (lb, rb), (True, False), strict=True):
-        free = [i for i in range(x.ndim) if i not in (*c, *b)]
-        lengths = [x.shape[i] for i in (*b, *free)]
-        k, m = prod(x.shape[i] for i in c), prod(lengths[len(b) :])
-        x = jnp.transpose(up(x), (*b, *free, *c) if last else (*b, *c, *free))
-        x = x.reshape(prod(lengths[: len(b)]), *((m, k) if last else (k, m)))
-        more = -k % chunk
-        x = jnp.pad(x, ((0, 0), (0, 0), (0, more)) if last else ((0, 0), (0, more), (0, 0)))
-        sides.append((lengths[: len(b)], lengths[len(b) :], x))
-    (batch, left, x), (_, right, y) = sides
-
-    def add(i: Any, total: Array) -> Array:
-        a = lax.dynamic_slice_in_dim(x, i * chunk, chunk, 2)
-        exact = total + a @ lax.dynamic_slice_in_dim(y, i * chunk, chunk, 1)
-        near = exact.astype(np.float32)
-        over = jnp.abs(near.astype(np.float64)) > jnp.abs(exact)
-        return jnp.where(over, lax.nextafter(near, jnp.zeros_like(near)), near).astype(np.float64)
-
-    total = lax.fori_loop(0, x.shape[2] // chunk, add, jnp.zeros((x.shape[0], x.shape[1], y.shape[2])))
-    return total.reshape(*batch, *left, *right)
 
 
 def _precisions(asked: Any) -> set[str]:

@@ -15,7 +15,6 @@ from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, finite
 from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.numpy_decoder.honest import CHUNKS, DOUBT
 from precaudit.records import PROGRAM_CALL, ErrorRecord, Way, number
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.forward import effort
@@ -57,7 +56,6 @@ from precaudit.transforms.tag import Tagged
 Ways = dict[tuple[str, ...], Realisation]
 # What is said of products that a GPU's compiled program does not name.
 OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded products": TERMS}
-TRUNCATED = "sums truncated every "
 ORDERS = 3.0  # times as far off as one order of a sum, another may be: 1.7 times in the worst of 12 sums of 100 terms
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 
@@ -107,7 +105,6 @@ class Emulations:
         tried, on_gpu = FIRST, units is not None and units.gpu
         if units is not None and units.gpu:
             ways, tried = _on_gpu(ways, units, units.otherwise(made.jaxpr.jaxpr))
-            ways |= _truncating(ways)
         elif units is not None:
             tried = (*FIRST, INSIDE, UNSHARED)
             ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
@@ -210,15 +207,6 @@ def _on_gpu(ways: Ways, units: Units, otherwise: Sequence[Way]) -> tuple[Ways, t
     forms = {(): otherwise[0]} | {(OPEN_PRODUCTS[way],): way for way in otherwise[1:]}
     every = {(*form, *name): replace(how, otherwise=way) for form, way in forms.items() for name, how in made.items()}
     return every, (*FIRST, *((*form, *name) for form in forms if form for name in FIRST))
-
-
-def _truncating(ways: Ways) -> Ways:
-    """Return strict ways with the sums of tensor cores cut to float32, which are tried of what is still left."""
-    strict = {name: how for name, how in ways.items() if how.unrounded == "none" and how.sums == "exact"}
-    return {
-        (f"{TRUNCATED}{chunk} terms", *name): replace(how, truncated=chunk)
-        for chunk in CHUNKS for name, how in strict.items()
-    }  # fmt: skip
 
 
 def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
@@ -329,18 +317,14 @@ def _numbers(
     # likewise the result's own size for what float32 may be off a tie by: no more than the terms of its sums
     ties = None if wide else TIES * SINGLE * np.abs(reference)
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
-    cut = tuple(x for x in best if x.startswith(TRUNCATED))
-    plain = best[len(cut) :]
     if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
         one = np.abs(emulations[OWN_SUMS,] - emulations[()])
         every = np.maximum(one, ratio(norm(finite(one)), norm(shown)) * np.abs(reference))
         yard = yard.doubting(every, ORDERS, np.zeros(()))
-    if cut:  # what they align and keep differs between units
-        yard = yard.doubting(emulations[best], DOUBT, emulations[plain])
     for change in again:  # each of several draws
         yard = yard.doubting(canonical(change, "TD"), len(DRAWS) ** -0.5, np.zeros(()))
-    if tied and plain in tied:
-        yard = yard.doubting(canonical(tied[plain], "TD"), 1.0, emulations[plain])
+    if tied and best in tied:
+        yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
     residue = yard.residue(emulations[best])
     found = sizes(stored, reference, "TD", rows)
     for name, scope in residue.scopes.items():
