@@ -41,8 +41,8 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
 class Disturbance(Record, frozen=True, omit_defaults=False):
     """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not.
 
-    ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's compiler has each
-    product of the program with taps made, by its label ("" for those without); empty where it was not read.
+    ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's or a GPU's compiler has
+    each product of the program with taps made, by its label ("" for those without); empty where it was not read.
     """
 
     case: str
