@@ -248,7 +248,7 @@ CASES = {
     "dce_sink": (lambda x: (lax.dce_sink(x * 2), x * 3)[1], (X,)),
     "layout_constraint": (lambda x: with_layout_constraint(x * 2, Layout((1, 0))), (X,)),
     "inspect_sharding": (lambda x: (jax.debug.inspect_array_sharding(x, callback=lambda s: None), x * 2)[1], (X,)),
-    # of JAX 0.12
+    # of JAX 0.11 and 0.12
     "log2": (lambda x: lax.log2(x), (X,)),
     "one_minus_square": (lambda x: lax.one_minus_square(x), (X,)),
     "polynomial": (lambda x: lax.polynomial(x, (0.5, 2.0, x)), (X,)),
