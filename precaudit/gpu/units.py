@@ -5,16 +5,14 @@ from collections.abc import Iterator
 
 from precaudit.records import Way
 from precaudit.tpu.hlo import Computation, Instruction, Module, Shape
+from precaudit.transforms.multiplying import ASKED, FLOAT32, ROUNDED_TERMS, TF32
 from precaudit.transforms.products import PRODUCTS, label_in
 
 LIBRARY = re.compile(r"__cublas\$(?:lt\$matmul.*|gemm)|__cudnn\$conv.*")  # NVIDIA's matrix products and convolutions
 _PRECISION = re.compile(r'"operand_precision":\[([^\]]*)\]')
 _ALGORITHM = re.compile(r'"algorithm":"ALG_(\w+)"')
-ALGORITHMS: dict[str, Way] = {
-    "dot_tf32_tf32_f32": "1 TF32 pass", "dot_tf32_tf32_f32_x3": "3 TF32 passes", "dot_bf16_bf16_f32": "1 pass",
-    "dot_bf16_bf16_f32_x3": "3 passes", "dot_bf16_bf16_f32_x6": "6 passes", "dot_bf16_bf16_f32_x9": "1 TF32 pass",
-    "dot_f32_f32_f32": "float32",
-}  # fmt: skip
+X9 = "dot_bf16_bf16_f32_x9"
+ALGORITHMS = {f"dot_{name.lower()}": way for name, way in ASKED.items()} | {X9: TF32}
 
 
 def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
@@ -22,8 +20,7 @@ def labelled(module: Module) -> dict[str, tuple[Way, ...]]:
 
     Tensor cores make TF32 of float32 operands below the highest precision, a library's too; a ``dot`` in a loop's
     fusion is made element by element, in float32; a product without one is a sum of terms, in the format of its
-    multiplication. X9 of bfloat16 is TF32 (seen on an H100, JAX 0.11.2:
-    ``traces/gpu/precisions.txt``).
+    multiplication. X9 of bfloat16 is TF32 (seen on an H100, JAX 0.11.2: ``traces/gpu/precisions.txt``).
     """
     found: dict[str, set[Way]] = {}
     for label, way in _made(module):
@@ -36,7 +33,7 @@ def _made(module: Module) -> Iterator[tuple[str, Way]]:
     for computation, x in module.walk():
         label = label_in(x.op_name)
         if x.opcode == "dot" and computation.name in loops:
-            yield label, "float32"
+            yield label, FLOAT32
         elif x.opcode in ("dot", "convolution"):
             asked = (x.attributes.get(key, "") for key in ("operand_precision", "algorithm"))
             yield label, _cores(computation, x, *asked)
@@ -46,10 +43,10 @@ def _made(module: Module) -> Iterator[tuple[str, Way]]:
             named = algorithm.group(1).lower() if algorithm else ""
             way = _cores(computation, x, precision.group(1) if precision else "", named)
             yield label, way
-            if way == "1 TF32 pass" and "$conv" in x.attributes["custom_call_target"]:
-                yield label, "float32"  # some of cuDNN's algorithms are not for tensor cores
+            if way == TF32 and "$conv" in x.attributes["custom_call_target"]:
+                yield label, FLOAT32  # some of cuDNN's algorithms are not for tensor cores
         elif x.opcode == "multiply" and x.op_name.rpartition("/")[2] in PRODUCTS:
-            yield label, "rounded products" if _dtype(x) in ("bf16", "f16") else "float32"
+            yield label, ROUNDED_TERMS if _dtype(x) in ("bf16", "f16") else FLOAT32
 
 
 def _cores(computation: Computation, x: Instruction, precision: str, algorithm: str) -> Way:
@@ -57,7 +54,7 @@ def _cores(computation: Computation, x: Instruction, precision: str, algorithm: 
     if algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm]
     wide = any(_dtype(computation.instructions[name]) == "f32" for name in x.operands[:2])
-    return "1 TF32 pass" if wide and "highest" not in precision.lower() else "float32"
+    return TF32 if wide and "highest" not in precision.lower() else FLOAT32
 
 
 def _dtype(x: Instruction) -> str:

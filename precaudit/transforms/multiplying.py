@@ -64,10 +64,8 @@ def near_tie(x: Any, within: int) -> Any:
     half, ulp = np.int64(1 << (REST - 1)), np.int64(1 << (REST - DROPPED))
     off = (bits & np.uint64(2**REST - 1)).astype(np.int64) - half
     near = (jnp.abs(off) <= within * ulp) & (jnp.abs(x) >= SMALLEST) & jnp.isfinite(x)
-    below, above = (
-        lax.bitcast_convert_type(y, np.float64)
-        for y in (bits & np.uint64(2**64 - 2**REST), (bits & np.uint64(2**64 - 2**REST)) + np.uint64(2**REST))
-    )
+    kept = bits & np.uint64(2**64 - 2**REST)
+    below, above = (lax.bitcast_convert_type(y, np.float64) for y in (kept, kept + np.uint64(2**REST)))
     return jnp.where(near & (jnp.abs(above) < 2.0**128), jnp.abs(above - below), 0.0)
 
 
@@ -88,18 +86,19 @@ def on_gpu(equation: Any, said: Way | None) -> Way | None:
 
     At least as its equation declares: a program that keeps less of its operands is not excused by being compiled so.
     Of operands of 16 bits every term is exact in float32, but where it is stored in their format before the sum, as
-    XLA makes products with one row whose result is narrow.
+    XLA makes products with one row whose result is narrow, where no preset asks for something else.
     """
     widths = [float_bits(x.aval.dtype) for x in equation.invars[:2]]
     if not all(16 <= x <= 32 for x in widths):
         return FLOAT32
     asked = equation.params.get("precision")
+    preset = asked is not None and not isinstance(asked, tuple)
     names = [getattr(p, "name", "DEFAULT") for p in (asked if isinstance(asked, tuple) else (asked,))]
     least = max((ASKED.get(name, FLOAT32) for name in names), key=FINER.index)
     if max(widths) == 16:
         if least in ("1 pass", "3 passes"):  # an algorithm's, of float16 operands: bfloat16 ones it leaves as they are
             return least
-        return said if said in (ROUNDED_TERMS, None) and rounds_terms(equation) else FLOAT32
+        return said if said in (ROUNDED_TERMS, None) and rounds_terms(equation) and not preset else FLOAT32
     if least == FLOAT32 or said is None:
         return least if least == FLOAT32 else None
     return max(said, least, key=FINER.index) if said in FINER else least

@@ -56,7 +56,7 @@ from precaudit.transforms.tag import Tagged
 Ways = dict[tuple[str, ...], Realisation]
 # What is said of products that a GPU's compiled program does not name.
 OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded products": TERMS}
-ORDERS = 3.0  # times as far off as one order of a sum, another may be: 1.7 times in the worst of 12 sums of 100 terms
+ORDERS = 3.0  # times as far off as one order of a sum, another may be
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
 
 
@@ -95,14 +95,14 @@ class Segments:
 class Emulations:
     """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations.
 
-    ``units``: how a TPU makes products, None of other devices; where its vector unit makes some, every way is tried
-    with their terms rounded, too.
+    ``units``: how a TPU or a GPU makes products, None of a CPU; where a TPU's vector unit makes some, every way is
+    tried with their terms rounded, too.
     """
 
     def __init__(self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
         self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
-        tried, on_gpu = FIRST, units is not None and units.gpu
+        tried, self.gpu = FIRST, units is not None and units.gpu
         if units is not None and units.gpu:
             ways, tried = _on_gpu(ways, units, units.otherwise(made.jaxpr.jaxpr))
         elif units is not None:
@@ -116,12 +116,12 @@ class Emulations:
         with jax.enable_x64(True):
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
             self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
-            draws = [replace(how, sums="shuffled") for how in DRAWS] if on_gpu else DRAWS  # as its threads come
+            draws = [replace(how, sums="shuffled") for how in DRAWS] if self.gpu else DRAWS  # as its threads come
             self.drawn = [Remade(self.tapped, how) for how in draws]
-            tied = {name: replace(how, ties=True) for name, how in ways.items() if name in self.first}
-            apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in self.drawn}
-            self.apart = apart if on_gpu else {}
-            self.tied = {name: Remade(self.tapped, how) for name, how in tied.items()} if on_gpu else {}
+            mine = ways.items() if self.gpu else ()
+            self.tied = {n: Remade(self.tapped, replace(how, ties=True)) for n, how in mine if n in self.first}
+            twice = self.drawn if self.gpu else ()
+            self.apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in twice}
             first = [how for name, how in ways.items() if name in self.first]
             self.together = jax.jit(once(self.tapped, [*draws, *first]), compiler_options=effort(made))
 
@@ -161,10 +161,10 @@ class Emulations:
                 if left := _left(found):
                     made = replace(made, moved=more.moved(self.drawn, _by_point(left), made.honest[(INPUTS,)]))
                     again()
-                if self.tied and (left := _left(found)):
+                if self.gpu and (left := _left(found)):
                     made = replace(made, again=more.again(self.apart, _by_point(left)))
                     again()
-                if self.tied and (left := _left(found)):
+                if self.gpu and (left := _left(found)):
                     made = replace(made, tied=more.tied(self.tied, _by_point(left)))
                     again()
                 return found
@@ -189,7 +189,7 @@ class Emulations:
             exact, *rounded = map(of, self.together(taps, *args))
         n = len(self.drawn)
         return Segments(
-            exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open, gpu=bool(self.tied)
+            exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open, gpu=self.gpu
         )
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
