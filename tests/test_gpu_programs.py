@@ -163,6 +163,14 @@ def test_terms_of_one_row_are_rounded_where_the_text_says(monkeypatch, form, few
     )
 
 
+@pytest.mark.parametrize("preset", ["F32_F32_F32", "TF32_TF32_F32_X3"])
+def test_rounded_terms_are_no_way_of_a_preset(preset):
+    a, b = (x.astype("bfloat16") for x in (normal(1, 32), normal(32, 9)))
+    how = Realisation(unit="gpu", made={"": "rounded products"})
+    made = segment(lambda x, y: jnp.dot(x, y, precision=preset), how, a, b)
+    np.testing.assert_allclose(made, np.asarray(a, np.float64) @ np.asarray(b, np.float64), rtol=ONCE)
+
+
 def test_what_the_text_leaves_open_is_no_number():
     a, b = normal(4, 8), normal(8, 4)
     assert np.isnan(segment(jnp.matmul, Realisation(unit="gpu", made={}), a, b)).all()
