@@ -17,6 +17,7 @@ WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity"
 SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
 INLINE = 1 << 15  # elements of a result below which handing its parts to threads does
 CHUNKS = 16  # of many small jobs, for each worker: handing one over costs as much as a small one takes
+_inline = False
 
 
 @cache
@@ -49,13 +50,19 @@ def one_blas_thread() -> Iterator[None]:
         yield
 
 
+def alone() -> None:
+    """Have this process use no threads of its own: others beside it have the other cores. Rows are split as before."""
+    global _inline
+    _inline = True
+
+
 def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements: int = INLINE) -> list[Any]:
     """Call ``function(*job)`` for every job on the pool; the first exception is raised here.
 
     NumPy's error state is the caller's. ``elements``: of what all jobs make together; few are made by the caller.
     """
     todo = list(jobs)
-    if len(todo) <= 1 or elements < INLINE:
+    if len(todo) <= 1 or elements < INLINE or _inline:
         return [function(*job) for job in todo]
     state, size = np.geterr(), -(-len(todo) // (CHUNKS * WORKERS))
 

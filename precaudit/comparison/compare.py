@@ -12,20 +12,18 @@ import msgspec
 import numpy as np
 
 from precaudit.caching import cache_folder
-from precaudit.checkpoints import Checkpoint, file_hashes, open_checkpoint, recorded_source
-from precaudit.comparison.against import errors_of
-from precaudit.comparison.cache_state import state_errors
+from precaudit.checkpoints import Checkpoint, file_hashes, recorded_source
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
 from precaudit.comparison.selected import Found, covers, keep, resolve, reuse, visible
+from precaudit.comparison.shares import layer_errors, weights_of
 from precaudit.comparison.weight_rounding import weight_errors
 from precaudit.coverage import entries, formula_keys
 from precaudit.errors import UserError
 from precaudit.formats import parse_accumulation
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
-from precaudit.policies import declared_policy
 from precaudit.progress import Advance, silent
 from precaudit.records import (
     ErrorRecord,
@@ -34,7 +32,6 @@ from precaudit.records import (
     write_lines,
 )
 from precaudit.references.textbook.formula import recorded_program
-from precaudit.references.textbook.handover import POINT
 from precaudit.references.textbook.reference import Textbook, shadowed
 from precaudit.runs.recorded import Recorded
 from precaudit.runs.written import Comparison, written
@@ -88,7 +85,7 @@ def compare(
     verify(recorded, selected, tell)
     kept = None if options.fresh else reuse(recorded.run, selected)
     if kept is None:
-        checkpoint = None if absent else _checkpoint(recorded.run, options)
+        checkpoint = None if absent else weights_of(recorded.run, _source(recorded.run, options))
         with one_blas_thread():
             if selected.formula:
                 kept = _added(recorded, selected, checkpoint, absent, options, tell, subject)
@@ -121,7 +118,7 @@ def _absent(run: Run, options: Options) -> str:
     """
     record = run.record
     try:
-        hashes = file_hashes(options.model or recorded_source(record.model.reference))
+        hashes = file_hashes(_source(run, options))
     except UserError as error:
         if options.model is not None:
             raise
@@ -135,9 +132,8 @@ def _absent(run: Run, options: Options) -> str:
     return ""
 
 
-def _checkpoint(run: Run, options: Options) -> Checkpoint:
-    opened = open_checkpoint(options.model or recorded_source(run.record.model.reference), run.record.model.allowed)
-    return opened.under(declared_policy(run.record))
+def _source(run: Run, options: Options) -> str:
+    return options.model or recorded_source(run.record.model.reference)
 
 
 def _compute(
@@ -145,7 +141,7 @@ def _compute(
 ) -> Found:
     book = Textbook.of(recorded, selected, checkpoint, options.cache, tell)
     errors = list(_missing(recorded, selected))
-    errors += _per_layer(recorded, book, selected, tell)
+    errors += layer_errors(book, selected, None if checkpoint is None else _source(recorded.run, options), tell)
     if book.summed_as(errors, tell):
         errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
     if checkpoint is not None:
@@ -200,26 +196,6 @@ def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
             if wanted and place not in (recorded.hashed if e.hashed else recorded.index):
                 why = recorded.misfits.get(place, "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)
-
-
-def _per_layer(recorded: Recorded, book: Textbook, selected: Selected, tell: Advance) -> Iterator[ErrorRecord]:
-    """Yield local, accum, state and forward records, one layer's tensors in memory at a time."""
-    caches = [p for p in POINTS if POINTS[p].state and p in {*recorded.requested.points, *recorded.requested.support}]
-    groups: list[int | None] = [*selected.layers, None]
-    for i, layer in enumerate(groups):
-        tell(i, len(groups), "local errors " + ("after the layers" if layer is None else f"of layer {layer}"))
-        book.warm(layer)
-        for prompt in selected.prompts:
-            for phase in selected.phases:
-                for point in selected.points:
-                    if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
-                        place = Place(prompt, phase, 0, layer, point)
-                        yield from errors_of(book, [place])
-                if layer is not None and POINT in selected.points:
-                    yield from book.handed(Place(prompt, phase, 0, layer, POINT))
-                if phase == "decode" and layer is not None:
-                    for cache in caches:
-                        yield from state_errors(recorded, Place(prompt, phase, 0, layer, cache))
 
 
 def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:

@@ -1,8 +1,9 @@
 """What a run recorded, put together the way comparisons need it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from precaudit.records import PointRecord, Requested, device_kind
 from precaudit.store import Run, positions_of, unpack_positions
 
 Call = tuple[str, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ class Recorded:
                 else:
                     misfits[key] = problem.text
         return cls(run, index, misfits, config, hashed)
+
+    def of_prompts(self, prompts: Collection[str]) -> "Recorded":
+        """Return the tensors of some prompts, with no file open."""
+
+        def own(of: dict[Place, T]) -> dict[Place, T]:
+            return {place: x for place, x in of.items() if place.prompt in prompts}
+
+        run = replace(self.run, points=[p for p in self.run.points if p.prompt in prompts], _files={})
+        return replace(self, run=run, index=own(self.index), misfits=own(self.misfits), hashed=own(self.hashed))
 
     @property
     def requested(self) -> Requested:

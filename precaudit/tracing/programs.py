@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -87,6 +87,12 @@ def prefill_program(subject: Subject, capture: Capture | None) -> Callable[..., 
 def decode_program(subject: Subject, capture: Capture | None) -> Callable[..., Any]:
     """Return jitted (params, tables, tokens, starts, slots, cache, take) → (logits, cache, taps)."""
     return _program(subject, capture, "decode")
+
+
+@partial(jax.jit, donate_argnums=0)
+def without(cache: Any, slots: Any) -> Any:
+    """Return a cache, taken over, whose row ``slots[b]`` of every layer and of batch element b is zero."""
+    return jax.tree.map(lambda rows: rows.at[:, jnp.arange(len(slots)), slots].set(0), cache)
 
 
 def row_hashes(x: jax.Array) -> jax.Array:

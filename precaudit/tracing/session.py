@@ -20,7 +20,7 @@ from precaudit.store import RunWriter
 from precaudit.tpu.units import products, ways
 from precaudit.tracing.devices import platform_of
 from precaudit.tracing.predicting import made_of, predicted
-from precaudit.tracing.programs import Capture, decode_program, prefill_program
+from precaudit.tracing.programs import Capture, decode_program, prefill_program, without
 from precaudit.tracing.recording import Call, Recording, record
 from precaudit.tracing.subject import Subject
 from precaudit.tracing.writer import Background
@@ -76,7 +76,7 @@ class Batch:
         n, rows = len(self.prompts), len(self.prompts) * self.length
         if requested.phases == ("prefill",):
             return rows
-        return rows * (3 if "rescore" in requested.phases else 2) + n * (requested.decode_steps + 1)
+        return rows * (2 if "rescore" in requested.phases else 1) + n * (requested.decode_steps + 1)
 
     def at(self, phase: str, step: int) -> tuple[tuple[Entry, ...], ...]:
         """Return the entries of one call, for each prompt."""
@@ -119,10 +119,10 @@ class Session:
         """Run every requested phase of one batch; ``begin`` is told of each call, before it runs."""
         phases, sequences = self.requested.phases, [p.tokens for p in batch.prompts]
         firsts = [len(s) - 1 for s in sequences]
-        logits = self._prefill(batch, "prefill", sequences, firsts, begin)
+        logits, cache = self._prefill(batch, "prefill", sequences, firsts, begin)
         if phases == ("prefill",):
             return
-        generated = self._decode(batch, sequences, logits, begin)
+        generated = self._decode(batch, sequences, logits, cache, begin)
         if "rescore" in phases:
             longer = [[*s, *g] for s, g in zip(sequences, generated, strict=True)]
             self._prefill(batch, "rescore", longer, firsts, begin)
@@ -178,8 +178,8 @@ class Session:
 
     def _prefill(
         self, batch: Batch, phase: str, sequences: Sequence[Sequence[int]], firsts: list[int], begin: Begin
-    ) -> Array:
-        """Run whole sequences; return the logits [B, V] at each prompt's last position."""
+    ) -> tuple[Array, Any]:
+        """Run whole sequences; return the logits [B, V] at each prompt's last position, and the cache."""
         tokens, starts = batch.arrays(sequences)
         if self.requested.every_logit:
             spans = [tuple(range(len(s))) for s in sequences]
@@ -196,7 +196,7 @@ class Session:
         given = (tokens, starts, rows, self._cache(batch), take)
         begin(self._label(phase, capture, given, f"{phase} of {tokens.shape[1]} tokens", phase), tokens.size)
         check = self._unchecked(phase, capture, given)
-        logits, _, taps = self._call(batch, phase, program, *given)
+        logits, cache, taps = self._call(batch, phase, program, *given)
         if check:
             run = program, self._whole(batch, phase, *given)
             plain = prefill_program(self.subject, None)
@@ -205,18 +205,17 @@ class Session:
         fed = [np.asarray(s)[list(span)] for s, span in zip(sequences, spans, strict=True)]
         self._record(batch, Call(phase, 0, capture, starts, tuple(spans), fed, taps, logits))
         at = [span.index(first) for span, first in zip(spans, firsts, strict=True)]
-        return np.asarray(logits)[np.arange(len(at)), at]
+        return np.asarray(logits)[np.arange(len(at)), at], cache
 
     def _decode(
-        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: Array, begin: Begin
+        self, batch: Batch, sequences: Sequence[Sequence[int]], prefill: Array, cache: Any, begin: Begin
     ) -> list[list[int]]:
-        """Fill a fresh cache with all tokens but the last, then decode; return the tokens fed after the prompt."""
+        """Decode from prefill's cache without its last token; return the tokens fed after the prompt."""
         tokens, starts = batch.arrays(sequences)
         ends = starts + np.asarray([len(s) for s in sequences], np.int32)
         each = np.arange(len(tokens))
         token = tokens[each, ends - 1]
-        begin("filling the cache", tokens.size)
-        cache = self._fill(batch, tokens, starts, ends)
+        cache = without(cache, ends - 1)
         fed: list[Array] = []
         for step in range(self.requested.decode_steps + 1):
             capture = self._capture(batch, "decode", step)
@@ -237,16 +236,6 @@ class Session:
             token = self._next(batch, step, prefill if step == 0 else np.asarray(logits)[:, 0])
             fed.append(token)
         return [[int(t[b]) for t in fed[:-1]] for b in each]
-
-    def _fill(self, batch: Batch, tokens: Array, starts: Array, ends: Array) -> Any:
-        """Return a cache holding tokens[: n − 1], written by the very program that ran prefill."""
-        tokens = tokens.copy()
-        tokens[np.arange(len(tokens)), ends - 1] = 0
-        capture = self._capture(batch, "prefill", 0)
-        take = self._take(batch, capture, "prefill", starts)
-        rows = np.broadcast_to((ends - 1)[:, None], (len(tokens), self._width(batch))).astype(np.int32)
-        program = prefill_program(self.subject, capture)
-        return self._call(batch, "prefill", program, tokens, starts, rows, self._cache(batch), take)[1]
 
     def _next(self, batch: Batch, step: int, logits: Array) -> Array:
         """Return the tokens [B] fed at ``step + 1``: given ones, or greedy."""

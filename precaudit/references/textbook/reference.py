@@ -1,8 +1,8 @@
 """The textbook as the reference of a run: its FP64 forward, its operations, and what its policy's rounding makes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from precaudit.arrays import Array
@@ -53,6 +53,16 @@ class Textbook:
             weights = f"{record.model.sha256}:{held_weights(policy)}"
             whole = establish(recorded, model, weights, policy, selected, cache, tell)
         return cls(recorded, model, policy, Emulations(policy, selected.accum), whole)
+
+    def of_prompts(self, prompts: Collection[str]) -> "Textbook":
+        """Return what is needed of some prompts, for another process: it reads no tensors and has nothing open."""
+        model, whole = Model(self.model.config, _no_weights), self.whole
+        kept = None if whole is None else whole.of_prompts(prompts)
+        return replace(self, recorded=self.recorded.of_prompts(prompts), model=model, whole=kept)
+
+    def reading(self, checkpoint: Checkpoint) -> "Textbook":
+        """Return the same that reads a model's tensors."""
+        return replace(self, model=Model(self.model.config, checkpoint.tensors.read))
 
     def warm(self, layer: int | None) -> None:
         """Read a layer's weights before its operations ask for them, one by one."""

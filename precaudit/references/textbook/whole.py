@@ -1,8 +1,9 @@
 """FP64 values of every prompt's sequence, and what an emulated policy's rounding does to them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from precaudit.references.cache import References
 from precaudit.runs.recorded import Recorded
 
 OPEN = 256
+T = TypeVar("T")
 
 
 class Sequenced(NamedTuple):
@@ -78,6 +80,22 @@ class Whole:
     def distinct(self) -> list[Sequenced]:
         """The sequences that stand for all."""
         return list(dict.fromkeys(self.alike.values()))
+
+    def of_prompts(self, prompts: Collection[str]) -> "Whole":
+        """Return what is known of some prompts, and nothing that is open."""
+        alike = {key: sequence for key, sequence in self.alike.items() if key[0] in prompts}
+        kept = set(alike.values())
+
+        def energies(of: Energies) -> Energies:
+            return {key: x for key, x in of.items() if key[0] in kept}
+
+        def cut(of: dict[Sequenced, T]) -> dict[Sequenced, T]:
+            return {key: x for key, x in of.items() if key in kept}
+
+        return Whole(
+            cut(self.places), self.rows, self.vocab, alike, energies(self.noise), energies(self.decoded), cut(self.kl),
+            cut(self.decoded_kl), meant=cut(self.meant), sigma=self.sigma,
+        )  # fmt: skip
 
     @property
     def said(self) -> list[str]:

@@ -1,0 +1,114 @@
+"""Many prompts of small tensors are shared by processes: the records are those of one, and nothing is left behind."""
+
+import os
+import sys
+
+import pytest
+
+from precaudit import threads
+from precaudit.comparison import shares
+from precaudit.comparison.compare import Options, compare
+from precaudit.comparison.selected import resolve
+from precaudit.errors import UserError
+from precaudit.prompts import Prompt
+from precaudit.references.textbook.reference import Textbook
+from precaudit.runs.recorded import Recorded
+from precaudit.selection import Selection
+from precaudit.store import open_run
+from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.tracing.trace import trace
+
+PROMPTS = [Prompt(f"p{i}", tokens=tuple(range(7 * i, 7 * i + 5 + i))) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared") / "run"
+    trace("tiny", folder, PROMPTS, Selection(layers="3"), TraceOptions(decode_steps=1))
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(shares, "MANY", 1)
+    monkeypatch.setattr(threads, "WORKERS", 2)
+
+
+@pytest.fixture
+def book(folder, tmp_path):
+    recorded = Recorded.of(open_run(folder))
+    selected = resolve(recorded, None, ())
+    source = shares.weights_of(recorded.run, "tiny")
+    return Textbook.of(recorded, selected, source, tmp_path, lambda *_: None), selected
+
+
+def lines(folder):
+    return (folder / "errors.jsonl").read_bytes()
+
+
+def test_two_processes_write_what_one_does(folder, monkeypatch):
+    monkeypatch.setattr(threads, "WORKERS", 2)
+    compare(folder, options=Options(fresh=True))
+    one = lines(folder)
+    started = []
+    process = shares._process
+    monkeypatch.setattr(shares, "_process", lambda share, arrived: started.append(share) or process(share, arrived))
+    monkeypatch.setattr(shares, "MANY", 1)
+    compare(folder, options=Options(fresh=True))
+    assert [s.selected.prompts for s in started] == [("p0", "p2"), ("p1",)]
+    assert lines(folder) == one
+
+
+def test_without_weights_they_say_so_too(folder, small, tmp_path):
+    (tmp_path / "refs").mkdir()
+    recorded = Recorded.of(open_run(folder))
+    selected = resolve(recorded, None, ())
+    book = Textbook.of(recorded, selected, None, tmp_path, lambda *_: None)
+    found = shares.layer_errors(book, selected, None, lambda *_: None)
+    assert {e.unknown for e in found if e.point == "q"} == {"weights"}
+    assert len(found) == len({(e.prompt, e.phase, e.step, e.layer, e.point, e.kind, e.candidate) for e in found})
+
+
+def test_few_or_large_tensors_and_one_prompt_start_none(folder, monkeypatch):
+    monkeypatch.setattr(threads, "WORKERS", 4)
+    recorded = Recorded.of(open_run(folder))
+    selected = resolve(recorded, None, ())
+    assert shares.processes(recorded, selected) == 1
+    monkeypatch.setattr(shares, "MANY", 1)
+    assert shares.processes(recorded, selected) == 3
+    assert shares.processes(recorded, resolve(recorded, Selection(prompts=("p1",)), ())) == 1
+    monkeypatch.setattr(shares, "WEIGHTS", 16 * recorded.config.parameters // recorded.config.layers + 1)
+    assert shares.processes(recorded, selected) == 2
+    monkeypatch.setattr(threads, "INLINE", 100)
+    assert shares.processes(recorded, selected) == 1
+
+
+def test_what_a_process_cannot_read_is_the_users_error(book, small):
+    with pytest.raises(UserError, match="nowhere"):
+        shares.layer_errors(*book, "nowhere.gguf", lambda *_: None)
+    nothing_runs()
+
+
+def test_a_process_that_dies_is_told_and_ends_the_others(book, small, monkeypatch, tmp_path):
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nread -r line\necho it broke >&2\nexit 3\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    with pytest.raises(RuntimeError, match=r"ended with 3\nit broke"):
+        shares.layer_errors(*book, "tiny", lambda *_: None)
+    nothing_runs()
+
+
+def test_an_interrupt_ends_them(book, small):
+    def interrupted(done, total, what):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shares.layer_errors(*book, "tiny", interrupted)
+    nothing_runs()
+
+
+def nothing_runs():
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
