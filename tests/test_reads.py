@@ -18,7 +18,7 @@ DRAW = np.random.default_rng(5)
 
 
 def read_of(function, *args):
-    return {name: set(found) for name, found in reads(jax.make_jaxpr(function)(*args).jaxpr).items()}
+    return {name: set(found) for name, found in reads(jax.make_jaxpr(function)(*args).jaxpr)[0].items()}
 
 
 def test_a_segment_reads_the_taps_before_it_and_none_behind_those():

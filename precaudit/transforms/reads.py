@@ -1,6 +1,7 @@
 """Which taps the segment of each tap reads: what its value is made of, back to the taps before it."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from precaudit.transforms.jax_versions import bodies, called, closed, scanned
@@ -10,15 +11,24 @@ Reads = frozenset[str]
 NONE: Reads = frozenset()
 
 
-def reads(jaxpr: Any) -> dict[str, Reads]:
-    """Return the names of the taps that each tap of an open jaxpr may be made of, without going through another.
+def reads(jaxpr: Any) -> tuple[dict[str, Reads], list[Reads]]:
+    """Return the names of the taps that each tap of an open jaxpr may be made of, and those that each output may be.
 
-    Names are the tags' own: of a name met several times, what any of these reads. What is inside a primitive that is
-    no call, scan, cond or shard_map is said to read whatever that does.
+    Without going through another tap. Names are the tags' own: of a name met several times, what any of these reads.
+    What is inside a primitive that is no call, scan, cond or shard_map is said to read whatever that does.
     """
     found: dict[str, Reads] = defaultdict(lambda: NONE)
-    _walk(jaxpr, [NONE] * len(jaxpr.invars), found)
-    return dict(found)
+    outputs = _walk(jaxpr, [NONE] * len(jaxpr.invars), found)
+    return dict(found), outputs
+
+
+def through(read: Reads, found: Mapping[str, Reads]) -> Reads:
+    """Return the taps that what reads some may be made of, through others too; ``found``: as of ``reads``."""
+    known, new = NONE, read
+    while new:
+        known |= new
+        new = NONE.union(*(found.get(name, NONE) for name in new)) - known
+    return known
 
 
 def _walk(jaxpr: Any, given: list[Reads], found: dict[str, Reads]) -> list[Reads]:

@@ -48,6 +48,23 @@ def refusal(error: Exception) -> str:
     return error.said if isinstance(error, CannotLift) else str(error)
 
 
+def refused_of(equation: Any) -> CannotLift | None:
+    """Return why an equation has no FP64 meaning of its own, None where it has one."""
+    name = equation.primitive.name
+    how = lifting(name)
+    if how.kind == "refused":
+        return CannotLift(_name_of(equation) or name, how.why, source(equation))
+    if name == "bitcast_convert_type" and not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
+        return CannotLift(name, "it reads the bits of a float", source(equation))
+    return None
+
+
+def _name_of(equation: Any) -> str:
+    """Return a primitive's name, or a Pallas kernel's."""
+    name, params = equation.primitive.name, equation.params
+    return name if name != "pallas_call" else str(params.get("name") or params.get("name_and_src_info") or "")
+
+
 def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:
     """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
 
@@ -115,14 +132,14 @@ class Shadow:
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one equation."""
         name, params = equation.primitive.name, equation.params
-        named = str(params.get("name") or params.get("name_and_src_info") or "") if name == "pallas_call" else name
+        named = _name_of(equation)
         for key, meaning in self.lift.items():
             if key == name or (name == "pallas_call" and key in named):
                 found = meaning(*map(up, inputs))
                 return _checked(equation, [up(x) for x in (found if isinstance(found, list | tuple) else [found])])
+        if (refused := refused_of(equation)) is not None:
+            raise refused
         how = lifting(name)
-        if how.kind == "refused":
-            raise CannotLift(named or name, how.why, source(equation))
         if how.kind == "call":
             return self.run(*called(params, how.body), inputs)
         if name in LOOPS:

@@ -69,7 +69,7 @@ class Chains:
         self.program = program
         shape: Any
         with jax.enable_x64(False):
-            collected = reap(made.call, {s.name for s in made.sites} if made.states else None)
+            collected = reap(made.call, {s.name for s in made.sites})
             jaxpr, shape = jax.make_jaxpr(collected, return_shape=True)(program.params, *first)
         self.structure = jax.tree.structure(shape)
         self.inputs = jax.tree.structure(first)

@@ -48,6 +48,7 @@ from precaudit.runs.programs import (
 )
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms.emulate import Realisation, exactly
+from precaudit.transforms.opaque import KNOWN, Opaque
 from precaudit.transforms.shadow import CannotLift, refusal
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.sums import sums_narrow
@@ -96,10 +97,12 @@ class Emulations:
     """A program's segments, compiled once: in FP64, as its equations round, and as drawn realisations.
 
     ``units``: how a TPU or a GPU makes products, None of a CPU; where a TPU's vector unit makes some, every way is
-    tried with their terms rounded, too.
+    tried with their terms rounded, too. ``opaque``: of the program that ``made`` leaves blank in part.
     """
 
-    def __init__(self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None) -> None:
+    def __init__(
+        self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None, opaque: Opaque = KNOWN
+    ) -> None:
         ways = HONEST | (NARROW if sums_narrow(made.jaxpr.jaxpr) else {})
         self.open = units is not None and units.leaves_open(made.jaxpr.jaxpr)
         tried, self.gpu = FIRST, units is not None and units.gpu
@@ -111,7 +114,9 @@ class Emulations:
             if units.vector:
                 ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
         self.first = {name for name in ways if _declared(name) in tried}
-        self.tapped, self.layers = Tapped(made, layers), layers
+        # steps that are not recorded go on with what was made in them: nothing there cuts what has no FP64 meaning off
+        self.opaque = opaque.segment if layers is None else opaque.whole
+        self.tapped, self.layers = Tapped(made, layers, self.opaque), layers
         self.states = {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked}
         with jax.enable_x64(True):
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
@@ -135,6 +140,16 @@ class Emulations:
         these have before they are rounded.
         """
         every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
+        blank = [(p, layer, self.opaque.get(self.tapped.names.get(p.name, p.name))) for p, layer in every]
+        unknown = [record_of(opened, case, call, p, at, unknown=why) for p, at, why in blank if why is not None]
+        every = [(p, layer) for p, layer, why in blank if why is None]
+        return [*unknown, *self._known(opened, case, call, taps, args, every)]
+
+    def _known(
+        self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...],
+        every: Sequence[tuple[ProgramPoint, int | None]],
+    ) -> list[ErrorRecord]:  # fmt: skip
+        """Return the records of places whose segments have an FP64 meaning."""
         taps = self._steps(taps)
         try:
             with one_blas_thread(), jax.enable_x64(True):

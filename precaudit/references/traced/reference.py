@@ -1,6 +1,7 @@
 """A program's own jaxpr as the reference of its run: segments between points, and the whole, call after call (JAX)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from precaudit.references.traced.forward import CallValues, Chains, NotChained, 
 from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
 from precaudit.references.traced.units import units_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
+from precaudit.transforms.opaque import Opaque, without_opaque
 from precaudit.transforms.shadow import CannotLift, refusal
+from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged
 
 CHAINED = "calls in FP64 and as drawn realisations"
@@ -33,8 +36,10 @@ class Traced:
     def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
         self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
         units = units_of(opened.record)
-        self.segments = Emulations(made, opened.record.layers, units)
-        self.chains = Chains(program, made, units)
+        seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
+        self.segments = Emulations(seen, opened.record.layers, units, opaque)
+        self.chains = Chains(program, seen, units)
+        self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
         self.exact: list[dict[str, Array]] = []
         self._call: tuple[str, int] | None = None
         self._locals: dict[tuple[int | None, str], ErrorRecord] = {}
@@ -44,6 +49,8 @@ class Traced:
     def values(self, place: Place) -> Array | None:
         """Return FP64 values of the whole program at a place; None where it did not come there, or none are kept."""
         self._chained(place.prompt)
+        if self._lacks(place.step, place.point) is not None:
+            return None
         found = self.exact[place.step].get(place.point) if place.step < len(self.exact) else None
         point = self._points().get(place.point)
         return None if found is None or point is None else step_of(self.opened.record, point, place.layer)(found)
@@ -69,6 +76,10 @@ class Traced:
     def inputs(self, case: str, call: int) -> tuple[Any, ...]:
         """Return what a call was given, as recorded."""
         return self.program.inputs(self.opened.tensors(case, call, "inputs"))
+
+    def _lacks(self, call: int, point: str) -> str | None:
+        """Return why there are no FP64 values of the whole program at a point of a call; None where there are."""
+        return self.unknown.get(point) if call == 0 else self.following or self.unknown.get(point)
 
     def _points(self) -> dict[str, ProgramPoint]:
         record = self.opened.record
@@ -128,10 +139,30 @@ class Traced:
         if lacks := lacks_of(self.opened.record, p, layer, values, stored):
             return record_of(self.opened, case, call, p, layer, "forward", **lacks)
         assert values is not None
+        if (why := self._lacks(call, p.name)) is not None:
+            return record_of(self.opened, case, call, p, layer, "forward", unknown=why)
         one = step_of(self.opened.record, p, layer)
         drawn = [one(each[p.name]) for each in made.drawn]
         numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS)
         return record_of(self.opened, case, call, p, layer, "forward", **numbers)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output's format, and why it has no FP64 meaning."""
+
+    dtype: Any
+    why: str | None
+
+
+def _unknown(program: Program, made: Tagged, opaque: Opaque) -> dict[str, str]:
+    """Return why points and outputs of the whole program have no FP64 meaning, by name: of those that have none."""
+    if not opaque.whole and opaque.following is None:
+        return {}
+    each = [_Output(a.dtype, why) for a, why in zip(made.jaxpr.out_avals, opaque.outputs, strict=True)]
+    outputs = {n: x.why for n, x in program.named(jax.tree.unflatten(made.structure, each)).items()}
+    points = {n: opaque.whole.get(s.name) for n, s in zip(numbered(made.sites), made.sites, strict=True)}
+    return {n: why for n, why in (points | outputs).items() if why is not None}
 
 
 def _near(e: ErrorRecord) -> bool:

@@ -50,10 +50,13 @@ Values = dict[str, Array]
 
 
 class Tapped:
-    """A program's segments and which taps each reads; ``steps``: those of outermost scans that are recorded."""
+    """A program's segments and which taps each reads; ``steps``: those of outermost scans that are recorded.
 
-    def __init__(self, made: Tagged, steps: Sequence[int] | None) -> None:
-        self.made, self.steps = made, steps
+    ``opaque``: taps, by their own names, that something without FP64 meaning makes.
+    """
+
+    def __init__(self, made: Tagged, steps: Sequence[int] | None, opaque: Collection[str] = ()) -> None:
+        self.made, self.steps, self.opaque = made, steps, opaque
         self.options, self.small = effort(made), small(made)
         self.sites = dict(zip(numbered(made.sites), made.sites, strict=True))
         self.names = {name: s.name for name, s in self.sites.items()}
@@ -64,12 +67,16 @@ class Tapped:
         return [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == 16]
 
     def read(self, name: str, taps: Values, args: tuple[Any, ...], bits: int = 16) -> list[str]:
-        """Return the names of recorded values of a width, narrow ones, that the segment of a point reads."""
-        every = [k for k, x in taps.items() if k in self.names and float_bits(x.dtype) == bits]
+        """Return the names of recorded values of a width, narrow ones, that the segment of a point reads.
+
+        Those that something without FP64 meaning makes are as they are recorded.
+        """
+        known = [k for k in taps if k in self.names and self.names[k] not in self.opaque]
+        every = [k for k in known if float_bits(taps[k].dtype) == bits]
         if self.steps is not None:  # steps that are not recorded go on with what was made
             return every
         if self._reads is None:
-            self._reads = reads(traced(self.made.call, args, {})[0].jaxpr)
+            self._reads = reads(traced(self.made.call, args, {})[0].jaxpr)[0]
         mine = self._reads.get(self.names[name], frozenset())
         return [k for k in every if self.names[k] in mine]
 

@@ -1,0 +1,142 @@
+"""What has no FP64 meaning makes what it gives unknown, by name, and nothing else."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+from jax.experimental import pallas as pl
+
+from precaudit import Program, gate
+from precaudit.comparison.programs import compare
+from precaudit.programs.tracing import prepared, trace
+from precaudit.references.traced.local import Emulations, closes
+from precaudit.transforms.opaque import KNOWN, without_opaque
+
+DRAW = np.random.default_rng(11)
+W = DRAW.standard_normal((3, 32, 32)).astype(np.float32).astype(ml_dtypes.bfloat16)
+X = DRAW.standard_normal((8, 32)).astype(np.float32).astype(ml_dtypes.bfloat16)
+
+
+def kernel(x):
+    def body(x_ref, out):
+        out[...] = x_ref[...] * 2
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name="twice")(x)
+
+
+def bits(x):
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint16) & jnp.uint16(0xFFF0), jnp.bfloat16)
+
+
+def callback(x):
+    return jax.pure_callback(lambda y: np.asarray(y), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def straight(middle, w, x):
+    a = tap(x @ w[0], "a")
+    b = tap(middle(a), "b")
+    return tap(b @ w[1], "c"), tap(jnp.tanh(a), "d")
+
+
+def layers(middle, w, x):
+    def layer(x, w):
+        inner = tap(x @ w, "inner")
+        return tap(jnp.tanh(middle(inner)), "carried"), None
+
+    return lax.scan(layer, tap(x @ w[0], "first"), w)[0]
+
+
+def again(middle, w, x):
+    """A function whose first result, of what has no meaning, the next call begins with."""
+    return middle(tap(x @ w[0], "a")), tap(jnp.tanh(x @ w[1]), "next")
+
+
+def judged(tmp_path, program):
+    """Return {(kind, point): reasons} of a program's run, None where there are numbers."""
+    trace(program, tmp_path / "run")
+    errors = compare(tmp_path / "run", program)
+    assert all((e.rel_l2 is None) == (e.unknown is not None) for e in errors)
+    assert all(closes(e) for e in errors if e.kind == "local")
+    found = {}
+    for e in errors:
+        found.setdefault((e.kind, e.point), set()).add(e.unknown)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("middle", "says"),
+    [
+        (kernel, "twice cannot be lifted to FP64 (its meaning lies outside the jaxpr)"),
+        (bits, "bitcast_convert_type cannot be lifted to FP64 (it reads the bits of a float)"),
+        (callback, "pure_callback cannot be lifted to FP64 (its meaning lies outside the jaxpr)"),
+    ],
+)
+def test_what_it_makes_is_unknown_and_what_is_before_and_after_is_judged(tmp_path, middle, says):
+    found = judged(tmp_path, Program(partial(straight, middle), W, {"a": (X,)}, outputs=("c", "d")))
+    unknown = {place: reasons for place, reasons in found.items() if reasons != {None}}
+    assert set(unknown) == {("local", "b"), ("forward", "b"), ("forward", "c"), ("forward", "outputs.c")}
+    for (why,) in unknown.values():
+        assert why.startswith(f"{says} at ")
+        assert f"({middle.__name__})" in why
+    judged_so = gate(tmp_path / "run")
+    assert ({v.status for v in judged_so.verdicts}, judged_so.exit_code) == ({"unknown"}, 3)
+
+
+def test_in_a_scan_no_layer_is_known_as_a_whole_and_the_others_are_alone(tmp_path):
+    found = judged(tmp_path, Program(partial(layers, kernel), W, {"a": (X,)}))
+    unknown = {place for place, reasons in found.items() if reasons != {None}}
+    assert unknown == {("local", "carried"), ("forward", "carried"), ("forward", "inner")}
+
+
+def test_layers_that_are_not_recorded_cut_nothing_off(tmp_path):
+    """The second layer's input was made by the first, which is not in the run, in FP64 of what has no meaning there."""
+    program = Program(partial(layers, kernel), W, {"a": (X,)})
+    trace(program, tmp_path / "run", layers=(1,))
+    found = compare(tmp_path / "run", program)
+    assert {e.point for e in found if e.kind == "local" and e.unknown} == {"carried", "inner", "layers.out"}
+    assert {e.point for e in found if e.kind == "local" and not e.unknown} == {"first"}
+
+
+def test_calls_that_go_on_with_it_are_unknown_from_the_second_on(tmp_path):
+    program = Program(partial(again, bits), W, {"a": (X,)}, steps=1, advance=lambda _, out: (out[0],), outputs=None)
+    trace(program, tmp_path / "run")
+    found = compare(tmp_path / "run", program)
+    known = {(e.step, e.point) for e in found if e.kind == "forward" and e.unknown is None}
+    assert known == {(0, "a"), (0, "next")}
+    assert not [e for e in found if e.kind == "local" and e.unknown is not None]
+
+
+def test_a_fault_beside_it_is_flagged(tmp_path):
+    program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    made, opaque = without_opaque(prepared(program), W, X)
+    taps = opened.tensors("a", 0, "taps")
+    for point in ("a", "c", "d"):
+        off = (np.asarray(taps[point], np.float32) * 1.02).astype(ml_dtypes.bfloat16)
+        found = Emulations(made, opaque=opaque).records(opened, "a", 0, taps | {point: off}, (W, X))
+        assert not closes(next(e for e in found if e.point == point))
+        assert [e.point for e in found if e.unknown] == ["b"]
+
+
+def test_beside_a_loop_without_taps_all_is_unknown_as_it_might_not_end(tmp_path):
+    def call(w, x):
+        y = tap(bits(x) @ w[0], "y")
+        return lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: c / 2, jnp.abs(y).astype(jnp.float32))
+
+    program = Program(call, W, {"a": (X,)}, outputs=None)
+    made = prepared(program)
+    assert without_opaque(made, W, X) == (made, KNOWN)
+    trace(program, tmp_path / "run")
+    errors = compare(tmp_path / "run", program)
+    assert errors
+    assert all("bits of a float" in e.unknown for e in errors)
+
+
+def test_a_program_without_it_is_left_as_it_is():
+    made = prepared(Program(partial(straight, jnp.tanh), W, {"a": (X,)}))
+    assert without_opaque(made, W, X) == (made, KNOWN)
