@@ -15,6 +15,8 @@ from precaudit import Program, gate
 from precaudit.comparison.programs import compare
 from precaudit.programs.tracing import prepared, trace
 from precaudit.references.traced.local import Emulations, closes
+from precaudit.reports.program import sentences
+from precaudit.runs.programs import open_program_run
 from precaudit.transforms.opaque import KNOWN, without_opaque
 
 DRAW = np.random.default_rng(11)
@@ -77,12 +79,15 @@ def judged(tmp_path, program):
     ],
 )
 def test_what_it_makes_is_unknown_and_what_is_before_and_after_is_judged(tmp_path, middle, says):
-    found = judged(tmp_path, Program(partial(straight, middle), W, {"a": (X,)}, outputs=("c", "d")))
+    program = Program(partial(straight, middle), W, {"a": (X,)}, outputs=("c", "d"))
+    found = judged(tmp_path, program)
     unknown = {place: reasons for place, reasons in found.items() if reasons != {None}}
     assert set(unknown) == {("local", "b"), ("forward", "b"), ("forward", "c"), ("forward", "outputs.c")}
     for (why,) in unknown.values():
         assert why.startswith(f"{says} at ")
         assert f"({middle.__name__})" in why
+    said = next(sentences(open_program_run(tmp_path / "run"), compare(tmp_path / "run", program)))
+    assert said.startswith("3 of 4 segments made again from recorded inputs")
     judged_so = gate(tmp_path / "run")
     assert ({v.status for v in judged_so.verdicts}, judged_so.exit_code) == ({"unknown"}, 3)
 
