@@ -18,7 +18,7 @@ from precaudit.store import open_run
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
 
-PROMPTS = [Prompt(f"p{i}", tokens=tuple(range(7 * i, 7 * i + 5 + i))) for i in range(3)]
+PROMPTS = [Prompt(f"p{i}", tokens=tuple(range(7 * i, 7 * i + 5 + i))) for i in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_two_processes_write_what_one_does(folder, monkeypatch):
     monkeypatch.setattr(shares, "_process", lambda share, arrived: started.append(share) or process(share, arrived))
     monkeypatch.setattr(shares, "MANY", 1)
     compare(folder, options=Options(fresh=True))
-    assert [s.selected.prompts for s in started] == [("p0", "p2"), ("p1",)]
+    assert [s.selected.prompts for s in started] == [("p0", "p3"), ("p1", "p2")]
     assert lines(folder) == one
 
 
@@ -73,14 +73,19 @@ def test_few_or_large_tensors_and_one_prompt_start_none(folder, monkeypatch):
     monkeypatch.setattr(threads, "WORKERS", 4)
     recorded = Recorded.of(open_run(folder))
     selected = resolve(recorded, None, ())
-    assert shares.processes(recorded, selected) == 1
+    every = [selected.prompts]
+    assert shares.divided(recorded, selected) == every
     monkeypatch.setattr(shares, "MANY", 1)
-    assert shares.processes(recorded, selected) == 3
-    assert shares.processes(recorded, resolve(recorded, Selection(prompts=("p1",)), ())) == 1
+    assert shares.divided(recorded, selected) == [("p3",), ("p2",), ("p1",), ("p0",)]
+    one = resolve(recorded, Selection(prompts=("p1",)), ())
+    assert shares.divided(recorded, one) == [("p1",)]
     monkeypatch.setattr(shares, "WEIGHTS", 16 * recorded.config.parameters // recorded.config.layers + 1)
-    assert shares.processes(recorded, selected) == 2
+    assert shares.divided(recorded, selected) == [("p0", "p3"), ("p1", "p2")]
+    monkeypatch.setattr(shares, "MOST", 0.49)
+    assert shares.divided(recorded, selected) == every
+    monkeypatch.setattr(shares, "MOST", 0.6)
     monkeypatch.setattr(threads, "INLINE", 100)
-    assert shares.processes(recorded, selected) == 1
+    assert shares.divided(recorded, selected) == every
 
 
 def test_what_a_process_cannot_read_is_the_users_error(book, small):

@@ -38,6 +38,8 @@ from precaudit.runs.recorded import Recorded
 from precaudit.store import Run
 
 MANY = 4_000  # tensors from which starting processes pays: each costs 1 ms or more
+TENSOR = 1000  # elements whose records take as long as what each tensor's take besides
+MOST = 0.6  # of all work that one process may have
 WEIGHTS = 1 << 30  # bytes of a layer in FP64 that all processes hold
 SIZE = 8  # bytes that say how long a message is
 RUN = "from precaudit.comparison.shares import work; work()"
@@ -74,20 +76,36 @@ def layer_errors(book: Textbook, selected: Selected, source: str | None, tell: A
 
     ``source``: where the weights lie, for processes that read them themselves.
     """
-    n = processes(book.recorded, selected)
-    made = _one_by_one(book, selected, tell) if n < 2 else _in_processes(Share(book, selected, source), n, tell)
+    parts = divided(book.recorded, selected)
+    share = Share(book, selected, source)
+    made = _one_by_one(book, selected, tell) if len(parts) < 2 else _in_processes(share, parts, tell)
     found = {(m.group, m.prompt): m.records for m in made}
     groups = range(len(selected.layers) + 1)
     return [e for group in groups for prompt in selected.prompts for e in found[group, prompt]]
 
 
-def processes(recorded: Recorded, selected: Selected) -> int:
-    """Return how many processes are worth starting: one a core for many small tensors, as far as weights fit."""
-    config, few = recorded.config, min(threads.WORKERS, len(selected.prompts))
+def divided(recorded: Recorded, selected: Selected) -> list[tuple[str, ...]]:
+    """Return which prompts go together, in as many processes as are worth starting: of equal work, one a core.
+
+    All go together where tensors are few or large, or most of the work is one prompt's: threads share that better.
+    """
+    config, together = recorded.config, [selected.prompts]
     chosen = [p for p in recorded.run.points if p.prompt in selected.prompts and p.layer in (None, *selected.layers)]
     if len(chosen) < MANY or sum(prod(p.shape) for p in chosen) > threads.INLINE * len(chosen) or not sys.executable:
-        return 1
-    return max(1, min(few, WEIGHTS * config.layers // (8 * config.parameters)))
+        return together
+    work = dict.fromkeys(selected.prompts, 0)
+    for p in chosen:
+        work[p.prompt] += TENSOR + prod(p.shape)
+    n = min(threads.WORKERS, len(work), WEIGHTS * config.layers // (8 * config.parameters))
+    if n < 2:
+        return together
+    loads, where = [0] * n, {}
+    for prompt in sorted(work, key=lambda p: -work[p]):
+        where[prompt] = least = loads.index(min(loads))
+        loads[least] += work[prompt]
+    if max(loads) > MOST * sum(loads):
+        return together
+    return [tuple(p for p in selected.prompts if where[p] == i) for i in range(n)]
 
 
 def _one_by_one(book: Textbook, selected: Selected, tell: Advance) -> Iterator[Made]:
@@ -116,16 +134,15 @@ def _of_prompt(
                 yield from state_errors(book.recorded, Place(prompt, phase, 0, layer, cache))
 
 
-def _in_processes(share: Share, n: int, tell: Advance) -> Iterator[Made]:
-    """Yield what n processes make of a share, each of every n-th prompt; raises what one of them raises."""
-    prompts = share.selected.prompts
-    total = (len(share.selected.layers) + 1) * len(prompts)
+def _in_processes(share: Share, parts: list[tuple[str, ...]], tell: Advance) -> Iterator[Made]:
+    """Yield what processes make of parts of a share's prompts; raises what one of them raises."""
+    total = (len(share.selected.layers) + 1) * len(share.selected.prompts)
     arrived: SimpleQueue[Made | Exception] = SimpleQueue()
     with ExitStack() as stack:
-        for i in range(n):
-            stack.enter_context(_process(_cut(share, prompts[i::n]), arrived))
+        for prompts in parts:
+            stack.enter_context(_process(_cut(share, prompts), arrived))
         for done in range(total):
-            tell(done, total, f"local errors, {n} processes")
+            tell(done, total, f"local errors, {len(parts)} processes")
             made = arrived.get()
             if isinstance(made, Exception):
                 raise made

@@ -91,8 +91,9 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     local = [e for e in errors if e.kind == "local" and e.skipped is None]
     made = sum(e.unknown is None and e.missing is None for e in local)
     closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
+    of = "" if made == len(local) else f"of {len(local)} "
     yield (
-        f"{made} {'' if made == len(local) else f'of {len(local)} '}segments made again from recorded inputs, as the program's equations round: "
+        f"{made} {of}segments made again from recorded inputs, as the program's equations round: "
         f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
         "ratio: over what its rounding makes of it."
     )
