@@ -258,10 +258,13 @@ class Run(Brief):
     steps: list[StepRecord]
     points: list[PointRecord]
     _files: dict[str, Any] = field(default_factory=dict)
+    _mapped: set[str] = field(default_factory=set)
 
     def tensor(self, record: PointRecord) -> "Array":
         """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
         files = self._files.get(record.file) or self._open(record.file)
+        if record.file not in self._mapped:
+            self._map(record.file)
         entry = files.entries.get(record.key)
         if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
             where = self.folder / record.file
@@ -275,18 +278,24 @@ class Run(Brief):
         return values
 
     def _open(self, name: str) -> Any:
-        """Return a file of tensors, opened and held."""
+        """Return a file of tensors, whose header is read once."""
         path = self.folder / name
         if Path(name).parts[:1] != ("tensors",) or ".." in Path(name).parts:
             raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {name!r}")
         if not path.is_file():
             raise UserError(f"{path} is missing; the run is damaged: trace again")
-        if len(self._files) >= OPEN:
-            self._files.clear()  # every map holds a file descriptor
         from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles  # brings every reader of models
 
         self._files[name] = SafetensorsFiles.open([path], WORDS)
         return self._files[name]
+
+    def _map(self, name: str) -> None:
+        """Note that a file is mapped; every map holds a file descriptor."""
+        if len(self._mapped) >= OPEN:
+            for other in self._mapped:
+                self._files[other].close()
+            self._mapped.clear()
+        self._mapped.add(name)
 
 
 def open_run(folder: Path | str, partial: bool = False) -> Run:

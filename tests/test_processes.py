@@ -3,9 +3,11 @@
 import os
 import sys
 
+import numpy as np
 import pytest
 
-from precaudit import threads
+from precaudit import store, threads
+from precaudit.checkpoints import safetensors_files
 from precaudit.comparison import shares
 from precaudit.comparison.compare import Options, compare
 from precaudit.comparison.selected import resolve
@@ -117,3 +119,17 @@ def test_an_interrupt_ends_them(book, small):
 def nothing_runs():
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_of_many_files_few_are_mapped_and_headers_are_read_once(folder, monkeypatch):
+    monkeypatch.setattr(store, "OPEN", 2)
+    headers, mapped = [], set()
+    read, memmap = safetensors_files.read_header, np.memmap
+    monkeypatch.setattr(safetensors_files, "read_header", lambda path, also: headers.append(path) or read(path, also))
+    monkeypatch.setattr(np, "memmap", lambda path, *how: mapped.add(path) or memmap(path, *how))
+    run = open_run(folder)
+    for _ in range(2):
+        for point in run.points:
+            run.tensor(point)
+            assert sum(len(f._maps) for f in run._files.values()) <= 2
+    assert len(headers) == len(set(headers)) == len(mapped) == len({p.file for p in run.points}) > 2

@@ -77,7 +77,7 @@ def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mappin
         sound = False
     if not sound:
         raise UserError(f"{path}: tensor {name!r} has a malformed header entry")
-    dtype = {**DTYPES, **also}.get(stored, stored)
+    dtype = also.get(stored) or DTYPES.get(stored, stored)
     if stored not in also:
         check_format(dtype, name, str(path))
     nbytes = prod(shape) * _dtype(dtype).itemsize
@@ -132,6 +132,10 @@ class SafetensorsFiles:
         raw = self._maps[path][entry.begin : entry.end]
         aligned = raw if entry.begin % dtype.itemsize == 0 else np.array(raw)
         return aligned.view(dtype).reshape(entry.shape)
+
+    def close(self) -> None:
+        """Let go of the files; what is read next maps them again."""
+        self._maps.clear()
 
     def original(self, name: str, rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""

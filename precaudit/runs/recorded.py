@@ -79,7 +79,7 @@ class Recorded:
         def own(of: dict[Place, T]) -> dict[Place, T]:
             return {place: x for place, x in of.items() if place.prompt in prompts}
 
-        run = replace(self.run, points=[p for p in self.run.points if p.prompt in prompts], _files={})
+        run = replace(self.run, points=[p for p in self.run.points if p.prompt in prompts], _files={}, _mapped=set())
         return replace(self, run=run, index=own(self.index), misfits=own(self.misfits), hashed=own(self.hashed))
 
     @property

@@ -239,7 +239,7 @@ def _records(
     """Yield one local and the accum records of every step."""
     for step, rows in o.part.steps:
         keyed = "S" in o.axes
-        index = np.arange(len(o.positions)) if keyed else np.flatnonzero(np.isin(o.positions, o.part.positions[rows]))
+        index = np.arange(len(o.positions)) if keyed else _among(o.positions, o.part.positions, rows)
         if len(index):
             one = slice(int(index[0]), int(index[-1]) + 1)
             here = replace(o, place=o.place._replace(step=step), positions=o.positions[one])
@@ -248,6 +248,13 @@ def _records(
                 between = from_between(recorded, here, step, base)
                 cut = replace(cut, inherits=next((name for name, y in between if cut.closed_by(y)), None))
             yield from _step(here, o.stored if keyed else o.stored[one], cut)
+
+
+def _among(some: Array, every: Array, rows: slice) -> Array:
+    """Return where in ``some`` positions are those of rows of ``every``; mostly both are the same."""
+    if len(some) == len(every) and (some == every).all():
+        return np.arange(len(some))[rows]
+    return np.flatnonzero(np.isin(some, every[rows]))
 
 
 def _closest(made: Emulated, others: Iterable[Alternative], one: slice) -> Emulated:
