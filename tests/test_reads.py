@@ -151,6 +151,48 @@ def test_a_layer_that_is_left_open_is_made_again_alone(tmp_path, monkeypatch, sm
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_what_closes_one_layer_is_tried_of_the_others_first(tmp_path, monkeypatch, same):
+    """Of four layers each activation was made of its gate before that was rounded; or, from the third on, of its up."""
+    w, x = (
+        DRAW.standard_normal(s).astype(np.float32).astype(ml_dtypes.bfloat16) for s in ((4, 2, 32, 32), (4, 40, 32))
+    )
+
+    def layer(carry, each):
+        gate, up = tap(each[1] @ each[0][0], "gate"), tap(each[1] @ each[0][1], "up")
+        return carry, tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
+
+    monkeypatch.setattr(remade, "small", lambda made: False)
+    program = Program(lambda w, x: lax.scan(layer, 0, (w, x))[1], w, {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    taps = opened.tensors("a", 0, "taps")
+    gate, up = (np.asarray(taps[name], np.float64) for name in ("gate", "up"))
+    wide_gate, wide_up = (x.astype(np.float64) @ w[:, i].astype(np.float64) for i in (0, 1))
+    act = wide_gate * up
+    if not same:
+        act[2:] = (gate * wide_up)[2:]
+    made = []
+    some = remade.Remade.some
+
+    def counted(self, left, *args):
+        made.append([len(layers) for layers in left.values()])
+        return some(self, left, *args)
+
+    monkeypatch.setattr(remade.Remade, "some", counted)
+    found = Emulations(prepared(program)).records(
+        opened, "a", 0, taps | {"act": act.astype(np.float32)}, (program.params, x)
+    )
+    acts = [e for e in found if e.point == "act"]
+    assert len(acts) == 4
+    assert all(closes(e) for e in acts)
+    names = {e.layer: e.elided["policy:equations"] for e in acts}
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert (names[0] == names[2]) == same
+    assert [3] in made
+    assert ([2] in made) != same
+
+
 def test_of_choices_that_a_segment_reads_alike_one_is_tried(gated, monkeypatch):
     """Six narrow points have three bits, 0 and 1; the activation reads two of them, which makes four choices."""
     asked = []

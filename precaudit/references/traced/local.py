@@ -162,17 +162,32 @@ class Emulations:
                 found = _each(opened, case, call, taps, made, every)
                 made = made.only(_left(found))
 
-                def again() -> None:
-                    open_ = [i for i, e in enumerate(found) if not closes(e)]
+                def again(some: Collection[Place] | None = None) -> None:
+                    open_ = [i for i, e in enumerate(found) if not closes(e) and (some is None or _place(e) in some)]
                     new = _each(opened, case, call, taps, made, [every[i] for i in open_])
                     for i, e in zip(open_, new, strict=True):
                         found[i] = e
 
                 more = Unrounded(self.tapped, self.honest, self.first, taps, args, rows)
-                for others in (more.all_inputs, more.other_ways, more.some_inputs):
-                    if left := _left(found):
-                        made = replace(made, honest=made.honest | others(_by_point(left)))
-                        again()
+
+                def tried(some: Collection[Place] | None = None) -> None:
+                    nonlocal made
+                    for others in (more.all_inputs, more.other_ways, more.some_inputs):
+                        if mine := [place for place in _left(found) if some is None or place in some]:
+                            made = replace(made, honest=_joined(made.honest, others(_by_point(mine))))
+                            again(some)
+
+                # the layers of a scan are one compiled body: what closes one of them is tried of the others first
+                several = {p: layers for p, layers in _by_point(_left(found)).items() if len(layers) > 1}
+                if several and not self.tapped.small:
+                    tried({(p, layers[0]) for p, layers in several.items()})
+                    for e in list(found):
+                        if e.elided and e.layer in several.get(e.point, ())[:1] and closes(e):
+                            name, rest = e.elided[EQUATIONS], {e.point: several[e.point][1:]}
+                            if name not in self.first:
+                                made = replace(made, honest=_joined(made.honest, {name: more.made_as(name, rest)}))
+                                again({(e.point, layer) for layer in rest[e.point]})
+                tried()
                 if left := _left(found):
                     made = replace(made, moved=more.moved(self.drawn, _by_point(left), made.honest[(INPUTS,)]))
                     again()
@@ -244,9 +259,18 @@ def closes(e: ErrorRecord) -> bool:
     return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
 
 
+def _place(e: ErrorRecord) -> Place:
+    return e.point, e.layer
+
+
 def _left(found: Sequence[ErrorRecord]) -> list[Place]:
     """Return the places of records that do not close."""
-    return [(e.point, e.layer) for e in found if not closes(e)]
+    return [_place(e) for e in found if not closes(e)]
+
+
+def _joined(a: dict[Name, Rows], b: dict[Name, Rows]) -> dict[Name, Rows]:
+    """Return what is made in each way, of the places of both."""
+    return {name: a.get(name, {}) | b.get(name, {}) for name in [*a, *(n for n in b if n not in a)]}
 
 
 def _by_point(left: Sequence[Place]) -> dict[str, list[int | None]]:

@@ -60,21 +60,39 @@ class Unrounded:
         Which: those whose number has a bit set, or not set, so that of any two inputs either is read so without the
         other. A point is made again where a choice is another one of what its segment reads.
         """
-        known, recorded = self._before_of(self.honest[()], self._inputs(left)), self._recorded(left)
-        narrow = self.tapped.narrow(self.taps)
         tried: dict[str, set[frozenset[str]]] = {p: set() for p in left}
         found = {}
-        for bit in range(max(len(narrow) - 1, 1).bit_length()):
+        for bit in range(max(len(self.tapped.narrow(self.taps)) - 1, 1).bit_length()):
             for value in (0, 1):
-                some = {k for i, k in enumerate(narrow) if (i >> bit) & 1 == value}
+                choice = f"{bit}.{value}"
+                some = self._chosen(choice)
                 mine = {p: frozenset(some.intersection(self._reads(p))) for p in left}
                 new = {p: layers for p, layers in left.items() if mine[p] not in tried[p]}
                 for p in new:
                     tried[p].add(mine[p])
-                read = {k: known[k] if k in some and k in known else x for k, x in recorded.items()}
                 for name, way in self.honest.items() if new else ():
-                    found[(*name, SOME, f"{bit}.{value}")] = self._of(way, new, read)
+                    found[(*name, SOME, choice)] = self._of(way, new, self._partly(choice, new))
         return found
+
+    def made_as(self, name: Name, left: Left) -> Rows:
+        """Return what one way makes: of those that ``all_inputs``, ``other_ways`` and ``some_inputs`` name."""
+        if name[-1:] == (INPUTS,):
+            way = self.honest[name[:-1]]
+            return self._of(way, left, self._given(way, left))
+        if SOME in name:
+            at = name.index(SOME)
+            return self._of(self.honest[name[:at]], left, self._partly(name[at + 1], left))
+        return self._of(self.honest[name], left, self._recorded(left))
+
+    def _chosen(self, choice: str) -> set[str]:
+        """Return the narrow values whose number has a bit set, or not set: "bit.value"."""
+        bit, value = map(int, choice.split("."))
+        return {k for i, k in enumerate(self.tapped.narrow(self.taps)) if (i >> bit) & 1 == value}
+
+    def _partly(self, choice: str, left: Left) -> Values:
+        """Return recorded values, those that are chosen as they were before they were rounded."""
+        known, some = self._before_of(self.honest[()], self._inputs(left)), self._chosen(choice)
+        return {k: known[k] if k in some and k in known else x for k, x in self._recorded(left).items()}
 
     def moved(self, drawn: Collection[Remade], left: Left, unrounded: Rows) -> tuple[Rows, ...]:
         """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
