@@ -1,14 +1,43 @@
-"""Sums over what an emulation leaves, and over an ensemble's deviations, in one pass over memory, compiled by numba."""
+"""What an emulation leaves, sums over it, and over an ensemble's deviations, in one pass over memory, by numba."""
 
 from typing import Any
 
+import numba
 import numpy as np
 
 from precaudit.compiling import compiled
 from precaudit.metrics._moments_kernel import ORDER, PIECE
 
+EXPONENT = 0x7FF0000000000000  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋
+
 CELLS = 9  # [T, H]: Σ left², Σ noise², Σ r², Σ left·r, Σ left, Σ noise²·r², Σ r⁴, Σ |r|, Σ r
 CHANNELS = 3  # [H, K]: Σ left², Σ noise², Σ r²
+
+
+@numba.njit(inline="always")
+def _half_ulp(y, smallest, unit):  # type: ignore[no-untyped-def]
+    power = np.int64(np.float64(y).view(np.int64) & np.int64(EXPONENT)).view(np.float64)
+    return smallest if abs(y) < smallest else unit * min(power, 2.0**1023)
+
+
+@compiled()
+def half_ulps(y, smallest, unit, out):  # type: ignore[no-untyped-def]
+    """Fill ``out`` with ``metrics.sizes.half_ulp`` of flat FP64 values, of a format's smallest normal number and u."""
+    for i in range(y.size):
+        out[i] = _half_ulp(y[i], smallest, unit)
+
+
+@compiled()
+def left_over(candidate, emulated, reference, sums, smallest, unit, out):  # type: ignore[no-untyped-def]
+    """Fill ``out`` with candidate − emulated, flat FP64: 0 where both are next to each other about a tie.
+
+    That is where the reference is no farther from their middle than ``sums``, and they no more than an ulp apart.
+    """
+    for i in range(out.size):
+        c, e, r = candidate[i], emulated[i], reference[i]
+        left = c - e
+        near = abs((c + e) / 2 - r) <= sums[i]
+        out[i] = 0.0 if near and abs(left) <= 2.02 * _half_ulp(r, smallest, unit) else left
 
 
 @compiled(fastmath=ORDER)

@@ -12,7 +12,6 @@ from precaudit.formats import FORMATS
 from precaudit.metrics.moments import Moments, moments
 from precaudit.records import Number, Scope, Worst, number
 
-EXPONENT = np.int64(0x7FF0000000000000)  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
 
 
@@ -149,7 +148,13 @@ def explained(candidate: Array, reference_error: float, emulation: Array) -> flo
 
 def half_ulp(y: Array, name: str) -> Array:
     """Return ulp(y)/2 of format ``name``: u · 2^⌊log₂|y|⌋; below the smallest normal number, that: XLA flushes."""
-    smallest = float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)
-    bits = np.asarray(y, np.float64).view(np.int64) & EXPONENT
-    power = np.minimum(bits.view(np.float64), 2.0**1023)  # of what is not finite, the largest
-    return np.where(np.abs(y) < smallest, smallest, FORMATS[name].unit_roundoff * power)
+    from precaudit.metrics._residue_kernel import half_ulps, plain  # numba takes a third of a second to import
+
+    out = np.empty(np.shape(y))
+    half_ulps(plain(y).reshape(-1), smallest_normal(name), FORMATS[name].unit_roundoff, out.reshape(-1))
+    return out
+
+
+def smallest_normal(name: str) -> float:
+    """Return the smallest normal number of format ``name``."""
+    return float(ml_dtypes.finfo(FORMATS[name].dtype).smallest_normal)

@@ -9,7 +9,7 @@ from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
-from precaudit.metrics.sizes import half_ulp, norm, own_index, ratio
+from precaudit.metrics.sizes import norm, own_index, ratio, smallest_normal
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
@@ -104,13 +104,16 @@ class Yardstick:
 
     def _left(self, emulated: Array) -> Array:
         """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it."""
-        left: Array = self.candidate - emulated
         if self.sums is None:
-            return left
-        with np.errstate(invalid="ignore"):
-            apart = np.abs(left)
-            near = np.abs((self.candidate + emulated) / 2 - self.reference) <= self.sums
-            return np.where(near & (apart <= 2.02 * half_ulp(self.reference, self.dtype)), 0.0, left)
+            difference: Array = self.candidate - emulated
+            return difference
+        from precaudit.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
+
+        out = np.empty(np.broadcast_shapes(self.candidate.shape, emulated.shape))
+        each = (self.candidate, emulated, self.reference, self.sums)
+        flat = (plain(np.broadcast_to(x, out.shape)).reshape(-1) for x in each)
+        left_over(*flat, smallest_normal(self.dtype), FORMATS[self.dtype].unit_roundoff, out.reshape(-1))
+        return out
 
     def _seen(self, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
