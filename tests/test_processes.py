@@ -96,9 +96,17 @@ def test_what_a_process_cannot_read_is_the_users_error(book, small):
     nothing_runs()
 
 
-def test_a_process_that_dies_is_told_and_ends_the_others(book, small, monkeypatch, tmp_path):
+def test_where_no_process_can_be_started_one_makes_all(book, small, monkeypatch, tmp_path):
+    found = shares.layer_errors(*book, "tiny", lambda *_: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    assert shares.layer_errors(*book, "tiny", lambda *_: None) == found
+    nothing_runs()
+
+
+@pytest.mark.parametrize("said", ["", "printf '\\000\\000\\000\\000\\000\\000\\000\\011half'\n"])
+def test_a_process_that_dies_is_told_and_ends_the_others(book, small, monkeypatch, tmp_path, said):
     dying = tmp_path / "python"
-    dying.write_text("#!/bin/sh\nread -r line\necho it broke >&2\nexit 3\n")
+    dying.write_text(f"#!/bin/sh\nread -r line\n{said}echo it broke >&2\nexit 3\n")
     dying.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying))
     with pytest.raises(RuntimeError, match=r"ended with 3\nit broke"):

@@ -78,7 +78,10 @@ def layer_errors(book: Textbook, selected: Selected, source: str | None, tell: A
     """
     parts = divided(book.recorded, selected)
     share = Share(book, selected, source)
-    made = _one_by_one(book, selected, tell) if len(parts) < 2 else _in_processes(share, parts, tell)
+    try:
+        made = list(_one_by_one(book, selected, tell) if len(parts) < 2 else _in_processes(share, parts, tell))
+    except OSError:  # no process can be started here
+        made = list(_one_by_one(book, selected, tell))
     found = {(m.group, m.prompt): m.records for m in made}
     groups = range(len(selected.layers) + 1)
     return [e for group in groups for prompt in selected.prompts for e in found[group, prompt]]
@@ -171,7 +174,10 @@ def _process(share: Share, arrived: "SimpleQueue[Made | Exception]") -> Iterator
 
         def read(left: int = left) -> None:
             while len(size := source.read(SIZE)) == SIZE:
-                made = DECODER.decode(source.read(int.from_bytes(size)))
+                message = source.read(n := int.from_bytes(size))
+                if len(message) < n:
+                    break
+                made = DECODER.decode(message)
                 arrived.put(made if made.broken is None else UserError(made.broken))
                 left -= 1
             if left:
