@@ -13,8 +13,11 @@ from jax.experimental import pallas as pl
 
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
+from precaudit.places import Place
 from precaudit.programs.tracing import prepared, trace
+from precaudit.progress import silent
 from precaudit.references.traced.local import Emulations, closes
+from precaudit.references.traced.reference import Traced
 from precaudit.reports.program import sentences
 from precaudit.runs.programs import open_program_run
 from precaudit.transforms.opaque import KNOWN, without_opaque
@@ -145,3 +148,46 @@ def test_beside_a_loop_without_taps_all_is_unknown_as_it_might_not_end(tmp_path)
 def test_a_program_without_it_is_left_as_it_is():
     made = prepared(Program(partial(straight, jnp.tanh), W, {"a": (X,)}))
     assert without_opaque(made, W, X) == (made, KNOWN)
+
+
+def test_of_inputs_read_unrounded_what_it_makes_is_read_as_recorded(tmp_path):
+    """The activation was made of gate and up before these were rounded, and of what a kernel gave."""
+
+    def call(w, x):
+        gate, up = tap(x @ w[0], "gate"), tap(x @ w[1], "up")
+        made = tap(kernel(x @ w[2]), "made")
+        return tap(gate.astype(jnp.float32) * up.astype(jnp.float32) * made.astype(jnp.float32), "act")
+
+    program = Program(call, W, {"a": (X,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    seen, opaque = without_opaque(prepared(program), W, X)
+    taps = opened.tensors("a", 0, "taps")
+    gate, up = (X.astype(np.float64) @ W[i].astype(np.float64) for i in (0, 1))
+    act = (gate * up * np.asarray(taps["made"], np.float64)).astype(np.float32)
+    found = Emulations(seen, opaque=opaque).records(opened, "a", 0, taps | {"act": act}, (W, X))
+    (of_act,) = [e for e in found if e.point == "act"]
+    assert closes(of_act)
+    assert of_act.elided == {"policy:equations": ("inputs",)}
+
+
+def test_of_the_whole_program_it_leaves_no_values(tmp_path):
+    program = Program(partial(straight, kernel), W, {"a": (X,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    reference = Traced(opened, program, prepared(program), silent, kept=True)
+    known = {p: reference.values(Place("a", "call", 0, None, p)) for p in ("a", "b", "c", "d")}
+    assert {p for p, values in known.items() if values is None} == {"b", "c"}
+    assert all(np.isfinite(values).all() for values in known.values() if values is not None)
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no references to memory")
+def test_references_to_memory_leave_all_unknown(tmp_path):
+    def call(w, x):
+        ref = jax.new_ref(x @ w[0])
+        ref[...] = ref[...] * 2
+        return tap(ref[...] @ w[1], "y")
+
+    program = Program(call, W, {"a": (X,)}, outputs=None)
+    trace(program, tmp_path / "run")
+    errors = compare(tmp_path / "run", program)
+    assert errors
+    assert all(e.unknown and "cannot be lifted to FP64" in e.unknown for e in errors)

@@ -30,8 +30,10 @@ from precaudit.selection import Selection
 from precaudit.store import file_hash, open_run, tensor_hash
 from precaudit.tracing import session
 from precaudit.tracing.programs import row_hashes as on_device
+from precaudit.tracing.programs import without
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
+from precaudit.transforms.narrow import held
 from tests.programs import record
 
 LONG = "def f(x):\n    return x + 1\n" * 6
@@ -322,3 +324,23 @@ def test_a_run_of_before_tells_its_neutrality_by_phase(tmp_path):
     assert open_run(run.folder).record.neutrality == (
         Neutrality(phase="prefill", prompts=("p0",), bitwise=True, max_diff=0.0),
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_decode_begins_with_the_cache_of_prefill_without_its_last_row(dtype):
+    """[L, B, S, G, K], and the scales of a quantised one [L, B, S, G]; each sequence ends at a slot of its own."""
+    rows = np.arange(1, 2 * 3 * 4 * 2 * 5 + 1).reshape(2, 3, 4, 2, 5) % 100
+    values, scales = rows.astype(FORMATS[dtype].dtype if dtype in FORMATS else dtype), rows[..., 0].astype(np.float32)
+    found = without(held({"k": values.copy(), "scale": scales.copy()}), np.asarray([3, 1, 0], np.int32))
+    for b, slot in enumerate((3, 1, 0)):
+        values[:, b, slot] = 0
+        scales[:, b, slot] = 0
+    assert np.array_equal(np.asarray(found["k"]), values)
+    assert np.array_equal(np.asarray(found["scale"]), scales)
+
+
+def test_what_decode_is_given_is_without_the_last_row(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(session, "without", lambda cache, slots: seen.append(slots.tolist()) or without(cache, slots))
+    run = record(tmp_path / "run", decode_steps=1)
+    assert seen == [[len(run.prompts["p0"].tokens) - 1]]

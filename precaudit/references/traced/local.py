@@ -174,7 +174,7 @@ class Emulations:
                     nonlocal made
                     for others in (more.all_inputs, more.other_ways, more.some_inputs):
                         if mine := [place for place in _left(found) if some is None or place in some]:
-                            made = replace(made, honest=_joined(made.honest, others(_by_point(mine))))
+                            made = replace(made, honest=made.honest | others(_by_point(mine)))
                             again(some)
 
                 # the layers of a scan are one compiled body: what closes one of them is tried of the others first
@@ -185,7 +185,7 @@ class Emulations:
                         if e.elided and e.layer in several.get(e.point, ())[:1] and closes(e):
                             name, rest = e.elided[EQUATIONS], {e.point: several[e.point][1:]}
                             if name not in self.first:
-                                made = replace(made, honest=_joined(made.honest, {name: more.made_as(name, rest)}))
+                                made = replace(made, honest=made.honest | {name: more.made_as(name, rest)})
                                 again({(e.point, layer) for layer in rest[e.point]})
                 tried()
                 if left := _left(found):
@@ -266,11 +266,6 @@ def _place(e: ErrorRecord) -> Place:
 def _left(found: Sequence[ErrorRecord]) -> list[Place]:
     """Return the places of records that do not close."""
     return [_place(e) for e in found if not closes(e)]
-
-
-def _joined(a: dict[Name, Rows], b: dict[Name, Rows]) -> dict[Name, Rows]:
-    """Return what is made in each way, of the places of both."""
-    return {name: a.get(name, {}) | b.get(name, {}) for name in [*a, *(n for n in b if n not in a)]}
 
 
 def _by_point(left: Sequence[Place]) -> dict[str, list[int | None]]:
