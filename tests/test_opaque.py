@@ -20,6 +20,7 @@ from precaudit.references.traced.local import Emulations, closes
 from precaudit.references.traced.reference import Traced
 from precaudit.reports.program import sentences
 from precaudit.runs.programs import open_program_run
+from precaudit.transforms import primitives
 from precaudit.transforms.opaque import KNOWN, without_opaque
 
 DRAW = np.random.default_rng(11)
@@ -180,14 +181,27 @@ def test_of_the_whole_program_it_leaves_no_values(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no references to memory")
-def test_references_to_memory_leave_all_unknown(tmp_path):
+def test_what_is_read_of_memory_is_unknown(tmp_path):
     def call(w, x):
-        ref = jax.new_ref(x @ w[0])
+        ref = jax.new_ref(tap(x @ w[0], "a"))
         ref[...] = ref[...] * 2
-        return tap(ref[...] @ w[1], "y")
+        return tap(tap(ref[...], "b") @ w[1], "c")
+
+    found = judged(tmp_path, Program(call, W, {"a": (X,)}, outputs=None))
+    unknown = {place for place, reasons in found.items() if reasons != {None}}
+    assert unknown == {("local", "b"), ("forward", "b"), ("forward", "c")}
+
+
+def test_what_gives_a_key_leaves_all_unknown(tmp_path, monkeypatch):
+    """No primitive without FP64 meaning gives one in a program that JAX traces: one is said to have none."""
+    monkeypatch.setitem(primitives.TABLE, "random_wrap", primitives.Lifting("refused", "for this test"))
+
+    def call(w, x):
+        key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32))
+        return tap(x @ w[0] + jax.random.normal(key, x.shape, x.dtype), "a")
 
     program = Program(call, W, {"a": (X,)}, outputs=None)
     trace(program, tmp_path / "run")
     errors = compare(tmp_path / "run", program)
     assert errors
-    assert all(e.unknown and "cannot be lifted to FP64" in e.unknown for e in errors)
+    assert all(e.unknown and "random_wrap cannot be lifted" in e.unknown for e in errors)

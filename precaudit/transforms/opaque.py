@@ -43,7 +43,7 @@ KNOWN = Opaque({}, {})
 def without_opaque(made: Tagged, *args: Any) -> tuple[Tagged, Opaque]:
     """Return a program that leaves blank what has no FP64 meaning, and what that leaves unknown.
 
-    ``args``: as its call takes them. A program is left as it is where such a result is no array of numbers, and where
+    ``args``: as its call takes them. A program is left as it is where such a result is a key or a token, and where
     it has while loops that hold no taps: of blank values these might not end.
     """
     if not any(refused_of(e) for e in equations(made.jaxpr.jaxpr)):
@@ -81,8 +81,8 @@ def _found(jaxpr: Any, blanks: dict[int, Meaning]) -> bool:
 
 
 def _is_array(aval: Any) -> bool:
-    """Whether a result is an array of numbers: no key, token or reference to memory."""
-    return isinstance(getattr(aval, "dtype", None), np.dtype) and not hasattr(aval, "inner_aval")
+    """Whether a result is an array of numbers, or memory that holds one: no key or token."""
+    return isinstance(getattr(aval, "dtype", None), np.dtype)
 
 
 def _blank(equation: Any, name: str, *_: Any) -> list[Any]:
