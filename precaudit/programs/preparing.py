@@ -21,6 +21,8 @@ from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
 from precaudit.transforms.wide import narrowed
 
+RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that ends a traceback
+
 
 def prepared(
     program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
@@ -72,7 +74,8 @@ def _tagged(
 def told(error: Exception) -> str:
     """Return what a user's code raised, in a line, and where."""
     said = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {said[0]}{line_of(error)}"
+    raised = [line for line in said if RAISED.match(line)]  # by a callback, whose traceback is what JAX's error says
+    return raised[-1] if raised else f"{type(error).__name__}: {said[0]}{line_of(error)}"
 
 
 def _counted(program: Program, made: Tagged, target: Target | None) -> dict[str, int]:

@@ -128,12 +128,12 @@ def _labelled(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way
 def _ran(captured: Callable[..., Any], bare: Callable[..., Any], given: tuple[Any, ...], where: str) -> Any:
     """Return what a program with taps gives; raises UserError where the program does not run without them either."""
     try:
-        return captured(*given)
+        return jax.block_until_ready(captured(*given))
     except Exception as error:
         with enough_memory():
             try:
                 jax.block_until_ready(bare(*given))
-            except (TypeError, ValueError, NotImplementedError) as own:
+            except (TypeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as own:
                 raise UserError(f"{where}: the program does not run: {told(own)}") from error
         raise
 
