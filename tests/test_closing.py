@@ -18,6 +18,7 @@ from precaudit.evidence.replay import read_by, replay
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
+from precaudit.metrics._residue_kernel import left_over
 from precaudit.mutations.attention import seeing
 from precaudit.mutations.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
 from precaudit.mutations.fitting import minimise, shortest
@@ -287,3 +288,16 @@ def test_numbers_fitted_in_prefill_hold_in_decode(tmp_path):
         found = diagnose(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
     assert [(f.cause, f.point, f.layers) for f in found.findings] == [("channel 5 × 1.5", "attn_norm", (2,))]
     assert "the limit" in found.findings[0].fails
+
+
+def test_neighbours_about_a_tie_are_no_difference_where_sums_may_cross_it():
+    """Of bfloat16 at 1, an ulp being 2⁻⁷: FP64 at the middle, off it by more than sums may be, two ulp apart, NaN."""
+    ulp, off = 2.0**-7, 1e-6
+    candidate = np.array([1 + ulp, 1 + ulp, 1 + ulp, 1 + 2 * ulp, 1.0, np.nan, 1 + ulp])
+    emulated = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, np.inf])
+    reference = np.array([1 + ulp / 2, 1 + ulp / 2 + 0.9 * off, 1 + ulp / 2 + 1.1 * off, 1 + ulp, 1.0, 1.0, 1.0])
+    out = np.empty(7)
+    left_over(candidate, emulated, reference, np.full(7, off), 2.0**-126, 2.0**-8, out)
+    assert out[:5].tolist() == [0.0, 0.0, ulp, 2 * ulp, 0.0]
+    assert np.isnan(out[5])
+    assert out[6] == -np.inf
