@@ -13,7 +13,6 @@ from jax.experimental import pallas as pl
 
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
-from precaudit.errors import UserError
 from precaudit.places import Place
 from precaudit.programs.tracing import prepared, trace
 from precaudit.progress import silent
@@ -206,15 +205,3 @@ def test_what_gives_a_key_leaves_all_unknown(tmp_path, monkeypatch):
     errors = compare(tmp_path / "run", program)
     assert errors
     assert all(e.unknown and "random_wrap cannot be lifted" in e.unknown for e in errors)
-
-
-def test_a_callback_that_raises_is_the_users_error(tmp_path):
-    def broken(x):
-        raise ZeroDivisionError(f"of {x.shape}")
-
-    def call(w, x):
-        return jax.pure_callback(broken, jax.ShapeDtypeStruct(x.shape, x.dtype), x) @ w[0]
-
-    program = Program(call, W, {"a": (X,)}, outputs=None)
-    with pytest.raises(UserError, match=r"^a, call 0: the program does not run: ZeroDivisionError: of \(8, 32\)$"):
-        trace(program, tmp_path / "run")

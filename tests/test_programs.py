@@ -829,3 +829,15 @@ def test_taps_of_ones_own_are_not_renamed(tmp_path):
     with pytest.raises(UserError, match="names its own"):
         points(tapped)
     assert command(["trace", "tiny", "--rename", "x.toml", "-o", str(tmp_path / "r")]) == 2
+
+
+def test_a_callback_that_raises_is_the_users_error(tmp_path):
+    def broken(x):
+        raise ZeroDivisionError(f"of {x.shape}")
+
+    def call(w, x):
+        return jax.pure_callback(broken, jax.ShapeDtypeStruct(x.shape, x.dtype), x) @ w
+
+    program = Program(call, jnp.eye(4), {"a": (jnp.ones((3, 4)),)}, outputs=None)
+    with pytest.raises(UserError, match=r"^a, call 0: the program does not run: ZeroDivisionError: of \(3, 4\)$"):
+        trace(program, tmp_path / "run")

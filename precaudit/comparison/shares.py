@@ -38,7 +38,7 @@ from precaudit.runs.recorded import Recorded
 from precaudit.store import Run
 
 MANY = 4_000  # tensors from which starting processes pays: each costs 1 ms or more
-TENSOR = 1000  # elements whose records take as long as what each tensor's take besides
+TENSOR = 1000  # elements that take about as long as a tensor takes besides; shares need be equal in the large only
 MOST = 0.6  # of all work that one process may have
 WEIGHTS = 1 << 30  # bytes of a layer in FP64 that all processes hold
 SIZE = 8  # bytes that say how long a message is
@@ -52,6 +52,10 @@ class Made(msgspec.Struct, frozen=True):
     prompt: str
     records: list[ErrorRecord]
     broken: str | None = None
+
+
+class NotStarted(Exception):
+    """No process can be started here."""
 
 
 DECODER = msgspec.msgpack.Decoder(Made)
@@ -80,7 +84,7 @@ def layer_errors(book: Textbook, selected: Selected, source: str | None, tell: A
     share = Share(book, selected, source)
     try:
         made = list(_one_by_one(book, selected, tell) if len(parts) < 2 else _in_processes(share, parts, tell))
-    except OSError:  # no process can be started here
+    except NotStarted:
         made = list(_one_by_one(book, selected, tell))
     found = {(m.group, m.prompt): m.records for m in made}
     groups = range(len(selected.layers) + 1)
@@ -167,9 +171,12 @@ def _process(share: Share, arrived: "SimpleQueue[Made | Exception]") -> Iterator
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
     left = (len(share.selected.layers) + 1) * len(share.selected.prompts)
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", RUN], stdin=PIPE, stdout=PIPE, stderr=errors, env=environment
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", RUN], stdin=PIPE, stdout=PIPE, stderr=errors, env=environment
+            )
+        except OSError as error:
+            raise NotStarted from error
         sink, source = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
 
         def read(left: int = left) -> None:
