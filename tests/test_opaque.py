@@ -205,3 +205,18 @@ def test_what_gives_a_key_leaves_all_unknown(tmp_path, monkeypatch):
     errors = compare(tmp_path / "run", program)
     assert errors
     assert all(e.unknown and "random_wrap cannot be lifted" in e.unknown for e in errors)
+
+
+def test_a_nan_that_it_gives_is_said(tmp_path):
+    def call(w, x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return tap(
+            jax.pure_callback(lambda y: np.where(np.arange(32) < 2, np.nan, y).astype(y.dtype), shape, x @ w[0]), "y"
+        )
+
+    program = Program(call, W, {"a": (X,)}, outputs=None)
+    trace(program, tmp_path / "run")
+    compare(tmp_path / "run", program)
+    judged_so = gate(tmp_path / "run")
+    assert [(v.status, v.value) for v in judged_so.verdicts if v.kind == "local"] == [("nonfinite", 16.0)]
+    assert judged_so.exit_code == 1

@@ -18,10 +18,10 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "missing", text=e.missing)
     if e.skipped is not None:
         return Verdict.of(e, "not run", text=e.skipped)
-    if e.unknown is not None:
-        return Verdict.of(e, "unknown", text=e.unknown)
     if e.nonfinite:
         return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
+    if e.unknown is not None:
+        return Verdict.of(e, "unknown", text=e.unknown)
     if "nan" in (e.mae, e.max_diff, e.rel_l2):
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
     if e.kind == "product":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
@@ -141,7 +141,7 @@ class Emulations:
         """
         every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
         blank = [(p, layer, self.opaque.get(self.tapped.names.get(p.name, p.name))) for p, layer in every]
-        unknown = [record_of(opened, case, call, p, at, unknown=why) for p, at, why in blank if why is not None]
+        unknown = [_unknown(opened, case, call, p, at, taps, why) for p, at, why in blank if why is not None]
         every = [(p, layer) for p, layer, why in blank if why is None]
         return [*unknown, *self._known(opened, case, call, taps, args, every)]
 
@@ -257,6 +257,19 @@ def closes(e: ErrorRecord) -> bool:
     """Whether a local record has numbers within every limit, or none that another emulation would give."""
     checks = list(local_checks(e, default_limits().local(e.dtype)))
     return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
+
+
+def _unknown(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, taps: dict[str, Array], why: str
+) -> ErrorRecord:
+    """Return the record of a point that has no reference; a NaN needs none (an infinity may be a mask's)."""
+    whole = taps.get(p.name)
+    if lacks := lacks_of(opened.record, p, layer, whole, taps):
+        return record_of(opened, case, call, p, layer, **lacks)
+    assert whole is not None
+    values = step_of(opened.record, p, layer)(whole)
+    bad = int(np.isnan(widen(values)).sum())
+    return record_of(opened, case, call, p, layer, unknown=why, dtype=p.dtype, n=values.size, nonfinite=bad)
 
 
 def _place(e: ErrorRecord) -> Place:
