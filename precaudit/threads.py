@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
+from precaudit.arrays import Array
 
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
@@ -81,15 +81,16 @@ def row_ranges(n: int, width: int) -> list[tuple[int, int]]:
     return list(pairwise(n * i // WORKERS for i in range(WORKERS + 1)))
 
 
-def widened(x: Array) -> Array:
-    """Return ``x`` in FP64, on all workers."""
-    if x.ndim < 2 or x.size < 1 << 16:
-        return widen(x) if x.dtype.itemsize < 8 else x
-    out = np.empty(x.shape)
+def widened(*arrays: Array) -> list[Array]:
+    """Return arrays in FP64, of each worker a share of every one; those in FP64 as they are."""
+    found = [x if x.dtype.itemsize == 8 else np.empty(x.shape) for x in arrays]
+    pairs = [(x, out) for x, out in zip(arrays, found, strict=True) if out is not x]
 
-    def part(a: int, b: int) -> None:
+    def part(share: int) -> None:
         with np.errstate(invalid="ignore"):  # signalling NaNs warn
-            out[a:b] = x[a:b]
+            for x, out in pairs:
+                a, b = (len(x) * i // WORKERS for i in (share, share + 1))
+                out[a:b] = x[a:b]
 
-    each(part, row_ranges(*x.reshape(len(x), -1).shape))
-    return out
+    each(part, [(i,) for i in range(WORKERS)], sum(out.size for _, out in pairs))
+    return found

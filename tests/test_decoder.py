@@ -223,7 +223,9 @@ def test_split_rows_are_all_rows(monkeypatch, workers):
         assert [i for a, b in ranges for i in range(a, b)] == list(range(n))
         assert len(ranges) == (1 if n * width < threads.SMALL else workers)
     x = np.random.default_rng(0).normal(size=(1001, 128)).astype(np.float32)
-    np.testing.assert_array_equal(threads.widened(x), x.astype(np.float64))
+    wide, same = threads.widened(x, y := x[0].astype(np.float64))
+    np.testing.assert_array_equal(wide, x.astype(np.float64))
+    assert same is y
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES_ONCE if "moe" not in n])

@@ -1,20 +1,32 @@
 """FP64 exponentials, the logistic function and RoPE, against mpmath, the textbook in NumPy and complex numbers."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
 import pytest
 
+from precaudit.arrays import rounder
+from precaudit.checkpoints import open_checkpoint
+from precaudit.graphs.decoder import POINTS, inputs_of, present, row_shapes
+from precaudit.numpy_decoder import model
 from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
-from precaudit.numpy_decoder.operators import exponentials, hide, rope, silu, softmax
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.numpy_decoder.model import Model, attention_variants
+from precaudit.numpy_decoder.operations import operations
+from precaudit.numpy_decoder.operators import Rule, exponentials, hide, rope, silu, softmax
+from precaudit.numpy_decoder.rounding import FP64, Rounding
+from tests.conftest import FIXTURES
+
+FAMILIES = [
+    "llama-bias", "gemma2-gqa", "qwen3-bias", "qwen3-moe-gqa", "phi3-partial", "granite-bias", "olmo2-mqa-bias",
+]  # fmt: skip
 
 
 def exp(x):
     """Return exp(x) of the kernel, for x ≤ 0: rows of [0, x], whose maximum is 0."""
     s = np.stack([np.zeros_like(x), x], axis=1)
-    rows(s, np.zeros(len(x), int), np.full(len(x), 2), np.empty(len(x)))
+    rows(s[None], np.zeros(len(x), int), np.full(len(x), 2), np.empty((1, len(x))))
     return s[:, 1]
 
 
@@ -66,6 +78,53 @@ def test_rope_is_a_product_of_complex_numbers():
     pairs = x[..., :4] + 1j * x[..., 4:8]
     turned = pairs * 1.25 * np.exp(1j * positions[:, None] * each)[:, None]
     np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag, x[..., 8:]], -1), rtol=0, atol=1e-12)
+    assert rope(x, positions, (each, 1.25), FP64, out=x) is x
+    assert x.tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("dot", [np.matmul, lambda a, b: np.einsum("tk,ks->ts", a, b)])
+def test_attention_of_heads_together_is_each_heads(monkeypatch, heads, window, dot):
+    """Against sums over all keys; heads of a group share keys, and are one job where there are jobs enough."""
+    draw, (rows, groups, size) = np.random.default_rng(5), (70, 2, 8)
+    q, k, v = draw.standard_normal((rows, heads * groups, size)), *draw.standard_normal((2, rows, groups, size))
+    positions = np.arange(rows)
+    far = positions[:, None] - positions
+    seen = (far >= 0) & (far < (rows if window is None else window))
+    scores = np.einsum("thk,shk->hts", q, np.repeat(k, heads, axis=1)) * 0.3
+    e = np.where(seen, np.exp(scores), 0.0)
+    expected = np.einsum("hts,shk->thk", e / e.sum(axis=2, keepdims=True), np.repeat(v, heads, axis=1))
+    found = []
+    monkeypatch.setattr(model, "BLOCK", 16)
+    for few, jobs in ((0, 0), (0, 10**6), (10**9, 0)):  # a job a group, a head, and a block of rows
+        monkeypatch.setattr(model, "INLINE", few)
+        monkeypatch.setattr(model, "JOBS", jobs)
+        rule = Rule(0.3, window=window)
+        found += attention_variants(
+            q, k, v, positions, rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)]
+        )
+    for y, sign in zip(found, 3 * [1.0, -1.0], strict=True):
+        np.testing.assert_allclose(y, sign * expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_operation_makes_in_given_memory_what_it_makes_in_its_own(name):
+    """Of every operation with all inputs known; what is rounded afterwards may lie elsewhere."""
+    checkpoint = open_checkpoint(str(FIXTURES / name))
+    read, draw, config = checkpoint.tensors.read, np.random.default_rng(6), checkpoint.config
+    shapes, rows, tried = row_shapes(config), np.arange(9), set()
+    for rounding in (FP64, Rounding(linear=rounder("bfloat16"), norm=rounder("float32"), gate=rounder("float16"))):
+        here = Model(config, read).context(0, rows, rounding)
+        for point, operation in operations(config).items():
+            names = inputs_of(point, config.sparse)
+            if POINTS[point].per_layer and point in present(config.sparse):
+                inputs = [draw.standard_normal((len(rows), *shapes[n])) for n in names]
+                expected = operation(here, *map(np.copy, inputs))
+                out = np.full((len(rows), *shapes[point]), np.nan)
+                assert operation(replace(here, out=out), *inputs).tolist() == expected.tolist(), point
+                tried.add(point)
+    assert {"attn_norm", "q", "k", "v", "attn_proj", "resid_mid", "mlp_norm", "mlp_out", "resid_out"} <= tried
 
 
 def test_silu_is_the_textbooks():

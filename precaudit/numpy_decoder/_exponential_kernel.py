@@ -65,17 +65,18 @@ def _sum(x):  # type: ignore[no-untyped-def]
 
 @compiled(error_model="numpy")
 def exponentials(s, first, end, total):  # type: ignore[no-untyped-def]
-    """Overwrite rows of s [R, S] with exp(s − max) over keys first[i] to end[i], 0 elsewhere; total [R]: their sums.
+    """Overwrite rows of s [H, R, S] with exp(s − max) over keys first[i] to end[i], 0 elsewhere; total [H, R]: sums.
 
     A NaN makes its row's sum NaN, and so does a row's seeing no key.
     """
-    for i in range(len(s)):
-        s[i, : first[i]], s[i, end[i] :] = 0.0, 0.0
-        seen = s[i, first[i] : end[i]]
-        top = _largest(seen)
-        for j in range(len(seen)):
-            seen[j] = _exp(seen[j] - top)
-        total[i] = _sum(seen) if len(seen) else np.nan
+    for h in range(len(s)):
+        for i in range(len(first)):
+            s[h, i, : first[i]], s[h, i, end[i] :] = 0.0, 0.0
+            seen = s[h, i, first[i] : end[i]]
+            top = _largest(seen)
+            for j in range(len(seen)):
+                seen[j] = _exp(seen[j] - top)
+            total[h, i] = _sum(seen) if len(seen) else np.nan
 
 
 @compiled(error_model="numpy")

@@ -14,7 +14,7 @@ class Context:
 
     ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
     ``positions`` [T] are the rows' positions in their sequences, ``lengths`` [T] how long these were where RoPE depends
-    on it (None: within the original context); ``layer`` is None outside layers.
+    on it (None: within the original context); ``layer`` is None outside layers. ``out``: where the result may be made.
     """
 
     config: DecoderConfig
@@ -23,6 +23,7 @@ class Context:
     rounding: Rounding
     layer: int | None = None
     lengths: Array | None = None
+    out: Array | None = None
 
     def rows(self, a: int, b: int) -> "Context":
         """Return the same for rows a to b."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -158,9 +158,10 @@ def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kep
                 continue
             inputs = (own[name] for name in inputs_of(point, context.config.sparse))
             made = {name: own[name] for name in parts_of(point) if name in own}
-            own[point] = table[point](here, *inputs, **made)
-            if point in kept:
-                values[point][a:b] = own[point]
+            out = values[point][a:b] if point in kept else None
+            own[point] = table[point](replace(here, out=out), *inputs, **made)
+            if out is not None and not np.may_share_memory(own[point], out):
+                out[:] = own[point]
 
     each(rows, row_ranges(n, context.config.width))
 

@@ -11,11 +11,13 @@ from precaudit.lengths import telling
 from precaudit.numpy_decoder.context import Context
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, attend, capped, scaled, scores, softmax
+from precaudit.numpy_decoder.passes import Dot
 from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.threads import INLINE, each, row_ranges, widened
+from precaudit.threads import INLINE, WORKERS, each, row_ranges, widened
 
 BLOCK = 128  # query rows of one attention job: causal blocks skip the keys after them
 VOCAB_BLOCK = 2048
+JOBS = 4  # for each worker: where there are fewer, each head is a job of its own
 Attend = Callable[[Array, Array, Array, int | None, Rounding], Array]
 Softmax = Callable[[Array, Array, int | None, Rounding], Array]
 
@@ -46,25 +48,27 @@ class Model:
             if full not in expected:
                 return None
             if full not in self._held:
-                stored = self.read(full)
-                self._held[full] = widened(stored)
-                release(stored)
+                self._widen([full])
             return self._held[full]
 
         return Context(self.config, weight, positions, rounding, layer, telling(self.config, lengths))
 
     def warm(self, layer: int) -> None:
         """Widen a layer's tensors before threads ask for them."""
-        context = self.context(layer, np.zeros(0), Rounding())
-        prefix = f"model.layers.{layer}."
-        for name in expected_tensors(self.config):
-            if name.startswith(prefix):
-                context.weight(name.removeprefix(prefix))
+        self.context(layer, np.zeros(0), Rounding())
+        names = (name for name in expected_tensors(self.config) if name.startswith(f"model.layers.{layer}."))
+        self._widen([name for name in names if name not in self._held])
+
+    def _widen(self, names: Sequence[str]) -> None:
+        stored = [self.read(name) for name in names]
+        self._held |= dict(zip(names, widened(*stored), strict=True))
+        for x in stored:
+            release(x)
 
     def embed(self, tokens: Array) -> Array:
         """Return the embedding rows of token ids [T] in FP64 [T, D], times the family's factor."""
         table = self.read(EMBEDDING)
-        rows = widened(np.ascontiguousarray(table[tokens]))
+        (rows,) = widened(np.ascontiguousarray(table[tokens]))
         release(table)
         return rows if self.config.embed_scale == 1.0 else rows * self.config.embed_scale
 
@@ -138,32 +142,49 @@ def attention_variants(
     ``inner``: how one head's output is made from its scores, as ``attend`` does.
     """
     outs = [np.empty(q.shape) for _ in roundings]
-    group = q.shape[1] // k.shape[1]
+    group, every = q.shape[1] // k.shape[1], range(q.shape[1])
 
     def block(a: int, b: int, heads: Sequence[int]) -> None:
         first = 0 if rule.window is None else max(0, int(positions[a]) - rule.window + 1)
         first -= first % BLOCK  # a whole number of blocks of keys, where attention runs over them
-        keys, products = int(positions[b - 1]) + 1, {}
-        values = together([v[first:keys, h // group] for h in heads])
+        mine = slice(heads[0], heads[-1] + 1)
+        here = slice(first, int(positions[b - 1]) + 1), slice(heads[0] // group, heads[-1] // group + 1)
+        queries, keys, products = q[a:b, mine].transpose(1, 0, 2), k[here], {}
+        values = for_heads(v[here].transpose(1, 0, 2), len(heads))
         for out, r in zip(outs, roundings, strict=True):
             product = r.score_product or r.dot
             if product not in products:
-                products[product] = together([product(q[a:b, h], k[first:keys, h // group].T) for h in heads])
+                products[product] = together(product, queries, keys)
             made = inner(scaled(products[product], rule, r), values, positions[a:b] - first, rule.window, r)
-            for h, y in zip(heads, made if len(heads) > 1 else [made], strict=True):
-                out[a:b, h] = y
+            out[a:b, mine] = made.swapaxes(0, 1) if len(heads) > 1 else made[:, None]
 
-    every = range(q.shape[1])
-    few = inner is attend and len(q) * len(every) * len(k) < INLINE
-    groups = [every] if few else [[h] for h in every]
-    jobs = [(i, min(len(q), i + BLOCK), heads) for i in range(0, len(q), BLOCK) for heads in groups]
+    blocks = [(i, min(len(q), i + BLOCK)) for i in range(0, len(q), BLOCK)]
+    shared = [[h] for h in every]
+    if inner is attend and len(q) * len(every) * len(k) < INLINE:
+        shared = [list(every)]
+    elif inner is attend and len(blocks) * k.shape[1] >= JOBS * WORKERS:
+        shared = [list(every[i : i + group]) for i in every[::group]]
+    jobs = [(*rows, heads) for rows in blocks for heads in shared]
     each(block, jobs[::-1], len(q) * len(every) * len(k))
     return outs
 
 
-def together(heads: list[Array]) -> Array:
-    """Return the only array as it is, several as one with the heads first."""
-    return heads[0] if len(heads) == 1 else np.stack(heads)
+def together(product: Dot, q: Array, k: Array) -> Array:
+    """Return q · kᵀ [H, T, S] of heads q [H, T, K] over k [S, G, K] by ``product``; [T, S] of one head."""
+    if len(q) == 1:
+        return product(q[0], k[:, 0].T)
+    if product is not np.matmul:
+        return np.stack([product(*pair) for pair in zip(q, for_heads(k.transpose(1, 2, 0), len(q)), strict=True)])
+    groups = q.reshape(k.shape[1], -1, *q.shape[1:])  # one call for all: threads wait for each other between calls
+    return (groups @ k.transpose(1, 2, 0)[:, None]).reshape(*q.shape[:2], len(k))
+
+
+def for_heads(x: Array, heads: int) -> Array:
+    """Return what belongs to each head: x [G, …], of which a group of heads shares each; x[0] for one head."""
+    if heads == 1:
+        return x[0]
+    shared = np.broadcast_to(x[:, None], (len(x), heads // len(x), *x.shape[1:]))
+    return shared.reshape(heads, *x.shape[1:])
 
 
 def all_scores(q: Array, k: Array, rule: Rule, rounding: Rounding) -> Array:

@@ -1,6 +1,7 @@
 """The decoder's operations from their textbook formulas, FP64 with a Rounding at every named place.
 
-Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S keys.
+Shapes: T rows, D width, H query heads, G key/value heads, K head dimension, S keys. ``out``: where a result is made as
+far as nothing is rounded after it; one of the inputs may lie there. None: in memory of its own.
 """
 
 from collections.abc import Callable
@@ -30,22 +31,24 @@ class Rule:
         return cls(config.score_scale, config.score_cap, config.window_of(layer))
 
 
-def rms_norm(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
+def rms_norm(x: Array, weight: Array, eps: float, r: Rounding, out: Array | None = None) -> Array:
     """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4) over the last axis of x [..., D]."""
     scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
-    return r.norm(r.norm_inner(x * scale[..., None]) * weight)
+    inner = r.norm_inner(np.multiply(x, scale[..., None], out=out))
+    return r.norm(np.multiply(inner, weight, out=out))
 
 
-def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding) -> Array:
+def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding, out: Array | None = None) -> Array:
     """RMS norm that is rounded once, after the weight."""
     scale = r.norm_scale(1.0 / np.sqrt(np.einsum("...d,...d->...", x, x) / x.shape[-1] + eps))
-    return r.norm(x * scale[..., None] * weight)
+    return r.norm(np.multiply(np.multiply(x, scale[..., None], out=out), weight, out=out))
 
 
-def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None, r: Rounding, out: Array | None = None) -> Array:
     """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``."""
-    y = r.dot(r.operand(x), weight.T)
-    return y if bias is None else r.linear(y) + bias
+    left, right = r.operand(x), weight.T
+    y = r.dot(left, right)
+    return y if bias is None else np.add(r.linear(y), bias, out=out)
 
 
 def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | None = None) -> tuple[Array, float]:
@@ -88,25 +91,23 @@ def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | 
     return plain * ((1 - ramp) + ramp / scaling.factor), scaling.attention
 
 
-def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding) -> Array:
+def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Rounding, out: Array | None = None) -> Array:
     """Rotate pairs (i, i + R/2) of the first R dimensions of x [T, H, K] by position · frequency (Su et al. 2021)."""
+    from precaudit.numpy_decoder import _rope_kernel  # numba takes a third of a second to import
+
     each, factor = frequencies
-    half, at = each.shape[-1], np.asarray(positions, np.float64)
-    cos, sin = (r.rope_table(x)[:, None] for x in _turns(at.tobytes(), each.tobytes(), each.shape, factor))
-    a, b = x[..., :half], x[..., half : 2 * half]
-    out = x.copy()
-    out[..., :half] = a * cos - b * sin
-    out[..., half : 2 * half] = b * cos + a * sin
+    at = np.asarray(positions, np.float64)
+    cos, sin = (r.rope_table(x) for x in _turns(at.tobytes(), each.tobytes(), each.shape, factor))
+    out = np.empty(x.shape) if out is None else out
+    _rope_kernel.rotate(np.ascontiguousarray(x), cos, sin, out)
     return out
 
 
 @lru_cache(maxsize=4)
 def _turns(positions: bytes, each: bytes, shape: tuple[int, ...], factor: float) -> tuple[Array, Array]:
-    """Return cos and sin [T, R/2], read-only, of FP64 positions [T] times radians per position: once for q and k."""
+    """Return cos and sin [T, R/2], not to be written, of FP64 positions [T] times radians each: once for q and k."""
     angle = np.frombuffer(positions)[:, None] * np.frombuffer(each).reshape(shape)
-    cos, sin = np.cos(angle) * factor, np.sin(angle) * factor
-    cos.flags.writeable = sin.flags.writeable = False
-    return cos, sin
+    return np.cos(angle) * factor, np.sin(angle) * factor
 
 
 def capped(x: Array, cap: float | None) -> Array:
@@ -161,8 +162,7 @@ def _exact_exponentials(s: Array, positions: Array, window: int | None) -> tuple
     first = np.zeros_like(end) if window is None else np.clip(np.asarray(positions) + 1 - window, 0, end)
     heads = s.reshape(-1, *s.shape[-2:])
     total = np.empty(heads.shape[:-1])
-    for rows, sums in zip(heads, total, strict=True):
-        exponentials(rows, first, end, sums)
+    exponentials(heads, first, end, total)
     return heads.reshape(s.shape), total.reshape(*s.shape[:-1], 1)
 
 
@@ -208,12 +208,12 @@ def by_head(function: Callable[..., Array], *arrays: Array) -> Array:
     return np.stack([function(*heads) for heads in zip(*arrays, strict=True)])
 
 
-def silu(x: Array, curve: Cast = identity) -> Array:
+def silu(x: Array, curve: Cast = identity, out: Array | None = None) -> Array:
     """X / (1 + exp(−x))."""
     if curve is identity:
         from precaudit.numpy_decoder import _exponential_kernel  # numba takes a third of a second to import
 
-        out = np.empty(x.shape)
+        out = np.empty(x.shape) if out is None else out
         _exponential_kernel.silu(np.ascontiguousarray(x).reshape(-1), out.reshape(-1))
         return out
     y = np.negative(x)
@@ -275,6 +275,7 @@ def gated(gate: Array, up: Array, activation: str, r: Rounding) -> Array:
     return r.mlp_act(s)
 
 
-def activated(gate: Array, activation: str, r: Rounding) -> Array:
-    """act(gate) [T, F]."""
-    return r.silu(ACTIVATIONS[activation](r.gate(gate), r.curve))
+def activated(gate: Array, activation: str, r: Rounding, out: Array | None = None) -> Array:
+    """act(gate) [T, F]; silu alone is made in ``out``."""
+    function, x = ACTIVATIONS[activation], r.gate(gate)
+    return r.silu(silu(x, r.curve, out) if function is silu else function(x, r.curve))
