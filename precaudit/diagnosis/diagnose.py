@@ -61,7 +61,7 @@ class Diagnosis(Brief):
     judged: int
     formula: FormulaRecord
     shares: tuple[Shares, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[Remedy, ...] | None = ()
     views: str | None = None
     flips: str | None = None
     closures: tuple[Closure, ...] = ()

@@ -64,14 +64,14 @@ class Program:
             return tuple(found)  # another selection may bring the meaning that lacked
         return keep(self.recorded.run.folder, "shares.jsonl", found)
 
-    def remedies(self, tell: Advance, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...]:
-        """Return what raising parts of the policy buys; ``shared`` tells the layer to raise alone."""
+    def remedies(self, tell: Advance, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...] | None:
+        """Return what raising parts of the policy buys, None without its device; ``shared``: the layer to raise alone."""
         if before := held(self.recorded.run.folder, "remedies.jsonl", Remedy):
             return before
         try:
             subject = self._program(device_kind(self.recorded.run.record.device))
         except UserError:
-            return ()
+            return None
         if subject is None:
             return ()
         from precaudit.evidence.remedies import remedies  # JAX

@@ -108,12 +108,14 @@ def remedies(
     """Return what raising each part of the policy gains in logits and costs, best gain for its price first.
 
     ``prompts``: token ids; ``run``: what the records are marked with; ``layer``: one to raise alone. The price is that
-    of prefill and of a decode step on this device.
+    of prefill and of a decode step on this device. None where FP64's own logits are not finite: no format mends these.
     """
     exact: dict[int, Array] = {}
     rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
     wanted = Wanted({LOGITS}, None, rows)
     forward(model, list(prompts), [FP64], wanted, lambda i, at, p, x: exact.update({i: np.array(x)}))
+    if not all(np.isfinite(x).all() for x in exact.values()):
+        return []
     before = _measure(subject, prompts, rows, exact)
     found: list[tuple[float, Remedy]] = []
     options = list(candidates(subject.policy, subject.config, subject.platform))

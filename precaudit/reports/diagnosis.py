@@ -56,7 +56,7 @@ def text(found: Diagnosis, verbose: bool = False) -> list[str]:
     if not verbose and (best := worth(found)[:1]):
         lines.append(f"           in JAX: {best[0].code}")
     device = device_kind(found.compared.run.record.device)
-    if not found.remedies and device != "cpu":
+    if found.remedies is None and device != "cpu":
         lines.append(f"To change: unknown: needs {device}")
     return lines
 
@@ -143,7 +143,7 @@ def _named(x: Share) -> str:
 
 def worth(found: Diagnosis) -> list[Remedy]:
     """Return the remedies that take away a tenth of the KL or more, best gain for its price first."""
-    return [r for r in found.remedies if value(r.gain) >= 0.1]
+    return [r for r in found.remedies or () if value(r.gain) >= 0.1]
 
 
 def remedy(r: Remedy, verbose: bool = True) -> str:
