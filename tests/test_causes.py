@@ -32,7 +32,7 @@ from tests.test_decoder import SMALL, TOKENS, fixture_run
 
 JUDGED = tuple(p.name for p in POINTS.values() if p.inputs and not p.state)
 ALL = Selection.parse(points="all,logits:all", phases="prefill")
-QUICK = ("granite-bias", "mistral-window")
+QUICK = ("mistral-window",)
 # What is one and the same on some models, and why. Named is the first; the elements are the same bit for bit.
 SAME = {
     r"flash, blocks of 128, in (\w+)": (r"flash, blocks of 64, in \1", "there are fewer than 64 keys"),
@@ -215,7 +215,6 @@ def rolled_layers(subject):
 
 ROUNDS = {"exchanged": exchanged, "left out": left_out, "rolled": rolled_layers}
 QUICKLY = {
-    ("granite-bias", "exchanged"),
     ("gemma2-caps", "left out"),
     ("phi3-partial", "rolled"),
     ("qwen3-window-yarn", "exchanged"),

@@ -26,6 +26,7 @@ from precaudit.tracing import manifest, shadowed, subject
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options as TraceOptions
 from precaudit.tracing.trace import trace
+from tests.conftest import few
 
 MLP = 384  # tiny's
 TEXTS = ("import os\n\n\ndef read(path):\n", "x = 1")
@@ -68,7 +69,7 @@ def traced(folder, parts=None, points="q,attn_norm,mlp_out,logits", phases="pref
     return trace(load("tiny", "bf16", None, "cpu", parts), folder / "run", given, select, how)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", few(FAULTS, "epsilon 1e-6", "residual stream × (1 + 2⁻⁹)"))
 def test_a_formula_that_rounding_hides_fails(tmp_path, name):
     parts, point = FAULTS[name]
     run = traced(tmp_path, parts)

@@ -31,6 +31,7 @@ from precaudit.runs.programs import file_name, open_program_run, write_tensors
 from precaudit.tpu.hlo import parse
 from precaudit.transforms import multiplying
 from precaudit.transforms.emulate import EXPANDED, Realisation, emulated, rounded
+from tests.conftest import few
 from tests.gpu_programs import PROGRAMS
 
 RUNS = Path(__file__).parents[1] / "traces" / "gpu" / "programs"
@@ -360,7 +361,13 @@ def failing(run, program):
     return {v.point for v in judged(run, program).verdicts if v.status == "fail" and v.kind == "local"}
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+QUICK = (
+    "batched-bf16", "chained-tf32x3", "convolved-f32", "decoded-bf16", "rows1-bf16", "rows1-f32", "rows2-f32",
+    "trained-f32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", few(sorted(PROGRAMS), *QUICK))
 def test_an_honest_program_on_a_gpu_passes(tmp_path, name):
     found = judged(recorded(tmp_path, name), PROGRAMS[name])
     assert found.exit_code == 0

@@ -35,7 +35,7 @@ def exactly(logits, tokens, old, ref, advantages, mask, temperature):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", few([1.0, 0.7], 1.0))
 def test_the_loss_and_its_gradient_are_fp64s_whatever_the_size(size, temperature):
     given = grpo.inputs(1, size=size, spread=1.0, temperature=temperature)
     exact, logp, d64 = exactly(*given, temperature)

@@ -21,7 +21,7 @@ from tests.random_programs import program, trees
 from tests.test_reap_programs import EXACT, OPERATIONS, PAIRS, QUICK, X
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", few(["bfloat16", "float16", "float8_e4m3fn"], "bfloat16", "float16"))
 @settings(max_examples=15, **QUICK)
 @given(tree=trees(OPERATIONS, PAIRS, taps=True))
 def test_random_programs_give_the_same_bits(dtype, tree):

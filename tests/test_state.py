@@ -228,7 +228,7 @@ def moved(change):
     [
         (lambda y: y.at[:, 9].set(y[:, 7]), "row of position 7", "row 9 is that of 7"),
         (lambda y: y.at[:, :, 1].set(y[:, :, 3]), "row of head 3", "head 1 holds head 3, at "),
-        (lambda y: y.at[:, 9].multiply(1.5), "token 9 × 1.5", "token"),
+        pytest.param(lambda y: y.at[:, 9].multiply(1.5), "token 9 × 1.5", "token", marks=pytest.mark.slow),
     ],
 )
 def test_rows_of_other_positions_and_heads_are_named(tmp_path, change, cause, says):
