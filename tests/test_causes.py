@@ -30,6 +30,8 @@ from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES
 from tests.test_decoder import SMALL, TOKENS, fixture_run
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 JUDGED = tuple(p.name for p in POINTS.values() if p.inputs and not p.state)
 ALL = Selection.parse(points="all,logits:all", phases="prefill")
 QUICK = ("mistral-window",)

@@ -28,6 +28,8 @@ from precaudit.tracing.trace import trace
 from tests.conftest import FIXTURES, few
 from tests.programs import errors, everything, record
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 PROMPTS = ["class Reader:\n    def __init__(self, path):\n", "import sys\n\nfor line in sys.stdin:\n    print(line"]
 
 

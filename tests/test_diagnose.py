@@ -46,6 +46,8 @@ from precaudit.transforms import plant
 from tests.conftest import few
 from tests.programs import everything, record
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 QUICK = ("scale twice in decode", "softmax in bf16", "stale KV entry", "columns scaled")
 KEPT = ("softmax in bf16", "stale KV entry")  # 8 s each
 

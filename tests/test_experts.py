@@ -23,6 +23,8 @@ from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES, few
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 TOKENS = tuple(int(t) for t in np.random.default_rng(8).integers(0, 96, 40))
 
 

@@ -21,6 +21,8 @@ from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES, few
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 TEXT = "def read(path):\n    return open(path).read()"
 FAULTY = 2
 

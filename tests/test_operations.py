@@ -19,6 +19,8 @@ from precaudit.store import file_hash
 from precaudit.transforms.emulate import Realisation, emulated, exactly, whole
 from tests.conftest import few
 
+pytestmark = pytest.mark.usefixtures("neutral")
+
 DRAW = np.random.default_rng(5)
 ROWS, WIDTH = 24, 16
 
