@@ -44,7 +44,9 @@ def drawn(subject, sampling, prompts=PROMPTS, limit=20, loop="while", ends=(), b
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(0), Sampling(1.0, seed=3), Sampling(0.7, top_k=20, top_p=0.9)], ids=lambda s: s.kind
+    "sampling",
+    [Sampling(0), pytest.param(Sampling(1.0, seed=3), marks=pytest.mark.slow), Sampling(0.7, top_k=20, top_p=0.9)],
+    ids=lambda s: s.kind,
 )
 def test_both_loops_draw_the_same_bits(tiny, sampling):
     one, other = (drawn(tiny, sampling, loop=loop) for loop in LOOPS)

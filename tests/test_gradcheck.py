@@ -74,6 +74,7 @@ def check(kernel, reference=grpo, **how):
     return gradcheck(kernel, reference, inputs, **({"seeds": 1, "hostile": False} | how))
 
 
+@pytest.mark.slow  # 18 s; those that ship are checked in test_kernels.py
 def test_honest_kernels_of_another_algorithm_pass_on_every_input():
     found = gradcheck(lambda *x: grpo(*x, logsumexp=streamed), grpo, inputs, seeds=2)
     assert found.exit_code == 0, found.conclusions

@@ -209,7 +209,9 @@ def test_a_window_as_long_as_the_sequence_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("window", "cause"), [(WINDOW + 1, "window one long"), (None, "no window")], ids=["one key more", "no window"]
+    ("window", "cause"),
+    [(WINDOW + 1, "window one long"), pytest.param(None, "no window", marks=pytest.mark.slow)],
+    ids=["one key more", "no window"],
 )
 def test_another_window_fails_and_is_named(tmp_path, window, cause):
     subject = seeing(load("tiny", under(), None, "cpu"), window)

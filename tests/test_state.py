@@ -202,6 +202,7 @@ def test_a_cache_of_another_prompt_is_named(tmp_path):
     assert "of prompt b, which ran in the same batch" in first.says
 
 
+@pytest.mark.slow  # 9 s
 def test_rows_of_another_prompt_are_named(tmp_path):
     """The shadow of the batch leaves the reference there too; that a batch exchanges rows is state, and says whose."""
     mistake = next(m for m in MISTAKES if m.name == "prompts' rows exchanged")
@@ -227,7 +228,9 @@ def moved(change):
     ("change", "cause", "says"),
     [
         (lambda y: y.at[:, 9].set(y[:, 7]), "row of position 7", "row 9 is that of 7"),
-        (lambda y: y.at[:, :, 1].set(y[:, :, 3]), "row of head 3", "head 1 holds head 3, at "),
+        pytest.param(
+            lambda y: y.at[:, :, 1].set(y[:, :, 3]), "row of head 3", "head 1 holds head 3, at ", marks=pytest.mark.slow
+        ),
         pytest.param(lambda y: y.at[:, 9].multiply(1.5), "token 9 × 1.5", "token", marks=pytest.mark.slow),
     ],
 )
