@@ -22,7 +22,7 @@ from precaudit.errors import UserError
 from precaudit.programs.own import prefill_of
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
-from precaudit.references.traced import local
+from precaudit.references.traced import search
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.unrounded import Unrounded
 from precaudit.tracing.subject import load
@@ -94,7 +94,7 @@ class Stages:
         segments.together = self.timed("all segments: FP64, two ways, three draws", segments.together)
         for name in ("all_inputs", "other_ways", "some_inputs", "moved"):
             setattr(Unrounded, name, self.timed("segments that are open, again", getattr(Unrounded, name)))
-        setattr(local, "_each", self.timed("records out of them", local._each))  # noqa: B010
+        setattr(search, "judged", self.timed("records out of them", search.judged))  # noqa: B010
 
     def timed(self, told: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that counts what it takes."""

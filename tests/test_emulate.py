@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.arrays import rounder
 from precaudit.records import ErrorRecord
-from precaudit.references.traced import local
+from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, whole
@@ -396,10 +396,10 @@ def test_a_way_that_limits_were_not_made_with_is_in_no_noise():
     exact = draw.standard_normal((6, 40))
     stored = exact.astype(ml_dtypes.bfloat16)
     near, *drawn = (exact * (1 + 2.0**-10 * draw.standard_normal(exact.shape)) for _ in range(4))
-    without = local._numbers(stored, exact, {(): near}, drawn)
+    without = judged.numbers(stored, exact, {(): near}, drawn)
     nowhere = exact * (1 + 2.0**-20)
-    assert local._numbers(stored, exact, {(): near, UNSHARED: nowhere * 2}, drawn) == without
-    best = local._numbers(stored, exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
+    assert judged.numbers(stored, exact, {(): near, UNSHARED: nowhere * 2}, drawn) == without
+    best = judged.numbers(stored, exact, {(): near, UNSHARED: stored.astype(np.float64)}, drawn)
     assert best["unexplained"].rel_l2 == 0.0
     assert best["elided"] == {"policy:equations": UNSHARED}
 
@@ -414,9 +414,9 @@ def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passe
     stored = emulated.copy()
     stored[3, :2] = 0.314453125 if off > 0 else 0.31640625
     assert (stored != emulated).sum() == 2
-    numbers = local._numbers(stored.astype(ml_dtypes.bfloat16), exact, {(): emulated}, [emulated] * 3)
+    found = judged.numbers(stored.astype(ml_dtypes.bfloat16), exact, {(): emulated}, [emulated] * 3)
     made = ErrorRecord(
         prompt="a", phase="call", step=0, layer=0, point="probs", kind="local", candidate="r", reference="fp64",
-        **numbers,
+        **found,
     )  # fmt: skip
-    assert local.closes(made) == passes
+    assert judged.closes(made) == passes

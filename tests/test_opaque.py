@@ -16,7 +16,8 @@ from precaudit.comparison.programs import compare
 from precaudit.places import Place
 from precaudit.programs.tracing import prepared, trace
 from precaudit.progress import silent
-from precaudit.references.traced.local import Emulations, closes
+from precaudit.references.traced.judged import closes
+from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.reference import Traced
 from precaudit.reports.program import sentences
 from precaudit.runs.programs import open_program_run

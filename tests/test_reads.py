@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
 from precaudit.references.traced import remade
-from precaudit.references.traced.local import Emulations, closes
+from precaudit.references.traced.judged import closes
+from precaudit.references.traced.local import Emulations
 from precaudit.transforms.reads import reads
 
 DRAW = np.random.default_rng(5)

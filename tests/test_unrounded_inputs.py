@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.records import ErrorRecord
-from precaudit.references.traced.local import INPUTS, _numbers, closes
+from precaudit.references.traced.judged import INPUTS, closes, numbers
 
 N, TERMS = 12, 64
 
@@ -38,10 +38,10 @@ def made():
 
 
 def record(stored, exact, honest, drawn, moved):
-    numbers = _numbers(stored.astype(np.float32), exact, honest, drawn, moved)
+    found = numbers(stored.astype(np.float32), exact, honest, drawn, moved)
     return ErrorRecord(
         prompt="a", phase="call", step=0, layer=None, point="scores", kind="local", candidate="r", reference="fp64",
-        **numbers,
+        **found,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from precaudit.progress import Advance, silent
 from precaudit.records import PROGRAM_CALL, ErrorRecord, write_lines
 from precaudit.references.formula import OwnReference, callable_errors, shown, textbook_errors
 from precaudit.references.mapped import Names, Textbook, textbook_of
-from precaudit.references.traced.local import record_of
+from precaudit.references.traced.judged import record_of
 from precaudit.references.traced.reference import Traced
 from precaudit.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
 from precaudit.store import file_hash

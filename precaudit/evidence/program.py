@@ -65,7 +65,7 @@ class Program:
         return keep(self.recorded.run.folder, "shares.jsonl", found)
 
     def remedies(self, tell: Advance, shared: Sequence[Shares] = ()) -> tuple[Remedy, ...] | None:
-        """Return what raising parts of the policy buys, None without its device; ``shared``: the layer to raise alone."""
+        """Return what raising parts of the policy buys, None without its device; ``shared`` tells which layer alone."""
         if before := held(self.recorded.run.folder, "remedies.jsonl", Remedy):
             return before
         try:

@@ -14,7 +14,8 @@ from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
-from precaudit.references.traced.local import Emulations, lacks_of, record_of, step_of
+from precaudit.references.traced.judged import lacks_of, record_of, step_of
+from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import units_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
 from precaudit.transforms.opaque import Opaque, without_opaque

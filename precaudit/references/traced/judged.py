@@ -1,0 +1,193 @@
+"""Local records of a program's run out of what its segments make of recorded values."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.formats import FORMATS
+from precaudit.limits import default_limits
+from precaudit.limits.checks import local_checks
+from precaudit.metrics.residue import Noise, finite
+from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
+from precaudit.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.references.closing import SINGLE, TIES, Yardstick
+from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restored
+from precaudit.references.traced.unrounded import Name, Place, Rows
+from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
+from precaudit.threads import each
+
+ORDERS = 3.0  # times as far off as one order of a sum, another may be
+At = tuple[ProgramPoint, int | None]  # a point and its layer
+OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a recorded program: its case, its number, and what it recorded, by name."""
+
+    opened: Opened
+    case: str
+    number: int
+    taps: dict[str, Array]
+
+    def rows(self, p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
+        """Return what cuts a step out of a point's values, as rows [rows, N]."""
+        return step_of(self.opened.record, p, layer)
+
+    def record(self, p: ProgramPoint, layer: int | None, **numbers: Any) -> ErrorRecord:
+        """Return a local record of a point."""
+        return record_of(self.opened, self.case, self.number, p, layer, **numbers)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
+
+    Rows [rows, N] of each place. ``moved``: what drawn realisations differ by from the equations' where both read
+    narrow inputs unrounded, as each makes them: a float32 result then has the noise of its inputs, too. ``open``: what
+    is not a number where FP64 is one comes from a product that is not known. ``tied``: what the first ways make with
+    what TF32 operands near a tie may make of it added; ``again``: what drawn realisations differ by where float32
+    inputs are made once more; ``gpu``: whether one made them.
+    """
+
+    exact: Rows
+    honest: dict[Name, Rows]
+    drawn: tuple[Rows, ...]
+    moved: tuple[Rows, ...] = ()
+    open: bool = False
+    tied: dict[Name, Rows] = field(default_factory=dict)
+    again: tuple[Rows, ...] = ()
+    gpu: bool = False
+
+    def only(self, left: Collection[Place]) -> "Segments":
+        """Return the same of some places, in memory of their own."""
+
+        def of(rows: Rows) -> Rows:
+            return {place: rows[place].copy() for place in left if place in rows}
+
+        honest = {name: of(rows) for name, rows in self.honest.items()}
+        return Segments(
+            of(self.exact), honest, tuple(map(of, self.drawn)), tuple(map(of, self.moved)), self.open, gpu=self.gpu
+        )
+
+
+def closes(e: ErrorRecord) -> bool:
+    """Whether a local record has numbers within every limit, or none that another emulation would give."""
+    checks = list(local_checks(e, default_limits().local(e.dtype)))
+    return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
+
+
+def judged(call: Call, some: Sequence[At], made: Segments) -> list[ErrorRecord]:
+    """Return the records of some places of a call, made by as many threads as there are cores."""
+    elements = sum(prod(p.shape) for p, _ in some)
+    return each(_record, [(call, p, layer, made) for p, layer in some], elements)
+
+
+def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> ErrorRecord:
+    whole = call.taps.get(p.name)
+    if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
+        return call.record(p, layer, **lacks)
+    assert whole is not None
+    place = p.name, layer
+    if place not in made.exact:
+        return call.record(p, layer, unknown="no segment ends in it")
+    exact = made.exact[place]
+    honest = {name: restored(rows[place], p.dtype) for name, rows in made.honest.items() if place in rows}
+    drawn = [restored(rows[place], p.dtype) for rows in made.drawn]
+    moved = [rows[place] for rows in made.moved if place in rows]
+    if made.open and np.isnan(honest[()][np.isfinite(exact)]).any():
+        return call.record(p, layer, unknown=OPEN)
+    tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
+    again = [rows[place] for rows in made.again if place in rows]
+    stored = call.rows(p, layer)(whole)
+    return call.record(p, layer, **numbers(stored, exact, honest, drawn, moved, tied, again, made.gpu))
+
+
+def numbers(
+    stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
+    tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (), on_gpu: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
+    rows, dtype = np.arange(len(stored)), stored.dtype.name
+    candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
+    emulations = {name: canonical(y, "TD") for name, y in honest.items()}
+    members = [canonical(y, "TD") for y in drawn]
+    wide = dtype in ("float32", "float64")
+    if not wide:
+        # limits are of an ensemble without this way: as near to others as it is, it would make the noise smaller
+        members = [*(y for name, y in emulations.items() if not set(UNSHARED) & set(name)), *members]
+    u = FORMATS[dtype].unit_roundoff
+    clean = finite(candidate)
+    best = min(emulations, key=lambda name: norm(clean - finite(emulations[name])))
+    around: Array | None = reference
+    if wide and moved and {INPUTS, SOME} & set(best):
+        members, around = [canonical(y, "TD") for y in moved], None
+    shown = finite(reference)
+    noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
+    # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
+    floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
+    allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
+    # likewise the result's own size for what float32 may be off a tie by: no more than the terms of its sums
+    ties = None if wide else TIES * SINGLE * np.abs(reference)
+    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
+    if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
+        one = np.abs(emulations[OWN_SUMS,] - emulations[()])
+        every = np.maximum(one, ratio(norm(finite(one)), norm(shown)) * np.abs(reference))
+        yard = yard.doubting(every, ORDERS, np.zeros(()))
+    for change in again:  # each of several draws
+        yard = yard.doubting(canonical(change, "TD"), len(DRAWS) ** -0.5, np.zeros(()))
+    if tied and best in tied:
+        yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
+    residue = yard.residue(emulations[best])
+    found = sizes(stored, reference, "TD", rows)
+    for name, scope in residue.scopes.items():
+        found["scopes"].setdefault(name, {}).update(scope)
+    error = norm(finite(candidate - reference))
+    share = explained(clean, norm(clean - shown), emulations[best])
+    found |= {
+        "explained": {EQUATIONS: number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "ratio": number(ratio(error, norm(emulations[best] - shown))),
+    }  # fmt: skip
+    return found | ({"elided": {EQUATIONS: best}} if best else {})
+
+
+def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:
+    """Return the record of a point that has no reference; a NaN needs none (an infinity may be a mask's)."""
+    whole = call.taps.get(p.name)
+    if lacks := lacks_of(call.opened.record, p, layer, whole, call.taps):
+        return call.record(p, layer, **lacks)
+    assert whole is not None
+    values = call.rows(p, layer)(whole)
+    bad = int(np.isnan(widen(values)).sum())
+    return call.record(p, layer, unknown=why, dtype=p.dtype, n=values.size, nonfinite=bad)
+
+
+def lacks_of(
+    run: ProgramRun, p: ProgramPoint, layer: int | None, whole: Array | None, taps: dict[str, Array]
+) -> dict[str, Any]:
+    """Return why a point has no numbers; empty where it has."""
+    if whole is None or whole.shape != (*p.stacked, *p.shape) or whole.dtype.name != p.dtype:
+        return {"missing": "recorded with another shape or format, or not at all"}
+    why = not_taken(run, p, layer, taps)
+    return {} if why is None else {"skipped": why}
+
+
+def step_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> Callable[[Array], Array]:
+    """Return what cuts a step of its scans out of a point's values, as rows [rows, N]."""
+    return lambda x: cut(run, p, layer, x).reshape(-1, p.shape[-1] if p.shape else 1)
+
+
+def record_of(
+    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None,
+    kind: Literal["local", "forward", "formula"] = "local", **numbers: Any,
+) -> ErrorRecord:  # fmt: skip
+    """Return a record of a place of a program's run."""
+    return ErrorRecord(
+        prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind=kind, candidate=opened.record.id,
+        reference="fp64", **numbers,
+    )  # fmt: skip

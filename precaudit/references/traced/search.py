@@ -1,0 +1,76 @@
+"""What is tried of a call's places that do not close: layers, ways, inputs, in that order, until nothing is left."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from precaudit.references.traced.judged import At, Call, Segments, closes, judged
+from precaudit.references.traced.remade import INPUTS, Remade
+from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
+from precaudit.runs.programs import EQUATIONS
+
+
+class Search:
+    """The records of a call's places (``found``), each made again where a try may close it.
+
+    ``made``: what its segments make; of places that close at once it is let go. ``more``: what else they may make.
+    """
+
+    def __init__(self, call: Call, every: Sequence[At], made: Segments, more: Unrounded) -> None:
+        self.call, self.every, self.more = call, every, more
+        self.found = judged(call, every, made)
+        self.made = made.only([(point, layer) for point, layers in self.left().items() for layer in layers])
+
+    def left(self, some: Collection[Place] | None = None) -> dict[str, list[int | None]]:
+        """Return the places, of some or of all, that do not close: the layers of every point."""
+        found: dict[str, list[int | None]] = {}
+        for i in self._open(some):
+            found.setdefault(self.found[i].point, []).append(self.found[i].layer)
+        return found
+
+    def ways(self, some: Collection[Place] | None = None) -> None:
+        """Try every honest way, with narrow inputs as they were before they were rounded, then some of them so."""
+        for others in (self.more.all_inputs, self.more.other_ways, self.more.some_inputs):
+            self._try(lambda left, others=others: self._with(others(left)), some)  # type: ignore[misc]
+
+    def layers_first(self) -> None:
+        """Try one layer of every scan: its layers are one compiled body, so that what closes one may close the others.
+
+        Of a small program, all of whose segments are one compiled program, nothing is saved so.
+        """
+        several = {point: layers for point, layers in self.left().items() if len(layers) > 1}
+        if not several or self.more.tapped.small:
+            return
+        first = {(point, layers[0]) for point, layers in several.items()}
+        self.ways(first)
+        for e in [e for e in self.found if (e.point, e.layer) in first and closes(e)]:
+            name, rest = (e.elided or {}).get(EQUATIONS, ()), {e.point: several[e.point][1:]}
+            if name and name not in self.more.first:
+                self.made = self._with({name: self.more.made_as(name, rest)})
+                self._again({(e.point, layer) for layer in rest[e.point]})
+
+    def inputs(self, drawn: Collection[Remade]) -> None:
+        """Try the noise that narrow inputs have before they are rounded."""
+        self._try(lambda left: replace(self.made, moved=self.more.moved(drawn, left, self.made.honest[(INPUTS,)])))
+
+    def on_gpu(self, apart: Mapping[Remade, Remade], tied: Mapping[Name, Remade]) -> None:
+        """Try inputs that each of its fusions makes once more, and operands near a tie of TF32."""
+        self._try(lambda left: replace(self.made, again=self.more.again(apart, left)))
+        self._try(lambda left: replace(self.made, tied=self.more.tied(tied, left)))
+
+    def _try(self, more: Callable[[Left], Segments], some: Collection[Place] | None = None) -> None:
+        if left := self.left(some):
+            self.made = more(left)
+            self._again(some)
+
+    def _with(self, others: dict[Name, Rows]) -> Segments:
+        return replace(self.made, honest=self.made.honest | others)
+
+    def _again(self, some: Collection[Place] | None) -> None:
+        """Make the records of what does not close once more."""
+        open_ = self._open(some)
+        for i, e in zip(open_, judged(self.call, [self.every[i] for i in open_], self.made), strict=True):
+            self.found[i] = e
+
+    def _open(self, some: Collection[Place] | None) -> list[int]:
+        each = enumerate(self.found)
+        return [i for i, e in each if not closes(e) and (some is None or (e.point, e.layer) in some)]
