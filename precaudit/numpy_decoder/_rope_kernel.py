@@ -1,7 +1,4 @@
-"""RoPE's rotation of FP64 rows in one pass over memory, compiled by numba: NumPy makes eight, half a head at a time.
-
-256 rows of 9 heads of 64 took 1.08 ms so, and take 0.034 ms.
-"""
+"""RoPE's rotation of FP64 rows in one pass over memory, compiled by numba: NumPy makes eight, half a head at a time."""
 
 from precaudit.compiling import compiled
 

@@ -44,7 +44,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
         return c.rounding.norm(resid_in) if name is None else normed(c, resid_in, name, c.out)
 
     def rotated(c: Context, x: Array, name: str) -> Array:
-        y = _rounded(c, _project(c, x, f"self_attn.{name}_proj", c.out), f"self_attn.{name}_proj")
+        y = _rounded(c, _project(c, x, f"self_attn.{name}_proj"), f"self_attn.{name}_proj")
         heads = (len(x), -1, c.config.head_dim)
         if c.config.qk_norm == "row":
             y = normed(c, y, f"self_attn.{name}_norm").reshape(heads)
@@ -64,7 +64,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
     def v(c: Context, attn_norm: Array) -> Array:
         """Values [T, G, K]."""
         return c.rounding.rows(
-            _project(c, attn_norm, "self_attn.v_proj", c.out).reshape(len(attn_norm), -1, c.config.head_dim)
+            _project(c, attn_norm, "self_attn.v_proj").reshape(len(attn_norm), -1, c.config.head_dim)
         )
 
     def added(c: Context, y: Array, post: str | None) -> Array:
@@ -77,7 +77,7 @@ def _table(norm: Norm) -> dict[str, Operation]:
 
     def attn_proj(c: Context, attn_out: Array) -> Array:
         """What attention adds to the residual [T, D]."""
-        y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj", c.out)
+        y = _project(c, attn_out.reshape(len(attn_out), -1), "self_attn.o_proj")
         return added(c, y, c.config.norm_names.attn_post)
 
     def resid_mid(c: Context, resid_in: Array, attn_proj: Array) -> Array:
@@ -91,18 +91,18 @@ def _table(norm: Norm) -> dict[str, Operation]:
 
     def gate_out(c: Context, mlp_norm: Array) -> Array:
         """act(gate) [T, F]."""
-        return activated(_project(c, mlp_norm, "mlp.gate_proj", c.out), c.config.activation, c.rounding, c.out)
+        return activated(_project(c, mlp_norm, "mlp.gate_proj"), c.config.activation, c.rounding, c.out)
 
     def mlp_act(c: Context, mlp_norm: Array, gate_out: Array | None = None) -> Array:
         """act(gate) · up [T, F]; of ``gate_out`` where that is made already."""
-        up = _project(c, mlp_norm, "mlp.up_proj", c.out)
+        up = _project(c, mlp_norm, "mlp.up_proj")
         if gate_out is None:
             return gated(_project(c, mlp_norm, "mlp.gate_proj"), up, c.config.activation, c.rounding)
         return c.rounding.mlp_act(np.multiply(gate_out, c.rounding.up(up), out=c.out))
 
     def mlp_out(c: Context, *inputs: Array) -> Array:
         """What the MLP adds to the residual [T, D]; of mlp_act, with experts of mlp_norm and their weights."""
-        y = mixed(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj", c.out)
+        y = mixed(c, *inputs) if c.config.sparse else _project(c, inputs[0], "mlp.down_proj")
         return added(c, y, c.config.norm_names.mlp_post)
 
     def resid_out(c: Context, resid_mid: Array, mlp_out: Array) -> Array:
@@ -117,9 +117,8 @@ def _table(norm: Norm) -> dict[str, Operation]:
     return {f.__name__: f for f in (*found, router, experts)}
 
 
-def _project(c: Context, x: Array, name: str, out: Array | None = None) -> Array:
-    flat = None if out is None else out.reshape(len(x), -1)
-    return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding, flat)
+def _project(c: Context, x: Array, name: str) -> Array:
+    return linear(x, c.tensor(f"{name}.weight"), c.weight(f"{name}.bias"), c.rounding)
 
 
 def _rounded(c: Context, y: Array, name: str) -> Array:

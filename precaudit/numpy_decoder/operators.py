@@ -44,11 +44,10 @@ def rms_norm_once(x: Array, weight: Array, eps: float, r: Rounding, out: Array |
     return r.norm(np.multiply(np.multiply(x, scale[..., None], out=out), weight, out=out))
 
 
-def linear(x: Array, weight: Array, bias: Array | None, r: Rounding, out: Array | None = None) -> Array:
+def linear(x: Array, weight: Array, bias: Array | None, r: Rounding) -> Array:
     """X · weightᵀ + bias; weight [out, in]; ``operand`` of x. The product's rounding is the place ``linear``."""
-    left, right = r.operand(x), weight.T
-    y = r.dot(left, right)
-    return y if bias is None else np.add(r.linear(y), bias, out=out)
+    y = r.dot(r.operand(x), weight.T)
+    return y if bias is None else r.linear(y) + bias
 
 
 def rope_frequencies(config: DecoderConfig, layer: int | None, lengths: Array | None = None) -> tuple[Array, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from precaudit.references.traced.judged import At, Call, Segments, closes, judged
 from precaudit.references.traced.remade import INPUTS, Remade
@@ -30,7 +31,7 @@ class Search:
     def ways(self, some: Collection[Place] | None = None) -> None:
         """Try every honest way, with narrow inputs as they were before they were rounded, then some of them so."""
         for others in (self.more.all_inputs, self.more.other_ways, self.more.some_inputs):
-            self._try(lambda left, others=others: self._with(others(left)), some)  # type: ignore[misc]
+            self._try(partial(self._honest, others), some)
 
     def layers_first(self) -> None:
         """Try one layer of every scan: its layers are one compiled body, so that what closes one may close the others.
@@ -45,7 +46,7 @@ class Search:
         for e in [e for e in self.found if (e.point, e.layer) in first and closes(e)]:
             name, rest = (e.elided or {}).get(EQUATIONS, ()), {e.point: several[e.point][1:]}
             if name and name not in self.more.first:
-                self.made = self._with({name: self.more.made_as(name, rest)})
+                self.made = replace(self.made, honest=self.made.honest | {name: self.more.made_as(name, rest)})
                 self._again({(e.point, layer) for layer in rest[e.point]})
 
     def inputs(self, drawn: Collection[Remade]) -> None:
@@ -62,8 +63,8 @@ class Search:
             self.made = more(left)
             self._again(some)
 
-    def _with(self, others: dict[Name, Rows]) -> Segments:
-        return replace(self.made, honest=self.made.honest | others)
+    def _honest(self, others: Callable[[Left], dict[Name, Rows]], left: Left) -> Segments:
+        return replace(self.made, honest=self.made.honest | others(left))
 
     def _again(self, some: Collection[Place] | None) -> None:
         """Make the records of what does not close once more."""
