@@ -117,6 +117,16 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     assert again.judged == 2
 
 
+def test_what_buys_is_unknown_without_the_device_and_nothing_is_said_where_nothing_buys(tmp_path, monkeypatch):
+    record(tmp_path / "run", select=Selection.parse(points="q", phases="prefill"), decode_steps=0)
+    found = diagnose(
+        tmp_path / "run", Selection.parse(layers="2", points="q"), options=Options(accum=(), cache=tmp_path / "refs")
+    )
+    monkeypatch.setattr("precaudit.reports.diagnosis.device_kind", lambda device: "gpu")
+    assert "To change: unknown: needs gpu" in text(replace(found, remedies=None))
+    assert not [line for line in text(replace(found, remedies=())) if line.startswith("To change")]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
