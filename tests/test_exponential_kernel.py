@@ -9,7 +9,7 @@ import pytest
 
 from precaudit.arrays import rounder
 from precaudit.checkpoints import open_checkpoint
-from precaudit.graphs.decoder import POINTS, inputs_of, present, row_shapes
+from precaudit.graphs.decoder import POINTS, inputs_of, parts_of, present, row_shapes
 from precaudit.numpy_decoder import model
 from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
 from precaudit.numpy_decoder.model import Model, attention_variants
@@ -114,15 +114,19 @@ def test_an_operation_makes_in_given_memory_what_it_makes_in_its_own(name):
     checkpoint = open_checkpoint(str(FIXTURES / name))
     read, draw, config = checkpoint.tensors.read, np.random.default_rng(6), checkpoint.config
     shapes, rows, tried = row_shapes(config), np.arange(9), set()
-    for rounding in (FP64, Rounding(linear=rounder("bfloat16"), norm=rounder("float32"), gate=rounder("float16"))):
+    narrow = rounder("bfloat16")
+    places = {"linear": narrow, "norm_inner": narrow, "gate": narrow, "up": narrow, "residual": narrow}
+    for rounding in (FP64, Rounding(**places), Rounding(norm=narrow, silu=narrow, mlp_act=narrow, rope_table=narrow)):
         here = Model(config, read).context(0, rows, rounding)
         for point, operation in operations(config).items():
             names = inputs_of(point, config.sparse)
             if POINTS[point].per_layer and point in present(config.sparse):
                 inputs = [draw.standard_normal((len(rows), *shapes[n])) for n in names]
-                expected = operation(here, *map(np.copy, inputs))
-                out = np.full((len(rows), *shapes[point]), np.nan)
-                assert operation(replace(here, out=out), *inputs).tolist() == expected.tolist(), point
+                parts = {n: draw.standard_normal((len(rows), *shapes[n])) for n in parts_of(point) if n in shapes}
+                for made in ({}, parts):
+                    expected = operation(here, *map(np.copy, inputs), **made)
+                    out = np.full((len(rows), *shapes[point]), np.nan)
+                    assert operation(replace(here, out=out), *inputs, **made).tolist() == expected.tolist(), point
                 tried.add(point)
     assert {"attn_norm", "q", "k", "v", "attn_proj", "resid_mid", "mlp_norm", "mlp_out", "resid_out"} <= tried
 
