@@ -14,7 +14,7 @@ from precaudit.numpy_decoder import model
 from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
 from precaudit.numpy_decoder.model import Model, attention_variants
 from precaudit.numpy_decoder.operations import operations
-from precaudit.numpy_decoder.operators import Rule, exponentials, hide, rope, silu, softmax
+from precaudit.numpy_decoder.operators import Rule, activated, exponentials, gated, hide, rope, silu, softmax
 from precaudit.numpy_decoder.rounding import FP64, Rounding
 from tests.conftest import FIXTURES
 
@@ -140,3 +140,16 @@ def test_silu_is_the_textbooks():
     assert np.isnan(silu(np.asarray([np.nan]))).all()
     strided = np.random.default_rng(3).standard_normal((6, 8))
     assert silu(strided.T).tolist() == silu(strided).T.tolist()
+
+
+def test_a_gate_and_what_it_gates_are_rounded_before_they_are_used():
+    narrow, (gate, up) = rounder("bfloat16"), np.random.default_rng(7).standard_normal((2, 5, 6))
+    r = Rounding(gate=narrow, up=narrow)
+    assert activated(gate, "silu", r).tolist() == silu(narrow(gate)).tolist()
+    assert gated(gate, up, "silu", r).tolist() == (silu(narrow(gate)) * narrow(up)).tolist()
+    checkpoint = open_checkpoint(str(FIXTURES / "llama-bias"))
+    here = Model(checkpoint.config, checkpoint.tensors.read).context(0, np.arange(3), r)
+    x = np.random.default_rng(8).standard_normal((3, checkpoint.config.width))
+    plain = operations(checkpoint.config)
+    act = plain["gate_out"](here, x)
+    assert plain["mlp_act"](here, x, act).tolist() == plain["mlp_act"](here, x).tolist()
