@@ -147,6 +147,7 @@ def test_sums_truncated_as_on_a_tensor_core_pass(tmp_path, wide):
     assert found.exit_code == 0, failures(found)
 
 
+@pytest.mark.slow  # 8 s
 def test_a_rough_exponential_and_reciprocal_pass(tmp_path):
     found = judged(tmp_path, load("tiny", "fp32-highest", None, "cpu", DEVICES["rough exponential and reciprocal"]))
     assert found.exit_code == 0, failures(found)
@@ -219,6 +220,7 @@ def values():
             yield key, value
 
 
+@pytest.mark.slow  # 8 s
 def test_a_float8_cache_passes(tmp_path):
     found = judged(tmp_path, load("tiny", "bf16", {"kv_cache": "float8_e4m3fn"}, "cpu"), steps=3)
     assert found.exit_code == 0, failures(found)

@@ -118,6 +118,7 @@ def test_hidden_states_and_a_head_give_fp64s_gradients_tile_by_tile(size):
         assert np.abs(np.asarray(a, np.float64) - b).max() <= 2e-6 * np.abs(b).max()
 
 
+@pytest.mark.slow  # 10 s
 def test_gradcheck_finds_nothing_over_hidden_states_even_where_all_logits_are_alike():
     def given(seed):
         hidden, head, *rest = grpo_linear.inputs(seed, size=(8, 60, 16))
