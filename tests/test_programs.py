@@ -1,6 +1,8 @@
 """Programs of others, unedited: recorded, compared with their own segments, gated; faults flagged where they are."""
 
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -504,6 +506,35 @@ def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
     )
     assert points(load(f"{tmp_path / 'msgspec.py'}:program"))
     assert sys.modules["msgspec"] is msgspec
+    # nor is it what a process finds that is started later
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import msgspec; print(msgspec.__file__)"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == msgspec.__file__
+
+
+def test_a_file_finds_its_neighbours_while_it_is_read_and_when_it_is_called(tmp_path):
+    """Those named as something that is installed while it is read alone."""
+    (tmp_path / "pytest.py").write_text("EYE = 2.0\n")
+    (tmp_path / "only_here.py").write_text("import numpy as np\n\nROWS = np.ones((2, 2), np.float32)\n")
+    (tmp_path / "mine.py").write_text(
+        "import sys\ngiven = sys.modules.pop('pytest')\nimport pytest as beside\nsys.modules['pytest'] = given\n"
+        "import jax.numpy as jnp\nfrom precaudit import Program\n\n\ndef call(w, x):\n    import only_here\n"
+        "    return x @ w + only_here.ROWS\n\n\n"
+        "program = Program(call, beside.EYE * jnp.eye(2), {'a': (jnp.ones((2, 2)),)})\n"
+    )
+    before = list(sys.path)
+    for _ in range(2):
+        program = load(f"{tmp_path / 'mine.py'}:program")
+        assert np.asarray(program.params).tolist() == [[2.0, 0.0], [0.0, 2.0]]
+        assert np.asarray(program.call(program.params, *program.cases["a"])).tolist() == [[3.0, 3.0]] * 2
+    assert sys.path == [*before, str(tmp_path)]
+    sys.path.remove(str(tmp_path))
 
 
 def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):

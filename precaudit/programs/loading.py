@@ -87,19 +87,27 @@ def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def _file(path: Path) -> Any:
-    """Import a file as a module of its own, its folder on the path as when it is run."""
+    """Import a file as a module of its own, its folder first on the path as when it is run.
+
+    Afterwards it is the last: what we import later is no file beside it, and functions of it still find its neighbours.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     full = path.resolve()
-    if str(full.parent) not in sys.path:
-        sys.path.insert(0, str(full.parent))
+    folder = str(full.parent)
     name = f"precaudit_program_{full.stem}"  # a file may be called as a library is
     spec = importlib.util.spec_from_file_location(name, full)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
     return module
 
 
