@@ -518,6 +518,22 @@ def test_a_file_named_as_a_library_leaves_the_library(tmp_path):
     assert done.stdout.strip() == msgspec.__file__
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import sys\n\nsys.path = sys.path[1:]\nprogram = 1\n", "is no precaudit.Program but int"),
+        ("import sys\n\nraise OSError('broken')\n", r"OSError: broken \(.*mine.py:3\)"),
+    ],
+)
+def test_a_file_that_changes_the_path_or_raises_leaves_its_folder_last(tmp_path, monkeypatch, text, says):
+    before = [p for p in sys.path if p != str(tmp_path)]
+    monkeypatch.setattr(sys, "path", list(before))
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=says):
+        load(f"{tmp_path / 'mine.py'}:program")
+    assert sys.path == [*before, str(tmp_path)]
+
+
 def test_a_file_finds_its_neighbours_while_it_is_read_and_when_it_is_called(tmp_path):
     """Those named as something that is installed while it is read alone."""
     (tmp_path / "pytest.py").write_text("EYE = 2.0\n")

@@ -105,7 +105,8 @@ def _file(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:  # the file may have changed the path itself
+            sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)
     return module
