@@ -2,8 +2,9 @@
 
 import ctypes
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -16,7 +17,6 @@ from precaudit.arrays import Array
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
 INLINE = 1 << 15  # elements of a result below which handing its parts to threads does
-CHUNKS = 16  # of many small jobs, for each worker: handing one over costs as much as a small one takes
 _inline = False
 
 
@@ -57,21 +57,38 @@ def alone() -> None:
 
 
 def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements: int = INLINE) -> list[Any]:
-    """Call ``function(*job)`` for every job on the pool; the first exception is raised here.
+    """Call ``function(*job)`` for every job, the caller and others at once; the first exception is raised here.
 
-    NumPy's error state is the caller's. ``elements``: of what all jobs make together; few are made by the caller.
+    No job begins after it, and none still runs. NumPy's error state is the caller's. ``elements``: of what all jobs
+    make together; few are made by the caller alone.
     """
     todo = list(jobs)
     if len(todo) <= 1 or elements < INLINE or _inline:
         return [function(*job) for job in todo]
-    state, size = np.geterr(), -(-len(todo) // (CHUNKS * WORKERS))
+    state, left = np.geterr(), deque(range(len(todo)))
+    made: list[Any] = [None] * len(todo)
 
-    def some(jobs: list[tuple[Any, ...]]) -> list[Any]:
-        with np.errstate(**state):
-            return [function(*job) for job in jobs]
+    def work() -> None:
+        try:
+            with np.errstate(**state):
+                while True:
+                    try:
+                        i = left.popleft()
+                    except IndexError:
+                        return
+                    made[i] = function(*todo[i])
+        finally:
+            left.clear()
 
-    chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
-    return [x for found in _pool().map(some, chunks) for x in found]
+    others = [_pool().submit(work) for _ in range(min(WORKERS, len(todo)) - 1)]
+    try:
+        work()
+    finally:
+        wait(other for other in others if not other.cancel())
+    for other in others:
+        if not other.cancelled():
+            other.result()
+    return made
 
 
 def row_ranges(n: int, width: int) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ FAMILIES = [
 def exp(x):
     """Return exp(x) of the kernel, for x ≤ 0: rows of [0, x], whose maximum is 0."""
     s = np.stack([np.zeros_like(x), x], axis=1)
-    rows(s[None], np.zeros(len(x), int), np.full(len(x), 2), np.empty((1, len(x))))
+    rows(s[None], 1.0, np.zeros(len(x), int), np.full(len(x), 2), np.empty((1, len(x))))
     return s[:, 1]
 
 
@@ -104,7 +104,8 @@ def test_attention_of_heads_together_is_each_heads(monkeypatch, heads, window, d
         found += attention_variants(
             q, k, v, positions, rule, [Rounding(dot=dot), Rounding(dot=dot, attn_out=np.negative)]
         )
-    for y, sign in zip(found, 3 * [1.0, -1.0], strict=True):
+        found += attention_variants(q, k, v, positions, rule, [Rounding(dot=dot)])
+    for y, sign in zip(found, 3 * [1.0, -1.0, 1.0], strict=True):
         np.testing.assert_allclose(y, sign * expected, rtol=0, atol=1e-14)
 
 

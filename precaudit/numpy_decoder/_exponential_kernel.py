@@ -41,18 +41,20 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return (1.0 + (r + r2 * (low + r4 * (middle + r4 * high)))) * _power_of_two(half) * _power_of_two(n - half)
 
 
-@numba.njit(error_model="numpy")
+@numba.njit(inline="always")
+def _ordered(bits):  # type: ignore[no-untyped-def]
+    """Return a number's bits as an integer that orders as numbers do, and back; a NaN's lie beyond all of its sign."""
+    return bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
+
+
+@numba.njit
 def _largest(x):  # type: ignore[no-untyped-def]
-    """Return the largest element of x [N] that is no NaN, four at a time: one would wait for itself."""
-    a = b = c = d = -np.inf
-    for j in range(0, len(x) - 3, 4):
-        a = x[j] if x[j] > a else a
-        b = x[j + 1] if x[j + 1] > b else b
-        c = x[j + 2] if x[j + 2] > c else c
-        d = x[j + 3] if x[j + 3] > d else d
-    for j in range(len(x) // 4 * 4, len(x)):
-        a = x[j] if x[j] > a else a
-    return max(max(a, b), max(c, d))
+    """Return the largest element of x [N], contiguous; as integers, whose maximum takes several at once."""
+    bits = x.view(np.int64)
+    top = np.int64(-(2**63))
+    for j in range(len(bits)):
+        top = max(top, _ordered(bits[j]))
+    return np.int64(_ordered(top)).view(np.float64)
 
 
 @numba.njit(fastmath={"reassoc"})
@@ -64,18 +66,18 @@ def _sum(x):  # type: ignore[no-untyped-def]
 
 
 @compiled(error_model="numpy")
-def exponentials(s, first, end, total):  # type: ignore[no-untyped-def]
-    """Overwrite rows of s [H, R, S] with exp(s − max) over keys first[i] to end[i], 0 elsewhere; total [H, R]: sums.
+def exponentials(s, scale, first, end, total):  # type: ignore[no-untyped-def]
+    """Overwrite s [H, R, S] with exp(scale · s − max) over keys first[i] to end[i], 0 elsewhere; total [H, R]: sums.
 
-    A NaN makes its row's sum NaN, and so does a row's seeing no key.
+    ``scale`` is positive. A NaN makes its row's sum NaN, and so does a row's seeing no key.
     """
     for h in range(len(s)):
         for i in range(len(first)):
             s[h, i, : first[i]], s[h, i, end[i] :] = 0.0, 0.0
             seen = s[h, i, first[i] : end[i]]
-            top = _largest(seen)
+            top = _largest(seen) * scale
             for j in range(len(seen)):
-                seen[j] = _exp(seen[j] - top)
+                seen[j] = _exp(seen[j] * scale - top)
             total[h, i] = _sum(seen) if len(seen) else np.nan
 
 

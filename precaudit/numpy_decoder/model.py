@@ -155,7 +155,12 @@ def attention_variants(
             product = r.score_product or r.dot
             if product not in products:
                 products[product] = together(product, queries, keys)
-            made = inner(scaled(products[product], rule, r), values, positions[a:b] - first, rule.window, r)
+            given = values, positions[a:b] - first, rule.window, r
+            own = product is np.matmul and len(roundings) == 1  # not another's: other products may keep what they made
+            if own and inner is attend and rule.only_scales(r):
+                made = attend(products[product], *given, rule.scale)
+            else:
+                made = inner(scaled(products[product], rule, r), *given)
             out[a:b, mine] = made.swapaxes(0, 1) if len(heads) > 1 else made[:, None]
 
     blocks = [(i, min(len(q), i + BLOCK)) for i in range(0, len(q), BLOCK)]

@@ -30,6 +30,10 @@ class Rule:
         """Return a layer's rule."""
         return cls(config.score_scale, config.score_cap, config.window_of(layer))
 
+    def only_scales(self, r: Rounding) -> bool:
+        """Whether scores are the products q · k times a positive factor, and nothing is rounded there."""
+        return self.cap is None and self.scale > 0 and r.exact("score_dot") and r.exact("scores")
+
 
 def rms_norm(x: Array, weight: Array, eps: float, r: Rounding, out: Array | None = None) -> Array:
     """X / √(mean(x²) + eps) · weight (Zhang & Sennrich 2019, eq. 4) over the last axis of x [..., D]."""
@@ -120,7 +124,7 @@ def scores(q: Array, k: Array, rule: Rule, r: Rounding) -> Array:
 
 
 def scaled(product: Array, rule: Rule, r: Rounding) -> Array:
-    """Return scores from products q · k."""
+    """Return scores from products q · k; an array of their own."""
     s = r.score_dot(product) * rule.scale
     return r.scores(s if rule.cap is None else capped(r.score_scaled(s), rule.cap))
 
@@ -141,10 +145,13 @@ def hide(s: Array, positions: Array, window: int | None) -> Array:
     return s
 
 
-def exponentials(s: Array, positions: Array, window: int | None, r: Rounding) -> tuple[Array, Array]:
-    """exp(s − max) over the keys each row sees and 0 elsewhere, and its row sums; overwrites s [..., T, S]."""
+def exponentials(
+    s: Array, positions: Array, window: int | None, r: Rounding, scale: float = 1.0
+) -> tuple[Array, Array]:
+    """exp(scale · s − max) over the keys each row sees and 0 elsewhere, and its row sums; overwrites s [..., T, S]."""
     if r.exact("shifted") and r.exact("exponential"):
-        return _exact_exponentials(s, positions, window)
+        return _exact_exponentials(s, positions, window, scale)
+    s *= scale
     hide(s, positions, window)
     with np.errstate(invalid="ignore"):
         s -= s.max(axis=-1, keepdims=True)
@@ -154,25 +161,25 @@ def exponentials(s: Array, positions: Array, window: int | None, r: Rounding) ->
     return s, s.sum(axis=-1, keepdims=True)
 
 
-def _exact_exponentials(s: Array, positions: Array, window: int | None) -> tuple[Array, Array]:
+def _exact_exponentials(s: Array, positions: Array, window: int | None, scale: float) -> tuple[Array, Array]:
     from precaudit.numpy_decoder._exponential_kernel import exponentials  # numba takes a third of a second to import
 
     end = np.clip(np.asarray(positions) + 1, 0, s.shape[-1])
     first = np.zeros_like(end) if window is None else np.clip(np.asarray(positions) + 1 - window, 0, end)
     heads = s.reshape(-1, *s.shape[-2:])
     total = np.empty(heads.shape[:-1])
-    exponentials(heads, first, end, total)
+    exponentials(heads, scale, first, end, total)
     return heads.reshape(s.shape), total.reshape(*s.shape[:-1], 1)
 
 
-def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding) -> Array:
-    """softmax(s) · v: s [T, S] (overwritten), v [S, K] → [T, K], rows at ascending positions; or heads first in all.
+def attend(s: Array, v: Array, positions: Array, window: int | None, r: Rounding, scale: float = 1.0) -> Array:
+    """softmax(scale · s) · v: s [T, S] (overwritten), v [S, K] → [T, K], at ascending positions; or heads first in all.
 
     Divides after the product where nothing is rounded. Over blocks of keys where ``r`` has them.
     """
     if r.blocks is not None:
-        return in_blocks(hide(s, positions, window), v, r, r.blocks)
-    weights, total = exponentials(s, positions, window, r)
+        return in_blocks(hide(s * scale, positions, window), v, r, r.blocks)
+    weights, total = exponentials(s, positions, window, r, scale)
     if r.exact("probs") and r.dot is np.matmul:
         return r.attn_out(weights @ v / total)
     return r.attn_out(by_head(r.dot, r.probs(weights / total), v))
