@@ -77,6 +77,19 @@ def speeds(program: Program, times: int) -> None:
     line("the same, in seconds of all cores", cpu, None, f"{check[1]:.1f} s : {forward[1]:.2f} s, {times} pairs")
     print(f"{first[0]:.1f} s with compiling, of all cores {first[1]:.1f} s")
     stages.show(times)
+    least(segments, taps, (program.params, *inputs), forward[0], times)
+
+
+def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float, times: int) -> None:
+    """Print what making segments takes beside the bare program, before anything is read out or judged."""
+    with jax.enable_x64(True):
+        exact = seconds(lambda: segments.exact(taps, *args), times)
+        every = seconds(lambda: segments.together(taps, *args), times)
+    rounded = len(segments.drawn) + len(segments.first)
+    one = (every - exact) / rounded
+    line("FP64 of all segments / bare", exact / forward, None, f"{exact:.2f} s : {forward:.2f} s")
+    line("and each way of rounding / bare", one / forward, None, f"{rounded} of them, {every:.2f} s with FP64")
+    line("FP64, one way, two draws / bare", (exact + 3 * one) / forward, None, "the fewest that noise can be read from")
 
 
 def clocks(run: Callable[[], Any]) -> tuple[float, float]:

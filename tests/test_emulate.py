@@ -1,5 +1,7 @@
 """Automatic taps of programs, and their segments made again as their equations say: bit for bit what XLA:CPU makes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -15,7 +17,7 @@ from precaudit.records import ErrorRecord
 from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
-from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, rounded, whole
+from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, holds, rounded, whole
 from precaudit.transforms.labels import assigned
 from precaudit.transforms.plant import Wanted
 from precaudit.transforms.sites import numbered
@@ -187,6 +189,54 @@ def test_interpreters_in_step_make_what_each_makes_alone(program):
                 np.testing.assert_allclose(restored(mine[k], dtype), alone[k], rtol=2.0**-21)
             else:
                 assert np.array_equal(restored(mine[k], dtype), alone[k]), k
+
+
+@partial(jax.jit, static_argnums=1)
+def moved(x, dtype):
+    """Move values about, shared by two calls: what the second reads is not what the first read."""
+    y = jnp.concatenate([x[1:], x[:1]]).reshape(-1, 4).T
+    z = jnp.where(y > 0, jnp.maximum(y, jnp.asarray(0.3, x.dtype)), -y)
+    return jnp.sort(z, axis=0).astype(dtype).astype(jnp.float32) + lax.reduce_max(z, (0,)).astype(jnp.float32)
+
+
+def moving(x, w):
+    y = checkpoint_name(moved(x @ w, BF) * 0.7, "first")
+    z = checkpoint_name(moved((y.ravel() / 3).astype(jnp.float16), jnp.float8_e5m2), "second")
+    part = (x @ w).reshape(8, 8)[:4].astype(jnp.float8_e4m3fn).astype(jnp.float16).reshape(-1)
+    third = checkpoint_name(moved(part, BF) + z.ravel()[:8].sum(), "third")
+    return third, checkpoint_name((w / 3).astype(jnp.float32) * 1.1, "fourth")
+
+
+NARROW = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu")
+
+
+@pytest.mark.parametrize("wide", ["float32", *NARROW])
+@pytest.mark.parametrize("narrow", NARROW)
+def test_which_format_has_all_values_of_another(narrow, wide):
+    dtype = np.dtype(narrow)
+    with np.errstate(invalid="ignore", over="ignore"):
+        every = np.arange(1 << 8 * dtype.itemsize, dtype=f"uint{8 * dtype.itemsize}").view(dtype).astype(np.float64)
+        every = every[np.isfinite(every)]
+        same = every.astype(wide).astype(np.float64) == every
+    assert holds(np.dtype(wide), dtype) == bool(same.all())
+
+
+@pytest.mark.parametrize("unrounded", ["none", "converted", "unshared", "all", "single"])
+def test_a_rounding_that_changes_nothing_is_left_out(monkeypatch, unrounded):
+    """Of moved values; every tap is what it is with all roundings made, in less of a program."""
+    args = jnp.asarray(DRAW.standard_normal((64, 16)), BF), jnp.asarray(DRAW.standard_normal(16), BF)
+    call = lambda x, w: moving(x, w)  # noqa: E731
+    found, sizes = [], []
+    with jax.enable_x64(True):
+        values = reap(call)(*args)[1]
+        for never in (False, True):
+            if never:
+                monkeypatch.setattr(Emulated, "rounds_nothing", lambda self, equation: False)
+            run = jax.jit(emulated(call, Realisation(unrounded)))
+            found.append(jax.tree.leaves(run(values, *args)))
+            sizes.append(run.lower(values, *args).as_text().count("reduce_precision"))
+    assert [x.tobytes() for x in found[0]] == [x.tobytes() for x in map(np.asarray, found[1])]
+    assert sizes[0] < sizes[1] or unrounded == "all"
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])

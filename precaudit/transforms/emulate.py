@@ -206,6 +206,7 @@ class Emulated(Planted):
         self.seed = how.seed if seed is None else seed
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
+        self.held: set[Any] = set()  # variables whose values are their formats' own
         self.readers: Counter[Any] = Counter()
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
@@ -285,7 +286,20 @@ class Emulated(Planted):
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
         if self.drawn and name in UNMOVED:
             return out
+        if not self.drawn and self.rounds_nothing(equation):
+            self.held.update(equation.outvars)
+            return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
+
+    def rounds_nothing(self, equation: Any) -> bool:
+        """Whether each result is an operand's value, and all operands' are their formats': rounding is left out."""
+        name, (out, *_) = equation.primitive.name, equation.outvars
+        read = [v for v in equation.invars if not hasattr(v, "val") and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+        if name == "convert_element_type":
+            wider = all(holds(out.aval.dtype, v.aval.dtype) and v not in self.before for v in read)
+        else:
+            wider = name in EXACT
+        return wider and all(v in self.held for v in read)
 
     def on_gpu(self, equation: Any, inputs: list[Any], factor: float) -> Any:
         """Return a product as a GPU makes it; not a number where it is not known how."""
@@ -346,6 +360,8 @@ class Emulated(Planted):
             if self.how.unrounded == "single":
                 return rounded(x, np.float32, factor)
             self.before[variable] = x
+        if not self.drawn:
+            self.held.add(variable)
         return rounded(x, dtype, factor)
 
     def inverted(self, equation: Any) -> bool:
@@ -379,7 +395,8 @@ class Emulated(Planted):
         read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
-        made = rounded(x, dtype) if float_bits(dtype) and dtype != np.float64 else x
+        own = not float_bits(dtype) or dtype == np.float64 or (not hasattr(read, "val") and read in self.held)
+        made = x if own else rounded(x, dtype)
         return [self.chosen(up(values[0]), x)], [(made, before)]
 
     def none(self, value: Any) -> Any:
@@ -397,6 +414,15 @@ def elidable(jaxpr: Any) -> bool:
     """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
     casts = (e for e in equations(jaxpr) if e.primitive.name == "convert_element_type")
     return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)
+
+
+def holds(wide: Any, narrow: Any) -> bool:
+    """Whether a float format has every value of another."""
+    if not (float_bits(wide) and float_bits(narrow)):
+        return False
+    w, n = jnp.finfo(wide), jnp.finfo(narrow)
+    smallest = [int(f.minexp) - f.nmant for f in (w, n)]
+    return w.nmant >= n.nmant and w.maxexp >= n.maxexp and smallest[0] <= smallest[1]
 
 
 def _few_terms(equation: Any, inputs: Sequence[Any]) -> bool:
