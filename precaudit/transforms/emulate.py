@@ -293,10 +293,11 @@ class Emulated(Planted):
 
     def rounds_nothing(self, equation: Any) -> bool:
         """Whether each result is an operand's value, and all operands' are their formats': rounding is left out."""
-        name, (out, *_) = equation.primitive.name, equation.outvars
+        name = equation.primitive.name
         read = [v for v in equation.invars if not hasattr(v, "val") and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
         if name == "convert_element_type":
-            wider = all(holds(out.aval.dtype, v.aval.dtype) and v not in self.before for v in read)
+            made = equation.outvars[0].aval.dtype
+            wider = all(holds(made, v.aval.dtype) and v not in self.before for v in read)
         else:
             wider = name in EXACT
         return wider and all(v in self.held for v in read)
