@@ -294,7 +294,8 @@ class Emulated(Planted):
     def rounds_nothing(self, equation: Any) -> bool:
         """Whether each result is an operand's value, and all operands' are their formats': rounding is left out."""
         name = equation.primitive.name
-        read = [v for v in equation.invars if not hasattr(v, "val") and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+        known = [v for v in equation.invars if not hasattr(v, "val") and hasattr(v.aval, "dtype")]
+        read = [v for v in known if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
         if name == "convert_element_type":
             made = equation.outvars[0].aval.dtype
             wider = all(holds(made, v.aval.dtype) and v not in self.before for v in read)
