@@ -28,6 +28,7 @@ from precaudit.references.traced.unrounded import Unrounded
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly
+from precaudit.transforms.narrow import held
 
 CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
 
@@ -84,7 +85,7 @@ def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float
     """Print what making segments takes beside the bare program, before anything is read out or judged."""
     with jax.enable_x64(True):
         exact = seconds(lambda: segments.exact(taps, *args), times)
-        every = seconds(lambda: segments.together(taps, *args), times)
+        every = seconds(lambda: segments.together(*held((taps, *args))), times)
     rounded = len(segments.drawn) + len(segments.first)
     one = (every - exact) / rounded
     line("FP64 of all segments / bare", exact / forward, None, f"{exact:.2f} s : {forward:.2f} s")

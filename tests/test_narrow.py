@@ -43,6 +43,11 @@ def test_held_arrays_are_the_same_memory():
     assert np.asarray(tree["w"]).dtype == jnp.bfloat16
     assert tree["b"].dtype == np.float32
     assert held(tree)["w"] is tree["w"]
+    host = np.asarray(x)
+    on_host = held((host, np.ones(3)))
+    assert np.shares_memory(on_host[0].bits, host)
+    assert np.array_equal(np.asarray(on_host[0]), host)
+    assert on_host[1].dtype == np.float64
 
 
 def test_a_vmapped_loop_and_a_rematerialised_one():

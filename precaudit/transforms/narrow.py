@@ -51,7 +51,7 @@ class Narrow:
 
 
 def held(tree: Any) -> Any:
-    """Return a tree of arrays on a CPU with its narrow floats as ``Narrow``, in the same memory."""
+    """Return a tree of arrays with its narrow floats on the host or a CPU as ``Narrow``, in the same memory."""
     return jax.tree.map(_held, tree, is_leaf=_is_narrow)
 
 
@@ -82,10 +82,14 @@ def _floats(dtype: Any) -> bool:
 
 
 def _held(x: Any) -> Any:
-    if not isinstance(x, jax.Array) or len(x.devices()) > 1 or not _floats(x.dtype):
+    if not isinstance(x, jax.Array | np.ndarray) or not _floats(x.dtype):
         return x
-    bits = np.asarray(x).view(INTEGERS[x.dtype.itemsize])
-    return Narrow(jax.device_put(bits, x.sharding), np.dtype(x.dtype))  # the same memory: np.asarray did not copy
+    bits = INTEGERS[x.dtype.itemsize]
+    if isinstance(x, np.ndarray):
+        return Narrow(x.view(bits), x.dtype)
+    if len(x.devices()) > 1 or x.device.platform != "cpu":
+        return x
+    return Narrow(jax.device_put(np.asarray(x).view(bits), x.sharding), np.dtype(x.dtype))  # not copied
 
 
 def _bits(x: Any) -> Any:

@@ -29,6 +29,7 @@ from precaudit.references.traced.unrounded import Place, Rows, Unrounded
 from precaudit.runs.programs import CARRIED, Opened, places
 from precaudit.threads import one_blas_thread
 from precaudit.transforms.emulate import Realisation, exactly
+from precaudit.transforms.narrow import held, moved_as_bits
 from precaudit.transforms.opaque import KNOWN, Opaque
 from precaudit.transforms.shadow import CannotLift, refusal
 from precaudit.transforms.sites import numbered
@@ -75,7 +76,7 @@ class Emulations:
             twice = self.drawn if self.gpu else ()
             self.apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in twice}
             first = [how for name, how in ways.items() if name in self.first]
-            self.together = jax.jit(once(self.tapped, [*draws, *first]), compiler_options=effort(made))
+            self.together = jax.jit(moved_as_bits(once(self.tapped, [*draws, *first])), compiler_options=effort(made))
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -129,7 +130,7 @@ class Emulations:
             ways = [*self.drawn, *(self.honest[name] for name in names)]
             exact, *rounded = of(self.exact(taps, *args)), *(of(way.rounded(taps, args)) for way in ways)
         else:
-            exact, *rounded = map(of, self.together(taps, *args))
+            exact, *rounded = map(of, self.together(*held((taps, *args))))
         n = len(self.drawn)
         return Segments(
             exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open, gpu=self.gpu
