@@ -15,7 +15,7 @@ from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
 from precaudit.numpy_decoder.model import Model, attention_variants
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule, activated, exponentials, gated, hide, rope, silu, softmax
-from precaudit.numpy_decoder.rounding import FP64, Rounding
+from precaudit.numpy_decoder.rounding import FP64, Blocks, Rounding
 from tests.conftest import FIXTURES
 
 FAMILIES = [
@@ -107,6 +107,36 @@ def test_attention_of_heads_together_is_each_heads(monkeypatch, heads, window, d
         found += attention_variants(q, k, v, positions, rule, [Rounding(dot=dot)])
     for y, sign in zip(found, 3 * [1.0, -1.0, 1.0], strict=True):
         np.testing.assert_allclose(y, sign * expected, rtol=0, atol=1e-14)
+
+
+def twice(x):
+    return 2.0 * x
+
+
+@pytest.mark.parametrize(
+    ("rule", "rounding", "factor"),
+    [
+        (Rule(0.3), Rounding(), 1.0),
+        (Rule(0.3), Rounding(score_dot=twice), 2.0),
+        (Rule(0.3), Rounding(scores=twice), 2.0),
+        (Rule(0.3), Rounding(shifted=twice), 2.0),
+        (Rule(0.3), Rounding(exponential=twice), 1.0),  # of a sum's terms all
+        (Rule(0.3), Rounding(blocks=Blocks(8)), 1.0),
+        (Rule(-500.0), Rounding(), 1.0),  # the largest score is of the smallest product
+        (Rule(0.3, cap=0.5), Rounding(), 1.0),
+    ],
+)
+def test_what_is_done_to_scores_is_done_once(rule, rounding, factor):
+    """Of one rounding alone, whose scores may be scaled where their exponentials are made."""
+    draw, (rows_, size) = np.random.default_rng(7), (20, 8)
+    q, k, v = draw.standard_normal((3, rows_, 2, size))
+    scores = np.einsum("thk,shk->hts", q, k) * rule.scale * factor
+    scores = scores if rule.cap is None else rule.cap * np.tanh(scores / rule.cap)
+    hide(scores, np.arange(rows_), None)
+    e = np.exp(scores - scores.max(axis=2, keepdims=True))
+    expected = np.einsum("hts,shk->thk", e / e.sum(axis=2, keepdims=True), v)
+    (found,) = attention_variants(q, k, v, np.arange(rows_), rule, [rounding])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
