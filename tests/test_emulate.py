@@ -204,7 +204,9 @@ def moving(x, w):
     z = checkpoint_name(moved((y.ravel() / 3).astype(jnp.float16), jnp.float8_e5m2), "second")
     part = (x @ w).reshape(8, 8)[:4].astype(jnp.float8_e4m3fn).astype(jnp.float16).reshape(-1)
     third = checkpoint_name(moved(part, BF) + z.ravel()[:8].sum(), "third")
-    return third, checkpoint_name((w / 3).astype(jnp.float32) * 1.1, "fourth")
+    fourth = checkpoint_name((w / 3).astype(jnp.float32) * 1.1, "fourth")
+    counted = lax.convert_element_type(jnp.arange(1000, 1016), BF) + lax.convert_element_type(0.1, BF)
+    return third, fourth, checkpoint_name(counted, "fifth")
 
 
 NARROW = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu")

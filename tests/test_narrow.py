@@ -43,6 +43,9 @@ def test_held_arrays_are_the_same_memory():
     assert np.asarray(tree["w"]).dtype == jnp.bfloat16
     assert tree["b"].dtype == np.float32
     assert held(tree)["w"] is tree["w"]
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices("cpu")[:1]), ("d",))
+    placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    assert isinstance(held(placed), Narrow)  # a mesh of one device
     host = np.asarray(x)
     on_host = held((host, np.ones(3)))
     assert np.shares_memory(on_host[0].bits, host)

@@ -298,7 +298,7 @@ class Emulated(Planted):
         read = [v for v in known if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
         if name == "convert_element_type":
             made = equation.outvars[0].aval.dtype
-            wider = all(holds(made, v.aval.dtype) and v not in self.before for v in read)
+            wider = read != [] and all(holds(made, v.aval.dtype) and v not in self.before for v in read)
         else:
             wider = name in EXACT
         return wider and all(v in self.held for v in read)

@@ -87,7 +87,7 @@ def _held(x: Any) -> Any:
     bits = INTEGERS[x.dtype.itemsize]
     if isinstance(x, np.ndarray):
         return Narrow(x.view(bits), x.dtype)
-    if len(x.devices()) > 1 or x.device.platform != "cpu":
+    if [device.platform for device in x.devices()] != ["cpu"]:
         return x
     return Narrow(jax.device_put(np.asarray(x).view(bits), x.sharding), np.dtype(x.dtype))  # not copied
 
