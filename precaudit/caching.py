@@ -9,33 +9,24 @@ import os
 import shutil
 from collections.abc import Collection
 from functools import cache
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
-# The source that reads a model and computes references; that computes records; that computes findings.
+# The source that reads a model and computes references; that records; that computes records; that computes findings:
+# all that each imports, but for NO_NUMBERS (tests/test_caching.py).
 READS = (
-    "checkpoints",
-    "configs",
-    "formats.py",
-    "arrays.py",
-    "threads.py",
-    "rounding_kernels.py",
-    "policies",
-    "graphs",
-    "numpy_decoder",
-)
-COMPARES = (
-    *READS, "comparison", "coverage.py", "limits", "metrics", "places.py", "records.py", "references", "row_hashes.py",
-    "runs",
+    "arrays.py", "checkpoints", "compiling.py", "configs", "formats.py", "graphs", "integers.py", "lengths.py",
+    "numpy_decoder", "policies", "records.py", "rounding_kernels.py", "threads.py",
 )  # fmt: skip
 TRACES = (
-    *READS, "coverage.py", "jax_decoder", "metrics", "prompts.py", "records.py", "row_hashes.py", "selection.py",
-    "store.py", "tpu", "tracing", "transforms",
+    *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "runs",
+    "selection.py", "store.py", "tpu", "tracing", "transforms",
 )  # fmt: skip
-DIAGNOSES = (
-    *COMPARES, "diagnosis", "evidence", "jax_decoder", "mutations", "programs", "tracing", "transforms",
-)  # fmt: skip
+COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "programs", "references")
+DIAGNOSES = (*COMPARES, "diagnosis", "evidence", "mutations", "rollouts")
+NO_NUMBERS = {"brief.py", "caching.py", "errors.py", "frames.py", "progress.py", "writing.py"}
+COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
 
 
 def cache_folder(kind: str) -> Path:
@@ -48,8 +39,8 @@ def cache_folder(kind: str) -> Path:
 
 @cache
 def computed_by(sources: tuple[str, ...]) -> str:
-    """Return the hash of parts of this package's source, of NumPy's version and of its BLAS."""
-    digest = hashlib.sha256(repr(numerics()).encode())
+    """Return the hash of parts of this package's source, and of the libraries that compute and compile."""
+    digest = hashlib.sha256(repr((numerics(), [metadata.version(name) for name in COMPILERS])).encode())
     root = Path(str(resources.files("precaudit")))
     for name in sorted(sources):
         where = root / name

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from precaudit import caching
-from precaudit.caching import COMPARES, READS, cache_folder, computed_by
+from precaudit.caching import COMPARES, DIAGNOSES, NO_NUMBERS, READS, TRACES, cache_folder, computed_by
 from precaudit.cli import run
 from precaudit.comparison.compare import Options, compare
 from precaudit.evidence import kept
@@ -118,6 +118,44 @@ def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
         before = after
     monkeypatch.setattr(caching, "numerics", lambda: ("another BLAS",))
     assert all(a != b for a, b in zip(before, keys(), strict=True))
+    computed_by.cache_clear()
+
+
+def imported(path, root):
+    """Return the files of the package that a file imports, those of functions too; not the package's own first file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("precaudit."):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom) and node.module == "precaudit":
+            names |= {f"precaudit.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.startswith("precaudit.")}
+    places = [root.joinpath(*name.split(".")[1:]) for name in names]
+    files = [file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")]
+    return {file for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize("sources", [READS, TRACES, COMPARES, DIAGNOSES])
+def test_a_key_holds_all_that_its_source_imports(sources):
+    root = Path(caching.__file__).parent
+    assert all((root / name).exists() for name in sources)
+    own = [file for name in sources for file in ((root / name).rglob("*.py") if "." not in name else [root / name])]
+    free = {root / name for name in NO_NUMBERS}
+    lacks = {
+        f"{file.relative_to(root)}, of {path.relative_to(root)}"
+        for path in own for file in imported(path, root) - set(own) - free
+    }  # fmt: skip
+    assert not lacks
+
+
+def test_the_key_holds_the_libraries_that_compile(monkeypatch):
+    before = computed_by(READS)
+    real = caching.metadata.version
+    for changed in ("jax", "numba"):
+        computed_by.cache_clear()
+        monkeypatch.setattr(caching.metadata, "version", lambda name, c=changed: "9" if name == c else real(name))
+        assert computed_by(READS) != before
     computed_by.cache_clear()
 
 

@@ -69,7 +69,7 @@ def written(run: Run, by_this: bool = True) -> CompareRecord | None:
 
 
 def code() -> str:
-    """Return what computed the records: version, and hash of the source and of NumPy's BLAS."""
+    """Return what computed the records: version, and hash of the source and of the libraries that compute."""
     return f"{precaudit.__version__} {computed_by(COMPARES)[:16]}"
 
 
