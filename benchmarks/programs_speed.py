@@ -86,10 +86,16 @@ def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float
     with jax.enable_x64(True):
         exact = seconds(lambda: segments.exact(taps, *args), times)
         every = seconds(lambda: segments.together(*held((taps, *args))), times)
+        size = sum(x.nbytes for x in jax.tree.leaves(segments.together(*held((taps, *args)))))
     rounded = len(segments.drawn) + len(segments.first)
     one = (every - exact) / rounded
     line("FP64 of all segments / bare", exact / forward, None, f"{exact:.2f} s : {forward:.2f} s")
-    line("and each way of rounding / bare", one / forward, None, f"{rounded} of them, {every:.2f} s with FP64")
+    line(
+        "and each way of rounding / bare",
+        one / forward,
+        None,
+        f"{rounded} of them, {every:.2f} s and {size / 1e9:.1f} GB in all",
+    )
     line("FP64, one way, two draws / bare", (exact + 3 * one) / forward, None, "the fewest that noise can be read from")
 
 
