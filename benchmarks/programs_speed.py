@@ -87,7 +87,7 @@ def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float
         exact = seconds(lambda: segments.exact(taps, *args), times)
         every = seconds(lambda: segments.together(*held((taps, *args))), times)
         size = sum(x.nbytes for x in jax.tree.leaves(segments.together(*held((taps, *args)))))
-    rounded = len(segments.drawn) + len(segments.first)
+    rounded = len(segments.first)
     one = (every - exact) / rounded
     line("FP64 of all segments / bare", exact / forward, None, f"{exact:.2f} s : {forward:.2f} s")
     line(
@@ -96,7 +96,6 @@ def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float
         None,
         f"{rounded} of them, {every:.2f} s and {size / 1e9:.1f} GB in all",
     )
-    line("FP64, one way, two draws / bare", (exact + 3 * one) / forward, None, "the fewest that noise can be read from")
 
 
 def clocks(run: Callable[[], Any]) -> tuple[float, float]:
@@ -111,9 +110,10 @@ class Stages:
 
     def __init__(self, segments: Emulations) -> None:
         self.took: dict[str, float] = defaultdict(float)
-        segments.together = self.timed("all segments: FP64, two ways, three draws", segments.together)
+        segments.together = self.timed("all segments: FP64 and two ways", segments.together)
         for name in ("all_inputs", "other_ways", "some_inputs", "moved"):
             setattr(Unrounded, name, self.timed("segments that are open, again", getattr(Unrounded, name)))
+        setattr(Unrounded, "drawn", self.timed("noise of some: three draws", Unrounded.drawn))  # noqa: B010
         setattr(search, "judged", self.timed("records out of them", search.judged))  # noqa: B010
 
     def timed(self, told: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
-from precaudit.references.traced import remade
+from precaudit.references.traced import remade, search
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.transforms.reads import reads
@@ -201,6 +201,38 @@ def test_of_choices_that_a_segment_reads_alike_one_is_tried(gated, monkeypatch):
     records(gated, monkeypatch, False)
     ways = len(remade.HONEST)
     assert sum(points == ["act"] for points in asked) == ways + 4 * ways  # with all inputs or another way, then some
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_noise_is_drawn_of_what_the_least_does_not_close_and_changes_no_verdict(tmp_path, monkeypatch, small):
+    """A bfloat16 product closes by itself; float32 sums of many terms need the noise of other orders."""
+    x, w = (DRAW.standard_normal(s).astype(np.float32) for s in ((16, 4000), (4000, 64)))
+
+    def call(w, x):
+        long = tap(x @ w, "long")
+        return long, tap(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16), "narrow")
+
+    def verdicts():
+        found = Emulations(prepared(program)).records(opened, "a", 0, taps, (program.params, x))
+        return {e.point: e for e in found}
+
+    monkeypatch.setattr(remade, "small", lambda made: small)
+    program = Program(call, w, {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    taps = opened.tensors("a", 0, "taps")
+    asked = []
+    rounded = remade.Draws.rounded
+    monkeypatch.setattr(
+        remade.Draws, "rounded", lambda self, points, *a: asked.append(set(points)) or rounded(self, points, *a)
+    )
+    lazily = verdicts()
+    assert asked == [{"long"}]
+    monkeypatch.setattr(search, "CLEARLY", -1.0)
+    always = verdicts()
+    assert asked[1:] == [{"long", "narrow"}]
+    assert lazily["long"] == always["long"]
+    assert closes(lazily["narrow"])
+    assert lazily["narrow"].unexplained.excess >= always["narrow"].unexplained.excess
 
 
 def counting(function, asked):

@@ -7,8 +7,7 @@ import numpy as np
 
 from precaudit.compiling import compiled
 from precaudit.metrics._moments_kernel import ORDER, PIECE
-
-EXPONENT = 0x7FF0000000000000  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋
+from precaudit.metrics.sizes import EXPONENT
 
 CELLS = 9  # [T, H]: Σ left², Σ noise², Σ r², Σ left·r, Σ left, Σ noise²·r², Σ r⁴, Σ |r|, Σ r
 CHANNELS = 3  # [H, K]: Σ left², Σ noise², Σ r²

@@ -53,6 +53,12 @@ class Noise:
     common: float = 0.0
 
     @classmethod
+    def least(cls, shape: tuple[int, ...], unit_roundoff: float, common: float = 0.0) -> "Noise":
+        """Return what any noise is at least: of no realisations, that of one rounding of the format."""
+        nothing = np.zeros((0, *shape[:2]))
+        return cls(np.zeros(shape), nothing, nothing, unit_roundoff / 3**0.5, common)
+
+    @classmethod
     def pooled(
         cls,
         deviations: Sequence[Array],

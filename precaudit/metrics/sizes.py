@@ -13,6 +13,7 @@ from precaudit.metrics.moments import Moments, moments
 from precaudit.records import Number, Scope, Worst, number
 
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
+EXPONENT = 0x7FF0000000000000  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋
 
 
 @dataclass(frozen=True)

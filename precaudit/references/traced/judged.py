@@ -21,6 +21,7 @@ from precaudit.references.traced.unrounded import Name, Place, Rows
 from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
 from precaudit.threads import each
 
+CLEARLY = 0.5  # of every limit: what closes so by the least noise needs none drawn
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
 At = tuple[ProgramPoint, int | None]  # a point and its layer
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
@@ -48,16 +49,17 @@ class Call:
 class Segments:
     """What a call's segments make of recorded inputs: in FP64, as the equations round, and as drawn realisations.
 
-    Rows [rows, N] of each place. ``moved``: what drawn realisations differ by from the equations' where both read
-    narrow inputs unrounded, as each makes them: a float32 result then has the noise of its inputs, too. ``open``: what
-    is not a number where FP64 is one comes from a product that is not known. ``tied``: what the first ways make with
-    what TF32 operands near a tie may make of it added; ``again``: what drawn realisations differ by where float32
-    inputs are made once more; ``gpu``: whether one made them.
+    Rows [rows, N] of each place; where nothing is drawn, noise is the least that there is. ``moved``: what drawn
+    realisations differ by from the equations' where both read narrow inputs unrounded, as each makes them: a float32
+    result then has the noise of its inputs, too. ``open``: what is not a number where FP64 is one comes from a product
+    that is not known. ``tied``: what the first ways make with what TF32 operands near a tie may make of it added;
+    ``again``: what drawn realisations differ by where float32 inputs are made once more; ``gpu``: whether one made
+    them.
     """
 
     exact: Rows
     honest: dict[Name, Rows]
-    drawn: tuple[Rows, ...]
+    drawn: tuple[Rows, ...] = ()
     moved: tuple[Rows, ...] = ()
     open: bool = False
     tied: dict[Name, Rows] = field(default_factory=dict)
@@ -76,10 +78,10 @@ class Segments:
         )
 
 
-def closes(e: ErrorRecord) -> bool:
-    """Whether a local record has numbers within every limit, or none that another emulation would give."""
+def closes(e: ErrorRecord, share: float = 1.0) -> bool:
+    """Whether a local record has numbers within a share of every limit, or none that another emulation would give."""
     checks = list(local_checks(e, default_limits().local(e.dtype)))
-    return e.unexplained is None or all(found <= limit for _, _, found, limit, _ in checks)
+    return e.unexplained is None or all(found <= share * limit for _, _, found, limit, _ in checks)
 
 
 def judged(call: Call, some: Sequence[At], made: Segments) -> list[ErrorRecord]:
@@ -98,7 +100,7 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
         return call.record(p, layer, unknown="no segment ends in it")
     exact = made.exact[place]
     honest = {name: restored(rows[place], p.dtype) for name, rows in made.honest.items() if place in rows}
-    drawn = [restored(rows[place], p.dtype) for rows in made.drawn]
+    drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
     moved = [rows[place] for rows in made.moved if place in rows]
     if made.open and np.isnan(honest[()][np.isfinite(exact)]).any():
         return call.record(p, layer, unknown=OPEN)
@@ -118,7 +120,7 @@ def numbers(
     emulations = {name: canonical(y, "TD") for name, y in honest.items()}
     members = [canonical(y, "TD") for y in drawn]
     wide = dtype in ("float32", "float64")
-    if not wide:
+    if not wide and drawn:
         # limits are of an ensemble without this way: as near to others as it is, it would make the noise smaller
         members = [*(y for name, y in emulations.items() if not set(UNSHARED) & set(name)), *members]
     u = FORMATS[dtype].unit_roundoff
@@ -128,7 +130,8 @@ def numbers(
     if wide and moved and {INPUTS, SOME} & set(best):
         members, around = [canonical(y, "TD") for y in moved], None
     shown = finite(reference)
-    noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
+    common = RECIPROCAL if wide else 0.0
+    noise = Noise.pooled(members, shown, u, common, around=around) if members else Noise.least(shown.shape, u, common)
     # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
     floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
     allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)

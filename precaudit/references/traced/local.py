@@ -19,6 +19,7 @@ from precaudit.references.traced.remade import (
     NARROW,
     TERMS,
     UNSHARED,
+    Draws,
     Remade,
     Tapped,
     once,
@@ -70,22 +71,22 @@ class Emulations:
             self.exact = jax.jit(exactly(made.call, steps=layers), compiler_options=effort(made))
             self.honest = {name: Remade(self.tapped, how) for name, how in ways.items()}
             draws = [replace(how, sums="shuffled") for how in DRAWS] if self.gpu else DRAWS  # as its threads come
-            self.drawn = [Remade(self.tapped, how) for how in draws]
+            self.drawn = Draws(self.tapped, draws)
             mine = ways.items() if self.gpu else ()
             self.tied = {n: Remade(self.tapped, replace(how, ties=True)) for n, how in mine if n in self.first}
-            twice = self.drawn if self.gpu else ()
+            twice = self.drawn.ways if self.gpu else ()
             self.apart = {way: Remade(self.tapped, replace(way.how, apart=True)) for way in twice}
             first = [how for name, how in ways.items() if name in self.first]
-            self.together = jax.jit(moved_as_bits(once(self.tapped, [*draws, *first])), compiler_options=effort(made))
+            self.together = jax.jit(moved_as_bits(once(self.tapped, first)), compiler_options=effort(made))
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
     ) -> list[ErrorRecord]:
         """Return a call's local records, one for every point and step of its scans.
 
-        What does not close as most segments do is tried in every honest way, with its inputs as they were before they
-        were rounded, too; what still does not, with some inputs so and others as recorded, and then with the noise that
-        these have before they are rounded.
+        Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its
+        inputs as they were before they were rounded, too; what still does not, with some inputs so and others as
+        recorded, and then with the noise that these have before they are rounded.
         """
         every = [(p, layer) for p, layer in places(opened.record) if p.primitive != CARRIED]
         blank = [(p, layer, self.opaque.get(self.tapped.names.get(p.name, p.name))) for p, layer in every]
@@ -108,9 +109,10 @@ class Emulations:
         more = Unrounded(self.tapped, self.honest, self.first, call.taps, args, rows)
         # not held here: what all places make is gigabytes
         search = Search(call, every, self._made(call.taps, args, [(p.name, layer) for p, layer in every], rows), more)
+        search.noise(self.drawn)
         search.layers_first()
         search.ways()
-        search.inputs(self.drawn)
+        search.inputs(self.drawn.ways)
         if self.gpu:
             search.on_gpu(self.apart, self.tied)
         return search.found
@@ -119,7 +121,7 @@ class Emulations:
         self, taps: dict[str, Array], args: tuple[Any, ...], every: Sequence[Place],
         rows: Callable[[Place, Array], Array],
     ) -> Segments:  # fmt: skip
-        """Return all segments in FP64, as drawn realisations, and in the first ways."""
+        """Return all segments in FP64 and in the first ways."""
 
         def of(values: dict[str, Any]) -> Rows:
             host = {name: np.asarray(x) for name, x in values.items()}
@@ -127,14 +129,11 @@ class Emulations:
 
         names = [name for name in self.honest if name in self.first]
         if self.tapped.small:
-            ways = [*self.drawn, *(self.honest[name] for name in names)]
-            exact, *rounded = of(self.exact(taps, *args)), *(of(way.rounded(taps, args)) for way in ways)
+            rounded = (of(self.honest[name].rounded(taps, args)) for name in names)
+            exact, *made = of(self.exact(taps, *args)), *rounded
         else:
-            exact, *rounded = map(of, self.together(*held((taps, *args))))
-        n = len(self.drawn)
-        return Segments(
-            exact, dict(zip(names, rounded[n:], strict=True)), tuple(rounded[:n]), open=self.open, gpu=self.gpu
-        )
+            exact, *made = map(of, self.together(*held((taps, *args))))
+        return Segments(exact, dict(zip(names, made, strict=True)), open=self.open, gpu=self.gpu)
 
     def _steps(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""

@@ -14,6 +14,7 @@ from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
 from precaudit.transforms.emulate import Emulated, Realisation, emulated
+from precaudit.transforms.narrow import held, moved_as_bits
 from precaudit.transforms.plant import Planted, Wanted
 from precaudit.transforms.reads import reads
 from precaudit.transforms.shadow import traced
@@ -162,10 +163,34 @@ class Remade:
         return emulated(segments.made.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
 
 
-def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict[str, Any]]]:
+class Draws:
+    """Drawn realisations of some segments: of all points that were ever asked for one compiled program."""
+
+    def __init__(self, segments: Tapped, hows: Sequence[Realisation]) -> None:
+        self.segments = segments
+        self.ways = [Remade(segments, how) for how in hows]
+        self.names: frozenset[str] = frozenset()
+        self.compiled: Any = None
+
+    def rounded(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> list[Any]:
+        """Return what each realisation makes of recorded values as ``Remade.rounded`` does, of some points at least."""
+        if self.segments.small:
+            return [way.rounded(taps, args) for way in self.ways]
+        if not self.names.issuperset(points):
+            self.names |= set(points)
+            function = once(self.segments, [way.how for way in self.ways], self.names)
+            self.compiled = jax.jit(moved_as_bits(function), compiler_options=self.segments.options)
+        _, *drawn = self.compiled(*held((taps, *args)))
+        return drawn
+
+
+def once(
+    tapped: Tapped, hows: Sequence[Realisation], names: Collection[str] | None = None
+) -> Callable[..., list[dict[str, Any]]]:
     """Return ``g(values, *args)``: every segment in FP64 and, rounded, under each realisation, equal products once.
 
-    Of what is rounded to less than 32 bits the ``upper`` half is returned.
+    Of what is rounded to less than 32 bits the ``upper`` half is returned. ``names``: points that are drawn alone,
+    without FP64.
     """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
     interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
@@ -175,7 +200,13 @@ def once(tapped: Tapped, hows: Sequence[Realisation]) -> Callable[..., list[dict
         return exact, *(upper(x) if value.dtype.itemsize < 4 else x for x, _ in rounded)
 
     function = together(tapped.made.call, interpreters, keep, tapped.steps)
-    return lambda values, *args: _apart(function(values, *args), len(interpreters))
+
+    def made(values: Values, *args: Any) -> list[dict[str, Any]]:
+        told = function(values, *args)
+        each = [{name: told[name][i] for name in names or told if name in told} for i in range(len(interpreters))]
+        return each if names is None else [{}, *each[1:]]
+
+    return made
 
 
 def upper(x: Any) -> Any:
@@ -189,10 +220,6 @@ def restored(x: Array, dtype: str) -> Array:
     if x.dtype != np.uint32 or np.dtype(dtype).kind in "biu":
         return x
     return (x.astype(np.uint64) << np.uint64(32)).view(np.float64)
-
-
-def _apart(told: dict[str, tuple[Any, ...]], n: int) -> list[dict[str, Any]]:
-    return [{name: each[i] for name, each in told.items()} for i in range(n)]
 
 
 def widened(taps: Values, names: Collection[str]) -> Values:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from precaudit.references.traced.judged import At, Call, Segments, closes, judged
-from precaudit.references.traced.remade import INPUTS, Remade
+from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
+from precaudit.references.traced.remade import INPUTS, Draws, Remade
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 from precaudit.runs.programs import EQUATIONS
 
@@ -19,14 +19,17 @@ class Search:
     def __init__(self, call: Call, every: Sequence[At], made: Segments, more: Unrounded) -> None:
         self.call, self.every, self.more = call, every, more
         self.found = judged(call, every, made)
-        self.made = made.only([(point, layer) for point, layers in self.left().items() for layer in layers])
+        self.made = made.only([(e.point, e.layer) for e in self.found if not closes(e, CLEARLY)])
 
     def left(self, some: Collection[Place] | None = None) -> dict[str, list[int | None]]:
         """Return the places, of some or of all, that do not close: the layers of every point."""
-        found: dict[str, list[int | None]] = {}
-        for i in self._open(some):
-            found.setdefault(self.found[i].point, []).append(self.found[i].layer)
-        return found
+        return self._layers(self._open(some))
+
+    def noise(self, draws: Draws) -> None:
+        """Draw the noise of what the least of it does not close clearly; no record fails by more of it."""
+        if unclear := [i for i, e in enumerate(self.found) if not closes(e, CLEARLY)]:
+            self.made = replace(self.made, drawn=self.more.drawn(draws, self._layers(unclear)))
+            self._again(unclear)
 
     def ways(self, some: Collection[Place] | None = None) -> None:
         """Try every honest way, with narrow inputs as they were before they were rounded, then some of them so."""
@@ -47,7 +50,7 @@ class Search:
             name, rest = (e.elided or {}).get(EQUATIONS, ()), {e.point: several[e.point][1:]}
             if name and name not in self.more.first:
                 self.made = replace(self.made, honest=self.made.honest | {name: self.more.made_as(name, rest)})
-                self._again({(e.point, layer) for layer in rest[e.point]})
+                self._again(self._open({(e.point, layer) for layer in rest[e.point]}))
 
     def inputs(self, drawn: Collection[Remade]) -> None:
         """Try the noise that narrow inputs have before they are rounded."""
@@ -61,17 +64,23 @@ class Search:
     def _try(self, more: Callable[[Left], Segments], some: Collection[Place] | None = None) -> None:
         if left := self.left(some):
             self.made = more(left)
-            self._again(some)
+            self._again(self._open(some))
 
     def _honest(self, others: Callable[[Left], dict[Name, Rows]], left: Left) -> Segments:
         return replace(self.made, honest=self.made.honest | others(left))
 
-    def _again(self, some: Collection[Place] | None) -> None:
-        """Make the records of what does not close once more."""
-        open_ = self._open(some)
-        for i, e in zip(open_, judged(self.call, [self.every[i] for i in open_], self.made), strict=True):
+    def _again(self, some: Sequence[int]) -> None:
+        """Make the records of some places, by their numbers, once more."""
+        for i, e in zip(some, judged(self.call, [self.every[i] for i in some], self.made), strict=True):
             self.found[i] = e
 
-    def _open(self, some: Collection[Place] | None) -> list[int]:
+    def _layers(self, some: Sequence[int]) -> dict[str, list[int | None]]:
+        """Return places, by their numbers, as the layers of every point."""
+        found: dict[str, list[int | None]] = {}
+        for i in some:
+            found.setdefault(self.found[i].point, []).append(self.found[i].layer)
+        return found
+
+    def _open(self, some: Collection[Place] | None = None) -> list[int]:
         each = enumerate(self.found)
         return [i for i, e in each if not closes(e) and (some is None or (e.point, e.layer) in some)]

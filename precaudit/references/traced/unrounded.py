@@ -7,12 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from precaudit.arrays import Array, widen
-from precaudit.metrics.sizes import half_ulp
-from precaudit.references.traced.remade import INPUTS, SOME, Remade, Tapped, Values, widened
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
+from precaudit.metrics.sizes import EXPONENT, smallest_normal
+from precaudit.references.traced.remade import INPUTS, SOME, Draws, Remade, Tapped, Values, widened
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
@@ -20,12 +23,18 @@ Rows = dict[Place, Array]
 Left = Mapping[str, Sequence[int | None]]
 
 
-def _rounding_to(recorded: Array, before: Array) -> Array:
+@jax.jit
+def _rounding_to(recorded: Any, before: Any) -> Any:
     """Return FP64 values before they were rounded, no farther from what was recorded than rounding puts them.
 
     Where an emulation has another value, such as a long sum in a narrow format, the nearest that rounds to it.
+    ``half``: as ``metrics.sizes.half_ulp``.
     """
-    wide, half = widen(recorded), half_ulp(recorded, recorded.dtype.name)
+    name = recorded.dtype.name
+    wide, smallest = recorded.astype(np.float64), smallest_normal(name)
+    power = lax.bitcast_convert_type(lax.bitcast_convert_type(wide, np.int64) & EXPONENT, np.float64)
+    ulp = FORMATS[name].unit_roundoff * jnp.minimum(power, 2.0**1023)
+    half = jnp.where(jnp.abs(wide) < smallest, smallest, ulp)
     return jnp.clip(before, wide - half, wide + half)
 
 
@@ -43,6 +52,12 @@ class Unrounded:
         self.honest, self.first, self.rows = honest, first, rows
         self._before: dict[tuple[Remade, str], Array] = {}
         self._wide: dict[str, Array] = {}
+
+    def drawn(self, draws: Draws, left: Left) -> tuple[Rows, ...]:
+        """Return what drawn realisations make of recorded inputs."""
+        made = draws.rounded(left, self.taps, self.args)
+        host = ({name: np.asarray(x[name]) for name in left if name in x} for x in made)
+        return tuple({(n, i): self.rows((n, i), x).copy() for n, x in each.items() for i in left[n]} for each in host)
 
     def all_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what the first ways make of narrow inputs as each has them before they are rounded."""
