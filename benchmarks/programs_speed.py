@@ -110,7 +110,8 @@ class Stages:
 
     def __init__(self, segments: Emulations) -> None:
         self.took: dict[str, float] = defaultdict(float)
-        segments.together = self.timed("all segments: FP64 and two ways", segments.together)
+        for compiled in (segments.whole, *(made for _, made in segments.steps)):
+            compiled.first.made = self.timed("all segments: FP64 and two ways", compiled.first.made)
         for name in ("all_inputs", "other_ways", "some_inputs", "moved"):
             setattr(Unrounded, name, self.timed("segments that are open, again", getattr(Unrounded, name)))
         setattr(Unrounded, "drawn", self.timed("noise of some: three draws", Unrounded.drawn))  # noqa: B010

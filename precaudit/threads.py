@@ -1,6 +1,5 @@
 """Two-level parallelism: Python threads over rows or blocks, one BLAS thread each (faster here than threaded BLAS)."""
 
-import ctypes
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from precaudit.allocation import keep_freed_memory
 from precaudit.arrays import Array
 
 WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -23,21 +23,6 @@ _inline = False
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(WORKERS, "precaudit")
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Have glibc keep large blocks for the next allocation instead of unmapping them.
-
-    A layer's temporaries are freed and asked for again thirty times; each time the pages would be fresh.
-    """
-    trim_threshold, mmap_threshold = -1, -3
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return
-    mallopt(mmap_threshold, 1 << 28)
-    mallopt(trim_threshold, 1 << 29)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from precaudit.programs.tracing import prepared, trace
 from precaudit.references.traced import remade, search
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
+from precaudit.references.traced.unrounded import Unrounded
 from precaudit.transforms.reads import reads
 
 DRAW = np.random.default_rng(5)
@@ -221,9 +222,9 @@ def test_noise_is_drawn_of_what_the_least_does_not_close_and_changes_no_verdict(
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
     asked = []
-    rounded = remade.Draws.rounded
+    drawn = Unrounded.drawn
     monkeypatch.setattr(
-        remade.Draws, "rounded", lambda self, points, *a: asked.append(set(points)) or rounded(self, points, *a)
+        Unrounded, "drawn", lambda self, draws, left: asked.append(set(left)) or drawn(self, draws, left)
     )
     lazily = verdicts()
     assert asked == [{"long"}]

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from precaudit.compiling import compiled
-from precaudit.metrics._moments_kernel import ORDER, PIECE
+from precaudit.metrics._moments_kernel import ORDER, PIECE, _difference, _wide, _wide_bfloat16
 from precaudit.metrics.sizes import EXPONENT
 
 CELLS = 9  # [T, H]: Σ left², Σ noise², Σ r², Σ left·r, Σ left, Σ noise²·r², Σ r⁴, Σ |r|, Σ r
@@ -113,8 +113,110 @@ def farthest(error, left, allowed):  # type: ignore[no-untyped-def]
     return worst, place
 
 
+@numba.njit
+def _left_over(c, e, r, tie, half):  # type: ignore[no-untyped-def]
+    """C − e, 0 about a tie as in ``left_over``, and where it is not finite; ``tie`` · |r|: what sums may be off by."""
+    left = c - e
+    near = (tie >= 0.0) & (abs((c + e) / 2 - r) <= tie * abs(r)) & (abs(left) <= 2.02 * half)
+    return left if (not near) & (abs(left) < np.inf) else 0.0
+
+
+@numba.njit(inline="always")
+def _finite(x):  # type: ignore[no-untyped-def]
+    return x if abs(x) < np.inf else 0.0
+
+
+@numba.njit(inline="always")
+def _wide_upper(x):  # type: ignore[no-untyped-def]
+    """The value of the upper half of an FP64 word."""
+    return np.int64(np.int64(x) << np.int64(32)).view(np.float64)
+
+
+@numba.njit(inline="always")
+def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, wide, made):  # type: ignore[no-untyped-def]
+    length, width = candidate.shape
+    apart = unexplained = known_error = error_size = change = 0.0
+    farthest, row, allowance = np.int64(0), 0, 0.0
+    for t in range(length):
+        size = 0.0
+        for k in range(width):
+            r = _finite(reference[t, k])
+            size += r * r
+        floor = relative * (size / width) ** 0.5
+        ll = rr = lr = l1 = r4 = ar = r1 = 0.0
+        top = np.int64(0)
+        for start in range(0, width, PIECE):
+            stop = min(start + PIECE, width)
+            x, y, z = candidate[t, start:stop], emulated[t, start:stop], reference[t, start:stop]
+            of_left, of_reference = channels[0, start:stop], channels[2, start:stop]
+            for k in range(stop - start):
+                c, e, r = wide(x[k]), made(y[k]), z[k]
+                left = _left_over(c, e, r, tie, _half_ulp(r, smallest, unit))
+                error, known, shown = _finite(_difference(c, r)), _finite(c), _finite(r)
+                a, b, d = _difference(known, _finite(e)), _difference(known, e), _difference(e, shown)
+                f = _difference(known, shown)
+                apart += a * a
+                unexplained += b * b
+                known_error += f * f
+                error_size += error * error
+                change += d * d
+                square, power = left * left, shown * shown
+                ll += square
+                rr += power
+                lr += left * shown
+                l1 += left
+                r4 += power * power
+                ar += abs(shown)
+                r1 += shown
+                of_left[k] += square
+                of_reference[k] += power
+            for k in range(stop - start):
+                c, e, r = wide(x[k]), made(y[k]), z[k]
+                half = _half_ulp(r, smallest, unit)
+                left = _left_over(c, e, r, tie, half)
+                nearest = min(abs(_finite(_difference(c, r))), abs(left)) / (half + floor)
+                top = max(top, np.float64(nearest).view(np.int64))
+        if top > farthest:
+            farthest, row, allowance = top, t, floor
+        cells[0, t, 0], cells[2, t, 0], cells[3, t, 0], cells[4, t, 0] = ll, rr, lr, l1
+        cells[6, t, 0], cells[7, t, 0], cells[8, t, 0] = r4, ar, r1
+    place = 0
+    for k in range(width if farthest > 0 else 0):
+        c, e, r = wide(candidate[row, k]), made(emulated[row, k]), reference[row, k]
+        half = _half_ulp(r, smallest, unit)
+        nearest = min(abs(_finite(_difference(c, r))), abs(_left_over(c, e, r, tie, half))) / (half + allowance)
+        if np.float64(nearest).view(np.int64) == farthest:
+            place = row * width + k
+            break
+    return apart, unexplained, known_error, error_size, change, np.int64(farthest).view(np.float64), place
+
+
+@compiled(fastmath=ORDER)
+def undrawn_bfloat16(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
+    """``undrawn`` of bfloat16's words and the upper halves of FP64 words."""
+    return _undrawn(
+        candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide_bfloat16, _wide_upper
+    )
+
+
+@compiled(fastmath=ORDER)
+def undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels):  # type: ignore[no-untyped-def]
+    """Fill cells and channels as ``summed`` does of what ``left_over`` leaves of [T, K], under the least noise.
+
+    ``relative``: of that noise, over the rms of a row; ``tie`` · |r|: what sums are off by, below 0 where ties are not
+    looked for. Return sums of squares, 0 for what is not finite: c − ê; the same with ê as it is; c − r, each 0 by
+    itself; c − r; ê − r with ê as it is; and what ``farthest`` does with half an ulp and a row's noise allowed.
+    """
+    return _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide, _wide)
+
+
 def plain(x: Any) -> Any:
-    """Return FP64 values as the kernels take them: contiguous and, since what is mapped is, read-only."""
-    y = np.require(x, np.float64, requirements=("C", "A")).view(np.ndarray)
+    """Return FP64 values as the kernels take them."""
+    return as_is(np.asarray(x, np.float64))
+
+
+def as_is(x: Any) -> Any:
+    """Return an array as the kernels take it: contiguous and, since what is mapped is, read-only."""
+    y = np.require(x, requirements=("C", "A")).view(np.ndarray)
     y.flags.writeable = False
     return y

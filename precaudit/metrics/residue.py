@@ -53,10 +53,10 @@ class Noise:
     common: float = 0.0
 
     @classmethod
-    def least(cls, shape: tuple[int, ...], unit_roundoff: float, common: float = 0.0) -> "Noise":
-        """Return what any noise is at least: of no realisations, that of one rounding of the format."""
-        nothing = np.zeros((0, *shape[:2]))
-        return cls(np.zeros(shape), nothing, nothing, unit_roundoff / 3**0.5, common)
+    def least(cls, rows: int, unit_roundoff: float, common: float = 0.0) -> "Noise":
+        """Return what any noise of [rows, 1, K] is at least, one rounding of the format; ``power`` is empty, 0."""
+        nothing = np.zeros((0, rows, 1))
+        return cls(nothing, nothing, nothing, unit_roundoff / 3**0.5, common)
 
     @classmethod
     def pooled(

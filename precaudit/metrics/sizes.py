@@ -141,10 +141,14 @@ def explained(candidate: Array, reference_error: float, emulation: Array) -> flo
 
     Where the candidate has no error at all: 1 if the emulation has none either, else −∞.
     """
-    left = norm(candidate - emulation)
-    if reference_error == 0:
+    return share_of(norm(candidate - emulation), reference_error)
+
+
+def share_of(left: float, error: float) -> float:
+    """Return the share of an error that is not left, of both norms."""
+    if error == 0:
         return 1.0 if left == 0 else float("-inf")
-    return 1.0 - (left / reference_error) ** 2
+    return 1.0 - (left / error) ** 2
 
 
 def half_ulp(y: Array, name: str) -> Array:

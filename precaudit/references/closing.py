@@ -86,21 +86,10 @@ class Yardstick:
         """Return what ``emulated`` [T, H, K] leaves; what is not finite, or masked, is in no number."""
         error, left = self._seen(self.candidate - self.reference), self._seen(self._left(emulated))
         reference = self._seen(self.reference)
-        sums = Sums.of(left, self.noise, reference)
-        whole, worst, slices = excesses(sums, self.noise, self.positions, self.axes)
-        heads = self.axes[-1] == "K" or self.axes == "HTS"
-        tensor, by_head = signed(sums, self.noise, heads)
-        scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
-        if by_head:
-            scopes["head"] |= by_head
         share = ratio(norm(left), norm(reference))
-        part, at = farthest(error, left, self.allowed)
-        found = Unexplained(
-            rel_l2=number(share), u=number(share / FORMATS[self.dtype].unit_roundoff), excess=number(whole),
-            gain=tensor["gain"], mean=tensor["mean"],
-            componentwise=(number(part), own_index(at, self.axes)),
-        )  # fmt: skip
-        return Residue(found, scopes, slices)
+        far = farthest(error, left, self.allowed)
+        sums = Sums.of(left, self.noise, reference)
+        return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far)
 
     def _left(self, emulated: Array) -> Array:
         """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it."""
@@ -135,6 +124,23 @@ class Yardstick:
             slices=found.slices,
         )  # fmt: skip
         return badness(e)
+
+
+def residue_of(
+    sums: Sums, noise: Noise, positions: Array, axes: str, dtype: str, share: float,
+    far: tuple[float, tuple[int, ...]],
+) -> Residue:  # fmt: skip
+    """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``."""
+    whole, worst, slices = excesses(sums, noise, positions, axes)
+    tensor, by_head = signed(sums, noise, axes[-1] == "K" or axes == "HTS")
+    scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
+    if by_head:
+        scopes["head"] |= by_head
+    found = Unexplained(
+        rel_l2=number(share), u=number(share / FORMATS[dtype].unit_roundoff), excess=number(whole),
+        gain=tensor["gain"], mean=tensor["mean"], componentwise=(number(far[0]), own_index(far[1], axes)),
+    )  # fmt: skip
+    return Residue(found, scopes, slices)
 
 
 def badness(e: ErrorRecord) -> float:

@@ -17,8 +17,13 @@ def reads(jaxpr: Any) -> tuple[dict[str, Reads], list[Reads]]:
     Without going through another tap. Names are the tags' own: of a name met several times, what any of these reads.
     What is inside a primitive that is no call, scan, cond or shard_map is said to read whatever that does.
     """
+    return read_by(jaxpr, [NONE] * len(jaxpr.invars))
+
+
+def read_by(jaxpr: Any, given: list[Reads]) -> tuple[dict[str, Reads], list[Reads]]:
+    """Return the same where the arguments are made of ``given``, each of its own."""
     found: dict[str, Reads] = defaultdict(lambda: NONE)
-    outputs = _walk(jaxpr, [NONE] * len(jaxpr.invars), found)
+    outputs = _walk(jaxpr, given, found)
     return dict(found), outputs
 
 

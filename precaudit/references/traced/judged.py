@@ -12,13 +12,14 @@ from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
 from precaudit.metrics.residue import Noise, finite
-from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, sizes
+from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.records import PROGRAM_CALL, ErrorRecord
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restored
+from precaudit.references.traced.undrawn import fields, undrawn
 from precaudit.references.traced.unrounded import Name, Place, Rows
-from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
+from precaudit.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
 from precaudit.threads import each
 
 CLEARLY = 0.5  # of every limit: what closes so by the least noise needs none drawn
@@ -99,14 +100,17 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
     if place not in made.exact:
         return call.record(p, layer, unknown="no segment ends in it")
     exact = made.exact[place]
-    honest = {name: restored(rows[place], p.dtype) for name, rows in made.honest.items() if place in rows}
-    drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
-    moved = [rows[place] for rows in made.moved if place in rows]
-    if made.open and np.isnan(honest[()][np.isfinite(exact)]).any():
+    every = {name: rows[place] for name, rows in made.honest.items() if place in rows}
+    if made.open and np.isnan(restored(every[()], p.dtype)[np.isfinite(exact)]).any():
         return call.record(p, layer, unknown=OPEN)
+    stored = call.rows(p, layer)(whole)
+    drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
+    if not drawn:
+        return call.record(p, layer, **undrawn(stored, exact, every))
+    honest = {name: restored(x, p.dtype) for name, x in every.items()}
+    moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
     again = [rows[place] for rows in made.again if place in rows]
-    stored = call.rows(p, layer)(whole)
     return call.record(p, layer, **numbers(stored, exact, honest, drawn, moved, tied, again, made.gpu))
 
 
@@ -120,7 +124,7 @@ def numbers(
     emulations = {name: canonical(y, "TD") for name, y in honest.items()}
     members = [canonical(y, "TD") for y in drawn]
     wide = dtype in ("float32", "float64")
-    if not wide and drawn:
+    if not wide:
         # limits are of an ensemble without this way: as near to others as it is, it would make the noise smaller
         members = [*(y for name, y in emulations.items() if not set(UNSHARED) & set(name)), *members]
     u = FORMATS[dtype].unit_roundoff
@@ -130,8 +134,7 @@ def numbers(
     if wide and moved and {INPUTS, SOME} & set(best):
         members, around = [canonical(y, "TD") for y in moved], None
     shown = finite(reference)
-    common = RECIPROCAL if wide else 0.0
-    noise = Noise.pooled(members, shown, u, common, around=around) if members else Noise.least(shown.shape, u, common)
+    noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
     # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
     floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
     allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
@@ -147,16 +150,9 @@ def numbers(
     if tied and best in tied:
         yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
     residue = yard.residue(emulations[best])
-    found = sizes(stored, reference, "TD", rows)
-    for name, scope in residue.scopes.items():
-        found["scopes"].setdefault(name, {}).update(scope)
     error = norm(finite(candidate - reference))
     share = explained(clean, norm(clean - shown), emulations[best])
-    found |= {
-        "explained": {EQUATIONS: number(share)}, "unexplained": residue.unexplained, "slices": residue.slices,
-        "ratio": number(ratio(error, norm(emulations[best] - shown))),
-    }  # fmt: skip
-    return found | ({"elided": {EQUATIONS: best}} if best else {})
+    return fields(stored, exact, best, residue, share, ratio(error, norm(emulations[best] - shown)))
 
 
 def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:

@@ -1,6 +1,7 @@
 """A program's segments made again under one realisation of its rounding: all of them, or those of some points (JAX)."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from math import prod
 from typing import Any
@@ -13,12 +14,13 @@ from jax import lax
 from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
-from precaudit.transforms.emulate import Emulated, Realisation, emulated
+from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly
 from precaudit.transforms.narrow import held, moved_as_bits
 from precaudit.transforms.plant import Planted, Wanted
 from precaudit.transforms.reads import reads
 from precaudit.transforms.shadow import traced
-from precaudit.transforms.sites import numbered
+from precaudit.transforms.sites import Site, numbered, sites
+from precaudit.transforms.stepped import BEFORE, Step, steps_of
 from precaudit.transforms.sums import float_bits
 from precaudit.transforms.tag import Tagged
 from precaudit.transforms.together import Interpreter, together
@@ -57,11 +59,26 @@ class Tapped:
     """
 
     def __init__(self, made: Tagged, steps: Sequence[int] | None, opaque: Collection[str] = ()) -> None:
-        self.made, self.steps, self.opaque = made, steps, opaque
+        self.call, self.steps, self.opaque = made.call, steps, opaque
         self.options, self.small = effort(made), small(made)
-        self.sites = dict(zip(numbered(made.sites), made.sites, strict=True))
+        self._of(made.sites)
+
+    def _of(self, found: Sequence[Site]) -> None:
+        self.sites = dict(zip(numbered(found), found, strict=True))
         self.names = {name: s.name for name, s in self.sites.items()}
         self._reads: dict[str, frozenset[str]] | None = None
+
+    def stepped(self, args: tuple[Any, ...]) -> list[tuple[Step, "Tapped"]]:
+        """Return the scans of a large program whose steps can be made one by one, and the segments of a step."""
+        if self.small or self.steps is not None:
+            return []
+        return [(step, self._step(step, args)) for step in steps_of(self.call, args)]
+
+    def _step(self, step: Step, args: tuple[Any, ...]) -> "Tapped":
+        other = copy(self)
+        other.call, other.opaque = step.call, {*self.opaque, *(BEFORE + name for name in self.opaque)}
+        other._of(sites(traced(step.call, (np.int32(0), *args), {})[0].jaxpr))
+        return other
 
     def narrow(self, taps: Values) -> list[str]:
         """Return the names of recorded values of 16 bits, which a compiler may hand on unrounded."""
@@ -77,7 +94,7 @@ class Tapped:
         if self.steps is not None:  # steps that are not recorded go on with what was made
             return every
         if self._reads is None:
-            self._reads = reads(traced(self.made.call, args, {})[0].jaxpr)[0]
+            self._reads = reads(traced(self.call, args, {})[0].jaxpr)[0]
         mine = self._reads.get(self.names[name], frozenset())
         return [k for k in every if self.names[k] in mine]
 
@@ -103,7 +120,7 @@ class Remade:
     def __init__(self, segments: Tapped, how: Realisation) -> None:
         self.segments = segments
         self.how = how
-        self.function = emulated(segments.made.call, how, steps=segments.steps)
+        self.function = emulated(segments.call, how, steps=segments.steps)
         self.compiled: dict[tuple[str, int, int], Any] = {}
         self.all = jax.jit(self._every, compiler_options=segments.options)
 
@@ -160,51 +177,62 @@ class Remade:
     def _of(self, name: str, part: int, count: int, values: Values, slots: Any, *args: Any) -> Any:
         segments = self.segments
         wanted = None if slots is None else Wanted(segments.names[name], slots, count)
-        return emulated(segments.made.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
+        return emulated(segments.call, self.how, steps=segments.steps, wanted=wanted)(values, *args)[name][part]
 
 
-class Draws:
-    """Drawn realisations of some segments: of all points that were ever asked for one compiled program."""
+class Several:
+    """Segments under several realisations, ``exact`` with FP64 before them: of some points one compiled program.
 
-    def __init__(self, segments: Tapped, hows: Sequence[Realisation]) -> None:
-        self.segments = segments
-        self.ways = [Remade(segments, how) for how in hows]
-        self.names: frozenset[str] = frozenset()
-        self.compiled: Any = None
+    Where realisations are asked of few points, each has a program of its own: others are not made beside it.
+    """
 
-    def rounded(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> list[Any]:
-        """Return what each realisation makes of recorded values as ``Remade.rounded`` does, of some points at least."""
+    def __init__(self, segments: Tapped, ways: Sequence[Remade], exact: bool = False) -> None:
+        self.segments, self.ways, self.exact = segments, ways, exact
+        self.compiled: dict[frozenset[str], Any] = {}
+        self.alone = jax.jit(exactly(segments.call, steps=segments.steps), compiler_options=segments.options)
+
+    def made(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> list[Any]:
+        """Return what each makes of recorded values, as ``Remade.rounded`` does, of some points at least."""
         if self.segments.small:
-            return [way.rounded(taps, args) for way in self.ways]
-        if not self.names.issuperset(points):
-            self.names |= set(points)
-            function = once(self.segments, [way.how for way in self.ways], self.names)
-            self.compiled = jax.jit(moved_as_bits(function), compiler_options=self.segments.options)
-        _, *drawn = self.compiled(*held((taps, *args)))
-        return drawn
+            exact = [self.alone(taps, *args)] if self.exact else []
+            return exact + [way.rounded(taps, args) for way in self.ways]
+        found: list[Any] = [{} for _ in range(self.exact + len(self.ways))]
+        for some in self._apart(frozenset(points)):
+            if some not in self.compiled:
+                function = once(self.segments, [way.how for way in self.ways], some, self.exact)
+                self.compiled[some] = jax.jit(moved_as_bits(function), compiler_options=self.segments.options)
+            for each, made in zip(found, self.compiled[some](*held((taps, *args))), strict=True):
+                each.update(made)
+        return found
+
+    def _apart(self, points: frozenset[str]) -> list[frozenset[str]]:
+        if self.exact:
+            return [points]
+        own = frozenset(name for name in self.segments.names if not name.startswith(BEFORE))
+        return [own] if len(points) > len(own) / 2 else [frozenset({name}) for name in sorted(points)]
 
 
 def once(
-    tapped: Tapped, hows: Sequence[Realisation], names: Collection[str] | None = None
+    tapped: Tapped, hows: Sequence[Realisation], names: Collection[str], exact: bool
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Return ``g(values, *args)``: every segment in FP64 and, rounded, under each realisation, equal products once.
+    """Return ``g(values, *args)``: some segments, ``exact`` in FP64 first, and rounded under each realisation.
 
-    Of what is rounded to less than 32 bits the ``upper`` half is returned. ``names``: points that are drawn alone,
-    without FP64.
+    Equal products are made once. Of what is rounded to less than 32 bits the ``upper`` half is returned.
     """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
     interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
 
     def keep(value: Any, told: tuple[Any, ...]) -> tuple[Any, ...]:
-        exact, *rounded = told
-        return exact, *(upper(x) if value.dtype.itemsize < 4 else x for x, _ in rounded)
+        first, *rounded = told
+        return first, *(upper(x) if value.dtype.itemsize < 4 else x for x, _ in rounded)
 
-    function = together(tapped.made.call, interpreters, keep, tapped.steps)
+    function = together(tapped.call, interpreters, keep, tapped.steps)
 
     def made(values: Values, *args: Any) -> list[dict[str, Any]]:
         told = function(values, *args)
-        each = [{name: told[name][i] for name in names or told if name in told} for i in range(len(interpreters))]
-        return each if names is None else [{}, *each[1:]]
+        return [
+            {n: told[n][i] for n in sorted(names) if n in told} for i in range(0 if exact else 1, len(interpreters))
+        ]
 
     return made
 

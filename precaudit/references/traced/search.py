@@ -5,9 +5,11 @@ from dataclasses import replace
 from functools import partial
 
 from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
-from precaudit.references.traced.remade import INPUTS, Draws, Remade
+from precaudit.references.traced.remade import INPUTS, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 from precaudit.runs.programs import EQUATIONS
+
+Closing = dict[str, list[Name]]  # ways that closed a point in steps before, none of the first, the last one first
 
 
 class Search:
@@ -19,15 +21,15 @@ class Search:
     def __init__(self, call: Call, every: Sequence[At], made: Segments, more: Unrounded) -> None:
         self.call, self.every, self.more = call, every, more
         self.found = judged(call, every, made)
-        self.made = made.only([(e.point, e.layer) for e in self.found if not closes(e, CLEARLY)])
+        self.made = made.only([(self.found[i].point, self.found[i].layer) for i in self._unclear()])
 
     def left(self, some: Collection[Place] | None = None) -> dict[str, list[int | None]]:
         """Return the places, of some or of all, that do not close: the layers of every point."""
         return self._layers(self._open(some))
 
-    def noise(self, draws: Draws) -> None:
+    def noise(self, draws: Several) -> None:
         """Draw the noise of what the least of it does not close clearly; no record fails by more of it."""
-        if unclear := [i for i, e in enumerate(self.found) if not closes(e, CLEARLY)]:
+        if unclear := self._unclear():
             self.made = replace(self.made, drawn=self.more.drawn(draws, self._layers(unclear)))
             self._again(unclear)
 
@@ -51,6 +53,26 @@ class Search:
             if name and name not in self.more.first:
                 self.made = replace(self.made, honest=self.made.honest | {name: self.more.made_as(name, rest)})
                 self._again(self._open({(e.point, layer) for layer in rest[e.point]}))
+
+    def as_before(self, closing: Closing) -> None:
+        """Try of what does not close clearly the ways that closed it in a step before."""
+        for i in self._unclear():
+            point, layer = self.found[i].point, self.found[i].layer
+            for name in closing.get(point, ()):
+                made = self.made.honest.get(name, {}) | self.more.made_as(name, {point: [layer]})
+                self.made = replace(self.made, honest=self.made.honest | {name: made})
+                self._again([i])
+                if closes(self.found[i], CLEARLY):
+                    break
+
+    def ways_noted(self, closing: Closing) -> None:
+        """Try every way, and note those that close."""
+        left = self._open()
+        self.ways()
+        for e in (self.found[i] for i in left):
+            name = (e.elided or {}).get(EQUATIONS, ())
+            if closes(e) and name not in self.more.first and name not in closing.setdefault(e.point, []):
+                closing[e.point].insert(0, name)
 
     def inputs(self, drawn: Collection[Remade]) -> None:
         """Try the noise that narrow inputs have before they are rounded."""
@@ -80,6 +102,9 @@ class Search:
         for i in some:
             found.setdefault(self.found[i].point, []).append(self.found[i].layer)
         return found
+
+    def _unclear(self) -> list[int]:
+        return [i for i, e in enumerate(self.found) if not closes(e, CLEARLY)]
 
     def _open(self, some: Collection[Place] | None = None) -> list[int]:
         each = enumerate(self.found)

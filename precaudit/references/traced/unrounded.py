@@ -15,7 +15,7 @@ from jax import lax
 from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import EXPONENT, smallest_normal
-from precaudit.references.traced.remade import INPUTS, SOME, Draws, Remade, Tapped, Values, widened
+from precaudit.references.traced.remade import INPUTS, SOME, Remade, Several, Tapped, Values, widened
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
@@ -53,9 +53,9 @@ class Unrounded:
         self._before: dict[tuple[Remade, str], Array] = {}
         self._wide: dict[str, Array] = {}
 
-    def drawn(self, draws: Draws, left: Left) -> tuple[Rows, ...]:
+    def drawn(self, draws: Several, left: Left) -> tuple[Rows, ...]:
         """Return what drawn realisations make of recorded inputs."""
-        made = draws.rounded(left, self.taps, self.args)
+        made = draws.made(left, self.taps, self.args)
         host = ({name: np.asarray(x[name]) for name in left if name in x} for x in made)
         return tuple({(n, i): self.rows((n, i), x).copy() for n, x in each.items() for i in left[n]} for each in host)
 

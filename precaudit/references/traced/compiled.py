@@ -1,0 +1,141 @@
+"""Segments of a program, or of one step of its scan, compiled: in FP64, as equations round, and as drawn (JAX)."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.records import ErrorRecord, Way
+from precaudit.references.traced.judged import At, Call, Segments
+from precaudit.references.traced.remade import (
+    DRAWS,
+    FIRST,
+    HONEST,
+    INSIDE,
+    NARROW,
+    TERMS,
+    UNSHARED,
+    Remade,
+    Several,
+    Tapped,
+)
+from precaudit.references.traced.search import Closing, Search
+from precaudit.references.traced.units import Units
+from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
+from precaudit.transforms.emulate import Realisation
+from precaudit.transforms.sums import sums_narrow
+
+Cut = Callable[[Place, Array], Array]  # a place's rows [rows, N] out of a point's values
+# What is said of products that a GPU's compiled program does not name.
+OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded products": TERMS}
+
+
+@dataclass(frozen=True)
+class Realisations:
+    """How segments may be made: ``honest`` ways by name, ``first`` those tried of every segment; ``draws``: for noise.
+
+    ``open``: whether of some product it is not known how it is made; ``gpu``: whether one makes them.
+    """
+
+    honest: Mapping[Name, Realisation]
+    first: frozenset[Name]
+    draws: tuple[Realisation, ...]
+    open: bool
+    gpu: bool
+
+
+def realisations(jaxpr: Any, units: Units | None) -> Realisations:
+    """Return how the segments of an open jaxpr may be made.
+
+    ``units``: how a TPU or a GPU makes products, None of a CPU; where a TPU's vector unit makes some, every way is
+    tried with their terms rounded, too.
+    """
+    ways: Mapping[Name, Realisation] = HONEST | (NARROW if sums_narrow(jaxpr) else {})
+    tried, gpu = FIRST, units is not None and units.gpu
+    if units is not None and units.gpu:
+        ways, tried = _on_gpu(ways, units, units.otherwise(jaxpr))
+    elif units is not None:
+        tried = (*FIRST, INSIDE, UNSHARED)
+        ways = {name: units.making(how) for name, how in {**ways, UNSHARED: Realisation("unshared")}.items()}
+        if units.vector:
+            ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
+    draws = tuple(replace(how, sums="shuffled") for how in DRAWS) if gpu else DRAWS  # as its threads come
+    first = frozenset(name for name in ways if _declared(name) in tried)
+    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu)
+
+
+class Compiled:
+    """Segments compiled when first asked for, under every realisation."""
+
+    def __init__(self, tapped: Tapped, how: Realisations) -> None:
+        self.tapped, self.how = tapped, how
+        self.honest = {name: Remade(tapped, way) for name, way in how.honest.items()}
+        self.names = [name for name in how.honest if name in how.first]
+        self.first = Several(tapped, [self.honest[name] for name in self.names], exact=True)
+        self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
+        mine = how.honest.items() if how.gpu else ()
+        self.tied = {n: Remade(tapped, replace(way, ties=True)) for n, way in mine if n in how.first}
+        twice = self.drawn.ways if how.gpu else ()
+        self.apart = {way: Remade(tapped, replace(way.how, apart=True)) for way in twice}
+
+    def begun(self, points: Collection[str], taps: dict[str, Array], args: tuple[Any, ...]) -> list[dict[str, Any]]:
+        """Return what is made of points in FP64 and in the first ways, which JAX may still be making."""
+        return self.first.made(points, taps, args)
+
+    def records(
+        self, call: Call, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
+        begun: list[dict[str, Any]], closing: Closing | None = None,
+    ) -> list[ErrorRecord]:  # fmt: skip
+        """Return the records of places; ``taps``, ``args``: of what is compiled. ``closing``: what closed steps before.
+
+        ``begun``: of all their points.
+
+        Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its
+        inputs as they were before they were rounded, too; what still does not, with some inputs so and others as
+        recorded, and then with the noise that these have before they are rounded.
+        """
+        more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
+        # not held here: what all places make is gigabytes
+        search = Search(call, every, self._made(begun, [(p.name, layer) for p, layer in every], cut), more)
+        if closing is not None:
+            search.as_before(closing)
+        search.noise(self.drawn)
+        if closing is None:
+            search.layers_first()
+            search.ways()
+        else:
+            search.ways_noted(closing)
+        search.inputs(self.drawn.ways)
+        if self.how.gpu:
+            search.on_gpu(self.apart, self.tied)
+        return search.found
+
+    def _made(self, begun: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
+        """Return segments in FP64 and in the first ways; what was begun is let go."""
+
+        def of(values: dict[str, Any]) -> Rows:
+            host = {name: np.asarray(x) for name, x in values.items()}
+            return {place: cut(place, host[place[0]]) for place in every if place[0] in host}
+
+        exact, *made = map(of, begun)
+        begun.clear()
+        return Segments(exact, dict(zip(self.names, made, strict=True)), open=self.how.open, gpu=self.how.gpu)
+
+
+def _on_gpu(
+    ways: Mapping[Name, Realisation], units: Units, otherwise: Sequence[Way]
+) -> tuple[Mapping[Name, Realisation], tuple[Name, ...]]:
+    """Return ways as a GPU has them, and which are tried first; those products that are left open in every way."""
+    made = {name: units.making(how) for name, how in ways.items()}
+    if not otherwise:
+        return made, FIRST
+    forms = {(): otherwise[0]} | {(OPEN_PRODUCTS[way],): way for way in otherwise[1:]}
+    every = {(*form, *name): replace(how, otherwise=way) for form, way in forms.items() for name, how in made.items()}
+    return every, (*FIRST, *((*form, *name) for form in forms if form for name in FIRST))
+
+
+def _declared(name: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a way's name without how products are made."""
+    return name[1:] if name[:1] == (TERMS,) else name

@@ -1,0 +1,91 @@
+"""A local record's numbers under the least noise there is, one rounding of its format, in one pass over memory."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.formats import FORMATS
+from precaudit.metrics.moments import BFLOAT16
+from precaudit.metrics.residue import Noise, Sums
+from precaudit.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
+from precaudit.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.records import number
+from precaudit.references.closing import SINGLE, TIES, Residue, residue_of
+from precaudit.references.traced.remade import restored
+from precaudit.references.traced.unrounded import Name
+from precaudit.runs.programs import EQUATIONS
+
+
+@dataclass(frozen=True)
+class Left:
+    """What an emulation leaves: ``sums`` of it, and ‖·‖ of differences, 0 where something is not finite.
+
+    ``apart``: c − ê; ``unexplained``: the same with ê as it is; ``shown``: c − r, each 0 by itself; ``error``: c − r;
+    ``change``: ê − r, with ê as it is. ``far``: the farthest element, and its index.
+    """
+
+    sums: Sums
+    apart: float
+    unexplained: float
+    shown: float
+    error: float
+    change: float
+    far: tuple[float, tuple[int, ...]]
+
+
+def undrawn(stored: Array, exact: Array, honest: Mapping[Name, Array]) -> dict[str, Any]:
+    """Return a local record's fields as ``judged.numbers`` does, of arrays [rows, N]; ``honest`` as segments give it.
+
+    No noise of any realisations is less, so that a record which closes by these numbers does by theirs.
+    """
+    dtype = stored.dtype.name
+    wide, u = dtype in ("float32", "float64"), FORMATS[dtype].unit_roundoff
+    noise = Noise.least(len(stored), u, RECIPROCAL if wide else 0.0)
+    made = [(name, _left(stored, exact, y, noise.relative)) for name, y in _different(honest)]
+    best, left = min(made, key=lambda x: x[1].apart)
+    share = ratio(*(float(left.sums.cells[i].sum()) ** 0.5 for i in (0, 2)))
+    residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far)
+    explained = share_of(left.unexplained, left.shown)
+    return fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
+
+
+def fields(stored: Array, exact: Array, best: Name, residue: Residue, explained: float, over: float) -> dict[str, Any]:
+    """Return a local record's fields; ``explained``: the share of the error; ``over``: it over the emulation's."""
+    found = sizes(stored, canonical(exact, "TD"), "TD", np.arange(len(stored)))
+    for name, scope in residue.scopes.items():
+        found["scopes"].setdefault(name, {}).update(scope)
+    found |= {
+        "explained": {EQUATIONS: number(explained)}, "unexplained": residue.unexplained, "slices": residue.slices,
+        "ratio": number(over),
+    }  # fmt: skip
+    return found | ({"elided": {EQUATIONS: best}} if best else {})
+
+
+def _different(honest: Mapping[Name, Array]) -> Iterator[tuple[Name, Array]]:
+    """Yield the emulations that are none of those before them."""
+    seen: list[Array] = []
+    for name, y in honest.items():
+        if not any(np.array_equal(x, y) for x in seen):
+            seen.append(y)
+            yield name, y
+
+
+def _left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left:
+    from precaudit.metrics import _residue_kernel as kernel  # numba takes a third of a second to import
+
+    dtype, form = stored.dtype.name, FORMATS[stored.dtype.name]
+    tie = -1.0 if dtype in ("float32", "float64") else TIES * SINGLE
+    rows, width = exact.shape
+    cells, channels = np.zeros((kernel.CELLS, rows, 1)), np.zeros((kernel.CHANNELS, width))
+    rest = (kernel.plain(exact), relative, tie, smallest_normal(dtype), form.unit_roundoff, cells, channels)
+    if stored.dtype == BFLOAT16 and emulated.dtype == np.uint32:
+        found = kernel.undrawn_bfloat16(kernel.as_is(stored.view(np.uint16)), kernel.as_is(emulated), *rest)
+    else:
+        found = kernel.undrawn(kernel.plain(widen(stored)), kernel.plain(restored(emulated, dtype)), *rest)
+    *squares, worst, place = found
+    at = (place // width, 0, place % width) if exact.size else (0, 0, 0)
+    apart, unexplained, shown, error, change = (x**0.5 for x in squares)
+    return Left(Sums(cells, channels[:, None]), apart, unexplained, shown, error, change, (worst, at))
