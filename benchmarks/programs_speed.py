@@ -5,10 +5,10 @@ realisations) against a forward; and the memory of the FP64 pass with four times
 """
 
 import argparse
+import resource
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from precaudit.allocation import keep_freed_memory
 from precaudit.errors import UserError
 from precaudit.programs.own import prefill_of
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
-from precaudit.references.traced import search
 from precaudit.references.traced.local import Emulations
-from precaudit.references.traced.unrounded import Unrounded
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly
-from precaudit.transforms.narrow import held
 
 CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
 
@@ -70,32 +68,13 @@ def speeds(program: Program, times: int) -> None:
             segments.records(opened, "a", 0, taps, (program.params, *inputs))
 
         first = clocks(checked)
-        stages = Stages(segments)
         pairs = [(clocks(lambda: bare(program.params, *inputs)), clocks(checked)) for _ in range(times)]
     ratio, cpu = (median(made[i] / ran[i] for ran, made in pairs) for i in (0, 1))
     forward, check = ([median(x[i] for x in each) for i in (0, 1)] for each in zip(*pairs, strict=True))
     line("local check of all points / bare", ratio, CHECK, f"{check[0]:.1f} s : {forward[0]:.2f} s, interleaved")
     line("the same, in seconds of all cores", cpu, None, f"{check[1]:.1f} s : {forward[1]:.2f} s, {times} pairs")
     print(f"{first[0]:.1f} s with compiling, of all cores {first[1]:.1f} s")
-    stages.show(times)
-    least(segments, taps, (program.params, *inputs), forward[0], times)
-
-
-def least(segments: Emulations, taps: Any, args: tuple[Any, ...], forward: float, times: int) -> None:
-    """Print what making segments takes beside the bare program, before anything is read out or judged."""
-    with jax.enable_x64(True):
-        exact = seconds(lambda: segments.exact(taps, *args), times)
-        every = seconds(lambda: segments.together(*held((taps, *args))), times)
-        size = sum(x.nbytes for x in jax.tree.leaves(segments.together(*held((taps, *args)))))
-    rounded = len(segments.first)
-    one = (every - exact) / rounded
-    line("FP64 of all segments / bare", exact / forward, None, f"{exact:.2f} s : {forward:.2f} s")
-    line(
-        "and each way of rounding / bare",
-        one / forward,
-        None,
-        f"{rounded} of them, {every:.2f} s and {size / 1e9:.1f} GB in all",
-    )
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB resident at most")
 
 
 def clocks(run: Callable[[], Any]) -> tuple[float, float]:
@@ -103,35 +82,6 @@ def clocks(run: Callable[[], Any]) -> tuple[float, float]:
     began = time.perf_counter(), time.process_time()
     jax.block_until_ready(run())
     return time.perf_counter() - began[0], time.process_time() - began[1]
-
-
-class Stages:
-    """Where a local check's time goes: seconds of all cores, by what is made."""
-
-    def __init__(self, segments: Emulations) -> None:
-        self.took: dict[str, float] = defaultdict(float)
-        for compiled in (segments.whole, *(made for _, made in segments.steps)):
-            compiled.first.made = self.timed("all segments: FP64 and two ways", compiled.first.made)
-        for name in ("all_inputs", "other_ways", "some_inputs", "moved"):
-            setattr(Unrounded, name, self.timed("segments that are open, again", getattr(Unrounded, name)))
-        setattr(Unrounded, "drawn", self.timed("noise of some: three draws", Unrounded.drawn))  # noqa: B010
-        setattr(search, "judged", self.timed("records out of them", search.judged))  # noqa: B010
-
-    def timed(self, told: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that counts what it takes."""
-
-        def run(*args: Any) -> Any:
-            began = time.process_time()
-            made = jax.block_until_ready(function(*args))
-            self.took[told] += time.process_time() - began
-            return made
-
-        return run
-
-    def show(self, times: int) -> None:
-        """Print what each stage takes of one check."""
-        for told, took in sorted(self.took.items(), key=lambda x: -x[1]):
-            print(f"    {told:<40} {took / times:8.2f} s")
 
 
 def scanned(layers: int) -> Program:
@@ -164,6 +114,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--times", type=int, default=3)
     args = parser.parse_args()
+    keep_freed_memory()  # as every command does
     try:
         subject = load("smollm2", device="cpu")
     except UserError as error:

@@ -149,6 +149,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             stop = min(start + PIECE, width)
             x, y, z = candidate[t, start:stop], emulated[t, start:stop], reference[t, start:stop]
             of_left, of_reference = channels[0, start:stop], channels[2, start:stop]
+            some = 0.0
             for k in range(stop - start):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
                 left = _left_over(c, e, r, tie, _half_ulp(r, smallest, unit))
@@ -161,7 +162,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
                 error_size += error * error
                 change += d * d
                 square, power = left * left, shown * shown
-                ll += square
+                some += square
                 rr += power
                 lr += left * shown
                 l1 += left
@@ -170,7 +171,8 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
                 r1 += shown
                 of_left[k] += square
                 of_reference[k] += power
-            for k in range(stop - start):
+            ll += some
+            for k in range(stop - start if some > 0.0 else 0):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
                 half = _half_ulp(r, smallest, unit)
                 left = _left_over(c, e, r, tie, half)

@@ -36,7 +36,7 @@ from precaudit.transforms.multiplying import (
 )
 from precaudit.transforms.plant import Planted, Values, Wanted, fitting, planting
 from precaudit.transforms.products import GROUPED, PRODUCTS, label_of
-from precaudit.transforms.shadow import Lift, Shadow
+from precaudit.transforms.shadow import SLICES, Lift, Shadow
 from precaudit.transforms.sites import STATE, numbered, sites
 from precaudit.transforms.sums import float_bits, in_single, monoid, narrow_sum, own, summed
 from precaudit.transforms.wide import up
@@ -206,7 +206,8 @@ class Emulated(Planted):
         self.seed = how.seed if seed is None else seed
         self.drawn = seed is not None or how.seed > 0
         self.before: dict[Any, Any] = {}  # narrow variables as they were before they were rounded
-        self.held: set[Any] = set()  # variables whose values are their formats' own
+        self.held: dict[int, tuple[Any, Any]] = {}  # values, by their ids, and a format that has all of theirs
+        self.own: list[bool] = []  # of an equation's inputs, whether each is its format's own
         self.readers: Counter[Any] = Counter()
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
@@ -222,17 +223,36 @@ class Emulated(Planted):
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate an equation; a conversion to a wider format reads what was not rounded, where such pairs go."""
-        if equation.primitive.name == "broadcast_in_dim":
+        name = equation.primitive.name
+        if name == "broadcast_in_dim":
             self.spread.update(equation.outvars)
+        self.own = [self.holds(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
         if self.how.apart:
             known = [v for v in equation.invars if not hasattr(v, "val")]
             self.turns.update(dict.fromkeys(known, 1))
             inputs = [self.of_two(v, x) for v, x in zip(equation.invars, inputs, strict=True)]
-        if self.how.unrounded == "converted" and equation.primitive.name == "convert_element_type":
+        if self.how.unrounded == "converted" and name == "convert_element_type":
             read, made = equation.invars[0], equation.outvars[0].aval.dtype
             if not hasattr(read, "val") and read in self.before and float_bits(made) > float_bits(read.aval.dtype) > 8:
                 inputs = [self.before[read]]
-        return super().equation(equation, inputs)
+        cut_out = name in SLICES and self.own[0]
+        out = super().equation(equation, inputs)
+        if cut_out:
+            self.keep(out[0], equation.outvars[0].aval.dtype)
+        return out
+
+    def keep(self, x: Any, dtype: Any) -> None:
+        """Note that a format has all of a value's elements."""
+        if id(x) not in self.held or holds(self.held[id(x)][1], dtype):
+            self.held[id(x)] = x, dtype
+
+    def holds(self, variable: Any, x: Any) -> bool:
+        """Whether a variable's format has all elements of its value; of a literal it does."""
+        dtype = getattr(variable.aval, "dtype", None)
+        if hasattr(variable, "val") or getattr(x, "dtype", None) == dtype:
+            return True
+        known = self.held.get(id(x))
+        return known is not None and holds(dtype, known[1])
 
     def of_two(self, variable: Any, x: Any) -> Any:
         """Return a value for its next reader: for every second one the other of the two."""
@@ -247,6 +267,7 @@ class Emulated(Planted):
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation and round what it gives."""
         self.count += 1
+        nothing = self.rounds_nothing(equation)
         name = equation.primitive.name
         mark = _mixed(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * _unit(mark)) if self.drawn else 1.0
@@ -286,22 +307,22 @@ class Emulated(Planted):
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
         if self.drawn and name in UNMOVED:
             return out
-        if not self.drawn and self.rounds_nothing(equation):
-            self.held.update(equation.outvars)
+        if not self.drawn and nothing:
+            for x, v in zip(out, equation.outvars, strict=True):
+                self.keep(x, v.aval.dtype)
             return out
         return [self.stored(v, x, factor) for x, v in zip(out, equation.outvars, strict=True)]
 
     def rounds_nothing(self, equation: Any) -> bool:
         """Whether each result is an operand's value, and all operands' are their formats': rounding is left out."""
-        name = equation.primitive.name
-        known = [v for v in equation.invars if not hasattr(v, "val") and hasattr(v.aval, "dtype")]
-        read = [v for v in known if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+        name, known = equation.primitive.name, zip(equation.invars, self.own, strict=True)
+        read = [(v, own) for v, own in known if jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.inexact)]
         if name == "convert_element_type":
             made = equation.outvars[0].aval.dtype
-            wider = read != [] and all(holds(made, v.aval.dtype) and v not in self.before for v in read)
+            wider = read != [] and all(holds(made, v.aval.dtype) and v not in self.before for v, _ in read)
         else:
             wider = name in EXACT
-        return wider and all(v in self.held for v in read)
+        return wider and all(own for _, own in read)
 
     def on_gpu(self, equation: Any, inputs: list[Any], factor: float) -> Any:
         """Return a product as a GPU makes it; not a number where it is not known how."""
@@ -362,9 +383,10 @@ class Emulated(Planted):
             if self.how.unrounded == "single":
                 return rounded(x, np.float32, factor)
             self.before[variable] = x
+        made = rounded(x, dtype, factor)
         if not self.drawn:
-            self.held.add(variable)
-        return rounded(x, dtype, factor)
+            self.keep(made, dtype)
+        return made
 
     def inverted(self, equation: Any) -> bool:
         """Whether XLA multiplies by an inverse, rounded: of what is smaller than the quotient; of bfloat16 on a GPU."""
@@ -397,9 +419,11 @@ class Emulated(Planted):
         read, dtype = equation.invars[0], equation.outvars[0].aval.dtype
         x = up(jnp.asarray(inputs[0]))
         before = x if hasattr(read, "val") else self.before.get(read, x)
-        own = not float_bits(dtype) or dtype == np.float64 or (not hasattr(read, "val") and read in self.held)
-        made = x if own else rounded(x, dtype)
-        return [self.chosen(up(values[0]), x)], [(made, before)]
+        own = not float_bits(dtype) or dtype == np.float64 or (not hasattr(read, "val") and self.holds(read, inputs[0]))
+        made, planted = x if own else rounded(x, dtype), up(values[0])
+        if self.here is None and values[0].dtype == dtype:
+            self.keep(planted, dtype)
+        return [self.chosen(planted, x)], [(made, before)]
 
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""

@@ -1,7 +1,8 @@
 """Segments of a program, or of one step of its scan, compiled: in FP64, as equations round, and as drawn (JAX)."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,22 @@ class Compiled:
         twice = self.drawn.ways if how.gpu else ()
         self.apart = {way: Remade(tapped, replace(way.how, apart=True)) for way in twice}
 
-    def begun(self, points: Collection[str], taps: dict[str, Array], args: tuple[Any, ...]) -> list[dict[str, Any]]:
-        """Return what is made of points in FP64 and in the first ways, which JAX may still be making."""
-        return self.first.made(points, taps, args)
-
-    def records(
+    def begun(
         self, call: Call, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
-        begun: list[dict[str, Any]], closing: Closing | None = None,
-    ) -> list[ErrorRecord]:  # fmt: skip
-        """Return the records of places; ``taps``, ``args``: of what is compiled. ``closing``: what closed steps before.
+        closing: Closing | None = None,
+    ) -> Callable[[], list[ErrorRecord]]:  # fmt: skip
+        """Have JAX make what places make in FP64 and in the first ways; return what gives their records.
 
-        ``begun``: of all their points.
+        ``taps``, ``args``: of what is compiled; ``closing``: what closed steps before.
+        """
+        made = self.first.made({p.name for p, _ in every}, taps, args)
+        return partial(self._records, call, every, taps, args, cut, made, closing)
+
+    def _records(
+        self, call: Call, every: Sequence[At], taps: dict[str, Array], args: tuple[Any, ...], cut: Cut,
+        made: list[dict[str, Any]], closing: Closing | None,
+    ) -> list[ErrorRecord]:  # fmt: skip
+        """Return the records of places.
 
         Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its
         inputs as they were before they were rounded, too; what still does not, with some inputs so and others as
@@ -98,7 +104,7 @@ class Compiled:
         """
         more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
         # not held here: what all places make is gigabytes
-        search = Search(call, every, self._made(begun, [(p.name, layer) for p, layer in every], cut), more)
+        search = Search(call, every, self._made(made, [(p.name, layer) for p, layer in every], cut), more)
         if closing is not None:
             search.as_before(closing)
         search.noise(self.drawn)
@@ -112,16 +118,16 @@ class Compiled:
             search.on_gpu(self.apart, self.tied)
         return search.found
 
-    def _made(self, begun: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
-        """Return segments in FP64 and in the first ways; what was begun is let go."""
+    def _made(self, made: list[dict[str, Any]], every: Sequence[Place], cut: Cut) -> Segments:
+        """Return segments in FP64 and in the first ways; it is let go."""
 
         def of(values: dict[str, Any]) -> Rows:
             host = {name: np.asarray(x) for name, x in values.items()}
             return {place: cut(place, host[place[0]]) for place in every if place[0] in host}
 
-        exact, *made = map(of, begun)
-        begun.clear()
-        return Segments(exact, dict(zip(self.names, made, strict=True)), open=self.how.open, gpu=self.how.gpu)
+        exact, *rounded = map(of, made)
+        made.clear()
+        return Segments(exact, dict(zip(self.names, rounded, strict=True)), open=self.how.open, gpu=self.how.gpu)
 
 
 def _on_gpu(

@@ -1,7 +1,8 @@
 """Local errors of a program's run: each segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,12 +17,14 @@ from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
 from precaudit.runs.programs import CARRIED, Opened, places
-from precaudit.threads import one_blas_thread
+from precaudit.threads import each, one_blas_thread
 from precaudit.transforms.opaque import KNOWN, Opaque
 from precaudit.transforms.shadow import CannotLift, refusal
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.stepped import Step
 from precaudit.transforms.tag import Tagged
+
+Begin = Callable[[], Callable[[], list[ErrorRecord]]]  # begins what places make, and returns what judges them
 
 
 class Emulations:
@@ -59,19 +62,18 @@ class Emulations:
 
     def _known(self, call: Call, args: tuple[Any, ...], every: Sequence[At]) -> list[ErrorRecord]:
         """Return the records of places whose segments have an FP64 meaning."""
-        found: dict[Place, ErrorRecord] = {}
-        for step, compiled in self._stepped(args):
-            if self._recorded(step, call.taps):
-                found |= _of_steps(step, compiled, call, args, every)
         points = {p.name: p for p, _ in every}
 
         def cut(place: Place, values: Array) -> Array:
             return call.rows(points[place[0]], place[1])(values)
 
-        rest = [(p, layer) for p, layer in every if (p.name, layer) not in found]
-        if rest:
-            begun = self.whole.begun({p.name for p, _ in rest}, call.taps, args)
-            found |= {(e.point, e.layer): e for e in self.whole.records(call, rest, call.taps, args, cut, begun)}
+        steps = [(step, made) for step, made in self._stepped(args) if self._recorded(step, call.taps)]
+        inside = {name for step, _ in steps for name in step.names}
+        rest = [(p, layer) for p, layer in every if p.name not in inside]
+        scans = [_of_steps(step, made, call, args, every) for step, made in steps]
+        whole = [partial(self.whole.begun, call, rest, call.taps, args, cut)] if rest else []
+        made = each(_one_ahead, [(begin,) for begin in (whole, *scans) if begin])
+        found = {(e.point, e.layer): e for records in made for e in records}
         return [found[p.name, layer] for p, layer in every]
 
     def _stepped(self, args: tuple[Any, ...]) -> list[tuple[Step, Compiled]]:
@@ -91,24 +93,26 @@ class Emulations:
         return {n: x[[i for i in self.layers if i < len(x)]] if n in self.states else x for n, x in taps.items()}
 
 
-def _of_steps(
-    step: Step, compiled: Compiled, call: Call, args: tuple[Any, ...], every: Sequence[At]
-) -> dict[Place, ErrorRecord]:
-    """Return the records of a scan's places, step by step; the next step is made while one is judged."""
-    of_step = [[(p, i) for p, i in every if i == index and p.name in step.names] for index in range(step.length)]
-    points = {p.name for each in of_step for p, _ in each}
-
-    def given(index: int) -> tuple[dict[str, Array], tuple[Any, ...]]:
-        return step.values(call.taps, index), (np.int32(index), *args)
-
-    found: dict[Place, ErrorRecord] = {}
+def _of_steps(step: Step, made: Compiled, call: Call, args: tuple[Any, ...], every: Sequence[At]) -> list[Begin]:
+    """Return what begins each step of a scan."""
     closing: Closing = {}
-    ahead = compiled.begun(points, *given(0))
-    for index, mine in enumerate(of_step):
-        begun, ahead = ahead, compiled.begun(points, *given(index + 1)) if index + 1 < step.length else []
-        records = compiled.records(call, mine, *given(index), _rows, begun, closing)
-        found |= {(e.point, e.layer): e for e in records}
-    return found
+    begin: list[Begin] = []
+    for index in range(step.length):
+        mine = [(p, layer) for p, layer in every if layer == index and p.name in step.names]
+        given = step.values(call.taps, index), (np.int32(index), *args)
+        begin += [partial(made.begun, call, mine, *given, _rows, closing)] if mine else []
+    return begin
+
+
+def _one_ahead(begin: Sequence[Begin]) -> list[ErrorRecord]:
+    """Return records; JAX makes the segments of the next places while some are judged."""
+    found: list[ErrorRecord] = []
+    with jax.enable_x64(True):
+        ahead = begin[0]()
+        for following in begin[1:]:
+            now, ahead = ahead, following()
+            found += now()
+        return found + ahead()
 
 
 def _rows(place: Place, values: Array) -> Array:

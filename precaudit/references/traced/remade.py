@@ -213,11 +213,12 @@ class Several:
 
 
 def once(
-    tapped: Tapped, hows: Sequence[Realisation], names: Collection[str], exact: bool
+    tapped: Tapped, hows: Sequence[Realisation], names: Collection[str] | None = None, exact: bool = True
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Return ``g(values, *args)``: some segments, ``exact`` in FP64 first, and rounded under each realisation.
+    """Return ``g(values, *args)``: segments, ``exact`` in FP64 first, and rounded under each realisation.
 
-    Equal products are made once. Of what is rounded to less than 32 bits the ``upper`` half is returned.
+    ``names``: of some points alone. Equal products are made once. Of what is rounded to less than 32 bits the ``upper``
+    half is returned.
     """
     interpreters: list[Interpreter] = [lambda names: Planted({}, "read", names)]
     interpreters += [lambda names, how=how: Emulated({}, names, how) for how in hows]  # type: ignore[misc]
@@ -231,7 +232,8 @@ def once(
     def made(values: Values, *args: Any) -> list[dict[str, Any]]:
         told = function(values, *args)
         return [
-            {n: told[n][i] for n in sorted(names) if n in told} for i in range(0 if exact else 1, len(interpreters))
+            {n: told[n][i] for n in sorted(names or told) if n in told}
+            for i in range(0 if exact else 1, len(interpreters))
         ]
 
     return made

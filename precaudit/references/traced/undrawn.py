@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from precaudit.references.closing import SINGLE, TIES, Residue, residue_of
 from precaudit.references.traced.remade import restored
 from precaudit.references.traced.unrounded import Name
 from precaudit.runs.programs import EQUATIONS
+from precaudit.threads import each
+
+BLOCK = 1 << 21  # elements
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,25 @@ def _different(honest: Mapping[Name, Array]) -> Iterator[tuple[Name, Array]]:
 
 
 def _left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left:
+    """Return what an emulation leaves; of large arrays blocks of rows are looked at at once."""
+    rows, width = exact.shape
+    n = max(1, min(rows, exact.size // BLOCK))
+    bounds = list(pairwise(rows * i // n for i in range(n + 1)))
+    parts = each(_part, [(stored[a:b], exact[a:b], emulated[a:b], relative) for a, b in bounds], exact.size)
+    cells = np.concatenate([cells for cells, *_ in parts], axis=1)
+    channels = np.sum([channels for _, channels, *_ in parts], axis=0)
+    squares = np.sum([part[2] for part in parts], axis=0)
+    first = max(range(n), key=lambda i: parts[i][3])
+    worst, place = parts[first][3:]
+    at = (bounds[first][0] + place // width, 0, place % width) if exact.size else (0, 0, 0)
+    apart, unexplained, shown, error, change = (float(x) ** 0.5 for x in squares)
+    return Left(Sums(cells, channels[:, None]), apart, unexplained, shown, error, change, (worst, at))
+
+
+def _part(
+    stored: Array, exact: Array, emulated: Array, relative: float
+) -> tuple[Array, Array, tuple[float, ...], float, int]:
+    """Return cells, channels, the sums of squares, the farthest element and its place, of a block of rows."""
     from precaudit.metrics import _residue_kernel as kernel  # numba takes a third of a second to import
 
     dtype, form = stored.dtype.name, FORMATS[stored.dtype.name]
@@ -82,10 +105,10 @@ def _left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left
     cells, channels = np.zeros((kernel.CELLS, rows, 1)), np.zeros((kernel.CHANNELS, width))
     rest = (kernel.plain(exact), relative, tie, smallest_normal(dtype), form.unit_roundoff, cells, channels)
     if stored.dtype == BFLOAT16 and emulated.dtype == np.uint32:
-        found = kernel.undrawn_bfloat16(kernel.as_is(stored.view(np.uint16)), kernel.as_is(emulated), *rest)
+        *squares, worst, place = kernel.undrawn_bfloat16(
+            kernel.as_is(stored.view(np.uint16)), kernel.as_is(emulated), *rest
+        )
     else:
         found = kernel.undrawn(kernel.plain(widen(stored)), kernel.plain(restored(emulated, dtype)), *rest)
-    *squares, worst, place = found
-    at = (place // width, 0, place % width) if exact.size else (0, 0, 0)
-    apart, unexplained, shown, error, change = (x**0.5 for x in squares)
-    return Left(Sums(cells, channels[:, None]), apart, unexplained, shown, error, change, (worst, at))
+        *squares, worst, place = found
+    return cells, channels, tuple(squares), worst, place
