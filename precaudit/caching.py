@@ -25,7 +25,7 @@ TRACES = (
 )  # fmt: skip
 COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "programs", "references")
 DIAGNOSES = (*COMPARES, "diagnosis", "evidence", "mutations", "rollouts")
-NO_NUMBERS = {"brief.py", "caching.py", "errors.py", "frames.py", "progress.py", "writing.py"}
+NO_NUMBERS = {"allocation.py", "brief.py", "caching.py", "errors.py", "frames.py", "progress.py", "writing.py"}
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
 
 

@@ -1,0 +1,180 @@
+"""One step of a scan as a program of its own makes what the scan makes in that step."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name as tap
+
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import prepared, trace
+from precaudit.references.traced import remade
+from precaudit.references.traced.judged import closes
+from precaudit.references.traced.local import Emulations
+from precaudit.transforms import reap
+from precaudit.transforms.emulate import Realisation, emulated, exactly
+from precaudit.transforms.sites import numbered, sites
+from precaudit.transforms.stepped import BEFORE, steps_of
+
+DRAW = np.random.default_rng(3)
+WEIGHTS, X = (DRAW.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((4, 16, 16), (8, 16)))
+
+
+def layer(x, w):
+    x = tap(x, "in")
+    made = tap(jnp.tanh(x @ w), "made")
+    return tap(x + made * jnp.bfloat16(0.5), "out"), None
+
+
+def plain(w, x):
+    return tap(lax.scan(layer, tap(x * 2, "start"), w)[0] * 3, "end")
+
+
+def backwards(w, x):
+    return lax.scan(layer, x, w, reverse=True)[0]
+
+
+def called(w, x):
+    return jax.jit(lambda x: jax.checkpoint(plain)(w, x * x))(x) * 2
+
+
+def branched(w, x):
+    def step(x, w):
+        x = tap(x, "in")
+        y = lax.cond(jnp.sum(w) > 0, lambda: tap(jnp.sin(x), "then"), lambda: tap(x @ w, "else"))
+        return tap(y + x, "out"), y
+
+    return lax.scan(step, x, w)[0]
+
+
+def swapped(w, x):
+    """Two states, one of which a step only hands on."""
+
+    def step(state, w):
+        x, y = tap(state[0], "first"), tap(state[1], "second")
+        return (tap(x @ w, "next"), x), y
+
+    return lax.scan(step, (x, x + 1), w)[0][0]
+
+
+def segments(function, values, *args):
+    """What each segment makes of recorded values, in FP64 and as its equations round."""
+    with jax.enable_x64(True):
+        exact = exactly(function)(values, *args)
+        rounded = emulated(function, Realisation())(values, *args)
+        return {n: (np.asarray(exact[n]), np.asarray(rounded[n][0])) for n in exact}
+
+
+@pytest.mark.parametrize("program", [plain, backwards, called, branched])
+def test_a_step_makes_what_its_scan_makes_in_it(program):
+    _, found = jax.jit(reap(program))(WEIGHTS, X)
+    taps = {n: np.asarray(x) for n, x in found.items() if not n.endswith("@taken")}
+    taps = {n: (x + DRAW.standard_normal(x.shape) / 8).astype(x.dtype) for n, x in taps.items()}  # no chain of values
+    (step,) = steps_of(program, (WEIGHTS, X))
+    assert step.length == 4
+    whole = segments(program, taps, WEIGHTS, X)
+    assert {*step.names} <= {*whole}
+    for index in range(4):
+        one = segments(step.call, step.values(taps, index), np.int32(index), WEIGHTS, X)
+        for name in step.names:
+            for mine, all_steps in zip(one[name], whole[name], strict=True):
+                np.testing.assert_allclose(mine, all_steps[index], rtol=1e-13, atol=1e-13, err_msg=f"{name} {index}")
+
+
+def test_taps_of_the_step_before_have_names_of_their_own():
+    (step,) = steps_of(plain, (WEIGHTS, X))
+    assert step.outside == ("start",)
+    assert step.names == ("in", "made", "out")
+    found = numbered(sites(jax.make_jaxpr(step.call)(np.int32(0), WEIGHTS, X).jaxpr))
+    assert found == ["start", *(BEFORE + name for name in step.names), *step.names]
+    taps = {name: np.arange(4) for name in ("start", "end", *step.names)}
+    assert step.values(taps, 2)["in"] == 2
+    assert step.values(taps, 2)["<in"] == 1
+    assert "end" not in step.values(taps, 2)
+    (back,) = steps_of(backwards, (WEIGHTS, X))
+    assert [back.values(taps, i)["<in"] for i in range(4)] == [1, 2, 3, 3]
+
+
+def two_scans(w, x):
+    first = lax.scan(layer, x, w)[0]
+    return lax.scan(lambda x, w: (tap(tap(x, "begin") @ w, "more"), None), first, w)[0]
+
+
+def counted(w, x):
+    def step(state, w):
+        x, i = tap(state[0], "in"), state[1]
+        return (tap(x @ w + i, "out"), i + 1.0), None
+
+    return lax.scan(step, (x, jnp.bfloat16(0)), w)[0]
+
+
+def untapped(w, x):
+    return lax.scan(lambda x, w: (tap(jnp.tanh(x @ w), "made") + x, None), x, w)[0]
+
+
+def taps_that_read_a_state(w, x):
+    return lax.scan(lambda x, w: (tap(jnp.tanh(x @ w), "made"), None), x, w)[0]
+
+
+def nested(w, x):
+    def step(x, w):
+        inner = lax.scan(lambda y, v: (tap(tap(y, "in") + v, "inner"), None), x, w[None, :8])[0]
+        return tap(inner, "out"), None
+
+    return lax.scan(step, x, w)[0]
+
+
+def twice(w, x):
+    def step(x, w):
+        return tap(tap(tap(x, "in") @ w, "made") @ w, "made"), None
+
+    return lax.scan(step, x, w)[0]
+
+
+@pytest.mark.parametrize("program", [counted, untapped, taps_that_read_a_state, nested, twice, swapped])
+def test_scans_whose_steps_are_not_made_of_recorded_values_are_left_whole(program):
+    assert steps_of(program, (WEIGHTS, X)) == []
+
+
+def test_of_two_scans_the_one_that_starts_with_the_others_end_is_left_whole():
+    (step,) = steps_of(two_scans, (WEIGHTS, X))
+    assert step.names == ("in", "made", "out")
+
+
+@pytest.mark.parametrize("program", [plain, backwards, called, branched, swapped, two_scans])
+@pytest.mark.parametrize("fault", [None, "made", "out", "next"])
+def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch, program, fault):
+    """The same numbers, and a fault in one step is found in that step alone."""
+    found = Program(program, WEIGHTS, {"a": (X,)}, outputs=None)
+    opened = trace(found, tmp_path / "run")
+    taps = dict(opened.tensors("a", 0, "taps"))
+    if fault in taps:
+        off = np.array(taps[fault])
+        off[2] = (off[2].astype(np.float32) * 1.05).astype(off.dtype)
+        taps[fault] = off
+    monkeypatch.setattr(remade, "small", lambda made: False)
+    asked = []
+    monkeypatch.setattr(remade, "steps_of", lambda *args: asked.append(args) or steps_of(*args))
+    stepped = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    assert asked
+    monkeypatch.setattr(remade, "steps_of", lambda *args: [])
+    whole = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    verdicts = [[(e.point, e.layer, closes(e), closes(e) and e.elided) for e in made] for made in (stepped, whole)]
+    assert verdicts[0] == verdicts[1]
+    if fault in taps:
+        assert {(e.point, e.layer) for e in stepped if not closes(e)} >= {(fault, 2)}
+    for mine, other in zip(stepped, whole, strict=True):
+        if mine.rel_l2 is not None:
+            assert mine.rel_l2 == pytest.approx(other.rel_l2, rel=1e-9)
+
+
+def test_where_a_tap_of_a_scan_was_not_recorded_its_steps_are_made_as_a_whole(tmp_path, monkeypatch):
+    found = Program(plain, WEIGHTS, {"a": (X,)}, outputs=None)
+    opened = trace(found, tmp_path / "run")
+    monkeypatch.setattr(remade, "small", lambda made: False)
+    taps = {n: x for n, x in opened.tensors("a", 0, "taps").items() if n != "made"}
+    records = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
+    assert {e.missing is not None for e in records if e.point == "made"} == {True}
+    assert all(closes(e) for e in records if e.point != "made")
