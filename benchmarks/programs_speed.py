@@ -27,6 +27,7 @@ from precaudit.references.traced.local import Emulations
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly
+from precaudit.transforms.evaluated import Evaluated
 
 CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
 
@@ -84,6 +85,18 @@ def clocks(run: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
+def untapped(program: Program) -> Program:
+    """Return a program without its own taps, so that its points are automatic."""
+    (inputs,) = program.cases.values()
+    jaxpr, shape = jax.make_jaxpr(program.call, return_shape=True)(program.params, *inputs)
+    structure, run = jax.tree.structure(shape), Evaluated(bare=True)
+
+    def call(*args: Any) -> Any:
+        return jax.tree.unflatten(structure, run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args)))
+
+    return replace(program, call=call, points=None)
+
+
 def scanned(layers: int) -> Program:
     """Return a program that scans over layers of two products."""
     draw = np.random.default_rng(0)
@@ -113,6 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--automatic", action="store_true", help="without the decoder's own taps")
     args = parser.parse_args()
     keep_freed_memory()  # as every command does
     try:
@@ -122,7 +136,7 @@ def main() -> int:
         return 2
     ids = np.random.default_rng(0).integers(0, subject.config.vocab, args.tokens)
     program = prefill_of(subject, {"a": ids})
-    speeds(replace(program, outputs=None), args.times)
+    speeds(replace(untapped(program) if args.automatic else program, outputs=None), args.times)
     few, many = (memory(scanned(n)) for n in (8, 32))
     line("temporaries of FP64, 32 layers / 8", many / few, 1.1, f"{many / 1e6:.1f} MB : {few / 1e6:.1f} MB")
     return 0
