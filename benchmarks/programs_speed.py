@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from precaudit.allocation import keep_freed_memory
+from precaudit.allocation import share_freed_memory
 from precaudit.errors import UserError
 from precaudit.programs.own import prefill_of
 from precaudit.programs.program import Program
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--automatic", action="store_true", help="without the decoder's own taps")
     args = parser.parse_args()
-    keep_freed_memory()  # as every command does
+    share_freed_memory()  # as every command does
     try:
         subject = load("smollm2", device="cpu")
     except UserError as error:

@@ -3,19 +3,31 @@
 import ctypes
 from functools import cache
 
+TRIM_THRESHOLD, MMAP_THRESHOLD, ARENAS = -1, -3, -8  # malloc.h
+
 
 @cache
 def keep_freed_memory() -> None:
-    """Have glibc keep large blocks for the next allocation, of all threads, instead of unmapping them.
+    """Have glibc keep large blocks for the next allocation instead of unmapping them.
 
-    A layer's temporaries are freed and asked for again thirty times; each time the pages would be fresh. Threads that
-    have allocated before keep what they have apart: a process that computes calls this first.
+    A layer's temporaries are freed and asked for again thirty times; each time the pages would be fresh.
     """
-    trim_threshold, mmap_threshold, arenas = -1, -3, -8
+    _set(MMAP_THRESHOLD, 1 << 28)
+    _set(TRIM_THRESHOLD, 1 << 29)
+
+
+@cache
+def share_freed_memory() -> None:
+    """Have all threads of this process, which is ours alone, reuse what any of them freed.
+
+    Called before others begin: a thread that has allocated keeps what it has apart.
+    """
+    keep_freed_memory()
+    _set(ARENAS, 1)
+
+
+def _set(parameter: int, value: int) -> None:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        ctypes.CDLL(None).mallopt(parameter, value)
     except (AttributeError, OSError, TypeError):  # not glibc
         return
-    mallopt(mmap_threshold, 1 << 28)
-    mallopt(trim_threshold, 1 << 29)
-    mallopt(arenas, 1)

@@ -81,12 +81,12 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
-    from precaudit.allocation import keep_freed_memory
+    from precaudit.allocation import share_freed_memory
     from precaudit.errors import PrecauditError, enough_memory
     from precaudit.tpu.environment import prepare
 
     prepare()
-    keep_freed_memory()
+    share_freed_memory()
 
     try:
         with enough_memory():

@@ -135,7 +135,7 @@ def _wide_upper(x):  # type: ignore[no-untyped-def]
 @numba.njit(inline="always")
 def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, wide, made):  # type: ignore[no-untyped-def]
     length, width = candidate.shape
-    apart = unexplained = known_error = error_size = change = 0.0
+    apart = known_error = error_size = change = 0.0
     farthest, row, allowance = np.int64(0), 0, 0.0
     for t in range(length):
         size = 0.0
@@ -153,12 +153,10 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             for k in range(stop - start):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
                 left = _left_over(c, e, r, tie, _half_ulp(r, smallest, unit))
-                error, known, shown = _finite(_difference(c, r)), _finite(c), _finite(r)
-                a, b, d = _difference(known, _finite(e)), _difference(known, e), _difference(e, shown)
-                f = _difference(known, shown)
+                error, known, shown, emulation = _finite(_difference(c, r)), _finite(c), _finite(r), _finite(e)
+                a, b, d = _difference(known, emulation), _difference(known, shown), _difference(emulation, shown)
                 apart += a * a
-                unexplained += b * b
-                known_error += f * f
+                known_error += b * b
                 error_size += error * error
                 change += d * d
                 square, power = left * left, shown * shown
@@ -190,7 +188,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
         if np.float64(nearest).view(np.int64) == farthest:
             place = row * width + k
             break
-    return apart, unexplained, known_error, error_size, change, np.int64(farthest).view(np.float64), place
+    return apart, known_error, error_size, change, np.int64(farthest).view(np.float64), place
 
 
 @compiled(fastmath=ORDER)
@@ -206,8 +204,8 @@ def undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells
     """Fill cells and channels as ``summed`` does of what ``left_over`` leaves of [T, K], under the least noise.
 
     ``relative``: of that noise, over the rms of a row; ``tie`` · |r|: what sums are off by, below 0 where ties are not
-    looked for. Return sums of squares, 0 for what is not finite: c − ê; the same with ê as it is; c − r, each 0 by
-    itself; c − r; ê − r with ê as it is; and what ``farthest`` does with half an ulp and a row's noise allowed.
+    looked for. Return sums of squares: c − ê, c − r and ê − r with 0 for each value that is not finite, and after the
+    second c − r with 0 where that is not; and what ``farthest`` does with half an ulp and a row's noise allowed.
     """
     return _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cells, channels, _wide, _wide)
 

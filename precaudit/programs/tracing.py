@@ -81,7 +81,7 @@ def trace(
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=outputs_of(program), layers=layers, loops=loops_of(made),
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
-        warnings=() if target is None else assumptions(target),
+        warnings=(*_aside(made.aside), *(() if target is None else assumptions(target))),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
@@ -117,6 +117,11 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _aside(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note of taps that hold no floats, where there are any."""
+    return (f"taps without floats are recorded and not judged: {', '.join(names)}",) if names else ()
 
 
 def _labelled(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:

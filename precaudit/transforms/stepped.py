@@ -25,15 +25,25 @@ BEFORE = "<"  # begins the names of taps of the step before
 class Step:
     """A scan's step: ``call(index, *args)``, where the whole is ``call(*args)``, and its taps.
 
-    ``names``: of the scan's taps, as in the whole; ``outside``: of those that are made before it. ``length``,
-    ``reverse``: of the scan.
+    ``names``: of the scan's taps, as in the whole, and where they are; ``outside``: of those that are made before it.
+    ``length``, ``reverse``: of the scan.
     """
 
     call: Callable[..., Any]
-    names: tuple[str, ...]
+    sites: tuple[Site, ...]
     outside: tuple[str, ...]
     length: int
     reverse: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scan's taps."""
+        return tuple(s.name for s in self.sites)
+
+    def recorded(self, taps: Mapping[str, Any]) -> bool:
+        """Whether every tap of the scan is there, as it is: they say what each step was handed."""
+        known = [(s, taps.get(s.name)) for s in self.sites]
+        return all(x is not None and x.shape == (*s.stacked, *s.shape) and x.dtype == s.dtype for s, x in known)
 
     def values(self, taps: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return the values of a step's taps, those of the step before as ``<name``, out of the whole's taps."""
@@ -54,7 +64,7 @@ def steps_of(function: Callable[..., Any], args: Sequence[Any]) -> list[Step]:
     found = sites(jaxpr.jaxpr)
     names = numbered(found)
     return [
-        _step(jaxpr, equation, names[at : at + count], names[:at])
+        _step(jaxpr, equation, found[at : at + count], names[:at])
         for equation, at, count in _scans(jaxpr.jaxpr, 0)
         if names[at : at + count] == [s.name for s in found[at : at + count]]
         and all(_plain(s, equation.params["length"]) for s in found[at : at + count])
@@ -92,7 +102,7 @@ def _handed_by_taps(equation: Any) -> bool:
     return BEFORE not in read.union(*(found.get(name, ()) for name in read))
 
 
-def _step(jaxpr: Any, scan: Any, names: Sequence[str], outside: Sequence[str]) -> Step:
+def _step(jaxpr: Any, scan: Any, own: Sequence[Site], outside: Sequence[str]) -> Step:
     params = scan.params
     length, reverse = params["length"], params["reverse"]
     body, consts = closed(params["jaxpr"])
@@ -117,7 +127,7 @@ def _step(jaxpr: Any, scan: Any, names: Sequence[str], outside: Sequence[str]) -
 
         return _until(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args), scan, step)
 
-    return Step(call, tuple(names), tuple(outside), length, reverse)
+    return Step(call, tuple(own), tuple(outside), length, reverse)
 
 
 def _until(

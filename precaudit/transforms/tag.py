@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from precaudit.errors import UserError, nearest
 from precaudit.transforms.bounded import Loop, bounded_while, loops_of, unreachable
@@ -27,7 +28,7 @@ class Tagged:
     ``automatic``: whether the taps are ours; where the program has taps of its own, they are its points. ``jaxpr``: of
     the program as it is, whose outputs ``structure`` puts together. ``loops``: its while loops that hold taps, by the
     ids of their equations in ``jaxpr``; ``iterations``: the steps each has room for; ``states``: taps of what they
-    decided, no points.
+    decided, no points. ``aside``: names of the program's own taps that hold no floats, which are no points either.
     """
 
     call: Callable[..., Any]
@@ -39,6 +40,11 @@ class Tagged:
     loops: dict[int, Loop]
     iterations: dict[str, int]
     states: tuple[Site, ...]
+    aside: tuple[str, ...] = ()
+
+
+def _floats(s: Site) -> bool:
+    return bool(jnp.issubdtype(s.dtype, jnp.floating))
 
 
 def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> dict[Any, Tag]:
@@ -74,7 +80,7 @@ def tagged(
     """
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
     structure = jax.tree.structure(shape)
-    own = sites(jaxpr.jaxpr)
+    own = tuple(s for s in sites(jaxpr.jaxpr) if _floats(s))
     if (hidden := unreachable(jaxpr.jaxpr)) is not None:
         raise UserError(f"{hidden}, where it has no value of its own; leave it out")
     plan = Plan(carried=carried, own=bool(own))
@@ -104,9 +110,11 @@ def tagged(
         call = function
     found = sites(jax.make_jaxpr(call)(params, *inputs).jaxpr)
     used = Counter(s.name for s in found)
-    points, states = (tuple(s for s in found if s.name.startswith(STATE) is which) for which in (False, True))
+    states = tuple(s for s in found if s.name.startswith(STATE))
+    points = tuple(s for s in found if s not in states and _floats(s))
+    aside = tuple(dict.fromkeys(s.name for s in found if s not in states and not _floats(s)))
     tags = {n: t for n, t in known.items() if n in used}
-    return Tagged(call, points, tags, not own, jaxpr, structure, loops, steps, states)
+    return Tagged(call, points, tags, not own, jaxpr, structure, loops, steps, states, aside)
 
 
 def capturing(made: Tagged, layers: Sequence[int] | None = None) -> Callable[..., tuple[Any, Taps]]:

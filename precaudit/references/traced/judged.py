@@ -151,8 +151,9 @@ def numbers(
         yard = yard.doubting(canonical(tied[best], "TD"), 1.0, emulations[best])
     residue = yard.residue(emulations[best])
     error = norm(finite(candidate - reference))
-    share = explained(clean, norm(clean - shown), emulations[best])
-    return fields(stored, exact, best, residue, share, ratio(error, norm(emulations[best] - shown)))
+    made = finite(emulations[best])
+    share = explained(clean, norm(clean - shown), made)
+    return fields(stored, exact, best, residue, share, ratio(error, norm(made - shown)))
 
 
 def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:

@@ -67,7 +67,7 @@ class Emulations:
         def cut(place: Place, values: Array) -> Array:
             return call.rows(points[place[0]], place[1])(values)
 
-        steps = [(step, made) for step, made in self._stepped(args) if self._recorded(step, call.taps)]
+        steps = [(step, made) for step, made in self._stepped(args) if step.recorded(call.taps)]
         inside = {name for step, _ in steps for name in step.names}
         rest = [(p, layer) for p, layer in every if p.name not in inside]
         scans = [_of_steps(step, made, call, args, every) for step, made in steps]
@@ -80,11 +80,6 @@ class Emulations:
         if self._steps is None:
             self._steps = [(step, Compiled(tapped, self.how)) for step, tapped in self.tapped.stepped(args)]
         return self._steps
-
-    def _recorded(self, step: Step, taps: dict[str, Array]) -> bool:
-        """Whether every tap of a step's scan was recorded, as it is: they say what each step was handed."""
-        known = [(self.tapped.sites[name], taps.get(name)) for name in step.names]
-        return all(x is not None and x.shape == (*s.stacked, *s.shape) and x.dtype == s.dtype for s, x in known)
 
     def _decided(self, taps: dict[str, Array]) -> dict[str, Array]:
         """Return a call's taps; what loops decided, which is recorded at every step, at those steps that points are."""

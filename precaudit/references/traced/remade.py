@@ -225,7 +225,7 @@ def once(
 
     def keep(value: Any, told: tuple[Any, ...]) -> tuple[Any, ...]:
         first, *rounded = told
-        return first, *(upper(x) if value.dtype.itemsize < 4 else x for x, _ in rounded)
+        return first, *(upper(x) if 0 < float_bits(value.dtype) < 32 else x for x, _ in rounded)
 
     function = together(tapped.call, interpreters, keep, tapped.steps)
 

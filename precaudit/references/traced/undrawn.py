@@ -25,15 +25,14 @@ BLOCK = 1 << 21  # elements
 
 @dataclass(frozen=True)
 class Left:
-    """What an emulation leaves: ``sums`` of it, and ‖·‖ of differences, 0 where something is not finite.
+    """What an emulation leaves: ``sums`` of it, and norms, with 0 for each value that is not finite.
 
-    ``apart``: c − ê; ``unexplained``: the same with ê as it is; ``shown``: c − r, each 0 by itself; ``error``: c − r;
-    ``change``: ê − r, with ê as it is. ``far``: the farthest element, and its index.
+    ``apart``: c − ê; ``shown``: c − r; ``error``: c − r, 0 where that is not finite; ``change``: ê − r. ``far``: the
+    farthest element, and its index.
     """
 
     sums: Sums
     apart: float
-    unexplained: float
     shown: float
     error: float
     change: float
@@ -52,7 +51,7 @@ def undrawn(stored: Array, exact: Array, honest: Mapping[Name, Array]) -> dict[s
     best, left = min(made, key=lambda x: x[1].apart)
     share = ratio(*(float(left.sums.cells[i].sum()) ** 0.5 for i in (0, 2)))
     residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far)
-    explained = share_of(left.unexplained, left.shown)
+    explained = share_of(left.apart, left.shown)
     return fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
 
 
@@ -89,8 +88,8 @@ def _left(stored: Array, exact: Array, emulated: Array, relative: float) -> Left
     first = max(range(n), key=lambda i: parts[i][3])
     worst, place = parts[first][3:]
     at = (bounds[first][0] + place // width, 0, place % width) if exact.size else (0, 0, 0)
-    apart, unexplained, shown, error, change = (float(x) ** 0.5 for x in squares)
-    return Left(Sums(cells, channels[:, None]), apart, unexplained, shown, error, change, (worst, at))
+    apart, shown, error, change = (float(x) ** 0.5 for x in squares)
+    return Left(Sums(cells, channels[:, None]), apart, shown, error, change, (worst, at))
 
 
 def _part(

@@ -1,0 +1,124 @@
+"""Numbers under the least noise, made in one pass, are those of the yardstick of a noise of nothing drawn."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name as tap
+
+from precaudit.formats import FORMATS
+from precaudit.metrics.residue import Noise, finite
+from precaudit.metrics.sizes import canonical, explained, half_ulp, norm
+from precaudit.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.programs.program import Program
+from precaudit.programs.tracing import prepared, trace
+from precaudit.records import number
+from precaudit.references.closing import SINGLE, TIES, Yardstick
+from precaudit.references.traced import remade, undrawn
+from precaudit.references.traced.judged import closes
+from precaudit.references.traced.local import Emulations
+from precaudit.runs.programs import EQUATIONS
+
+DRAW = np.random.default_rng(11)
+TYPES = ["bfloat16", "float16", "float8_e4m3fn", "float32"]
+
+
+def upper(x):
+    """The upper half of FP64 words, to nearest."""
+    return ((x.view(np.uint64) + (1 << 31)) >> np.uint64(32)).astype(np.uint32)
+
+
+def arrays(dtype, special):
+    """A reference, emulations that round it to a format, and a candidate some of whose elements fell the other way."""
+    exact = DRAW.standard_normal((40, 30))
+    exact[5] *= 1e-3
+    stored = exact.astype(FORMATS[dtype].dtype)
+    first, second = (stored.astype(np.float64) for _ in range(2))
+    flat = stored.reshape(-1)
+    for i in DRAW.integers(0, flat.size, 25):
+        flat[i] = flat[i].astype(np.float64) * 1.05
+    second[3] += np.abs(second[3]) * 0.03
+    middle = (stored[7, 2].astype(np.float64) + first[7, 2] * 1.03) / 2  # at a tie, but for float32
+    exact[7, 2] = middle * (1 + 1e-9)
+    if special:
+        exact[0, :3], stored[0, :3] = -np.inf, -np.inf
+        first[0, :3] = second[0, :3] = -np.inf
+        stored[1, 1], exact[2, 2] = np.nan, np.nan
+    return stored, exact, first, second
+
+
+@pytest.mark.parametrize("block", [1 << 21, 64])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_one_pass_gives_the_yardsticks_numbers(monkeypatch, dtype, special, block):
+    monkeypatch.setattr(undrawn, "BLOCK", block)
+    if special and dtype == "float8_e4m3fn":
+        pytest.skip("this format has no infinities")
+    stored, exact, *made = arrays(dtype, special)
+    narrow = dtype != "float32"
+    honest = {("second",): made[1], (): made[0], ("again",): made[0].copy()}
+    given = {name: upper(x) if narrow else x for name, x in honest.items()}
+    found = undrawn.undrawn(stored, exact, given)
+    u = FORMATS[dtype].unit_roundoff
+    candidate, reference, emulated = (canonical(x, "TD") for x in (stored, exact, made[0]))
+    shown, zeros = finite(reference), np.zeros(reference.shape)
+    noise = Noise(zeros, *np.zeros((2, 0, *zeros.shape[:2])), u / 3**0.5, 0.0 if narrow else RECIPROCAL)
+    allowed = half_ulp(reference, dtype) + noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
+    ties = TIES * SINGLE * np.abs(reference) if narrow else None
+    yard = Yardstick("TD", dtype, np.arange(40), candidate, reference, noise, allowed, sums=ties)
+    with np.errstate(invalid="ignore"):  # infinities of masks
+        residue, error = yard.residue(emulated), norm(finite(candidate - reference))
+
+    def same(a, b):
+        assert a == pytest.approx(b, rel=1e-9)
+
+    mine, other = found["unexplained"], residue.unexplained
+    for name in ("rel_l2", "u", "excess"):
+        same(getattr(mine, name), getattr(other, name))
+    for name in ("gain", "mean"):
+        same(getattr(mine, name).value, getattr(other, name).value)
+        same(getattr(mine, name).noise, getattr(other, name).noise)
+    same(mine.componentwise[0], other.componentwise[0])
+    assert mine.componentwise[1] == other.componentwise[1]
+    assert found["slices"] == residue.slices
+    for scope, numbers in residue.scopes.items():
+        for name, (value, index) in numbers.items():
+            same(found["scopes"][scope][name][0], value)
+            assert found["scopes"][scope][name][1] == index
+    clean = finite(candidate)
+    same(found["explained"][EQUATIONS], number(explained(clean, norm(clean - shown), finite(emulated))))
+    same(found["ratio"], error / norm(finite(emulated) - shown))
+    assert "elided" not in found  # of equal ways the first, of all the nearest
+
+
+def test_where_nothing_is_left_every_number_is_nought():
+    exact = DRAW.standard_normal((9, 5))
+    stored = exact.astype(ml_dtypes.bfloat16)
+    found = undrawn.undrawn(stored, exact, {(): upper(stored.astype(np.float64))})
+    u = found["unexplained"]
+    assert (u.excess, u.rel_l2, u.componentwise) == (0.0, 0.0, (0.0, (0, 0)))
+    assert found["explained"] == {EQUATIONS: 1.0}
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_taps_without_floats_are_recorded_and_are_no_points(tmp_path, monkeypatch, small):
+    """An order, a mask and bits: they ended compare; what reads them reads them as they are recorded."""
+    w, x = DRAW.standard_normal((8, 8)).astype(np.float32), DRAW.standard_normal((6, 8)).astype(np.float32)
+
+    def call(w, x):
+        order, mask = tap(jnp.argsort(x, -1), "order"), tap(x > 0, "mask")
+        y = tap(jnp.where(mask, x @ w, -jnp.inf), "scores")
+        return tap(jnp.take_along_axis(y, order, -1).astype(jnp.bfloat16), "sorted")
+
+    monkeypatch.setattr(remade, "small", lambda made: small)
+    program = Program(call, w, {"a": (x,)}, outputs=None)
+    opened = trace(program, tmp_path / "run")
+    assert [p.name for p in opened.record.points] == ["scores", "sorted"]
+    assert opened.record.warnings == ("taps without floats are recorded and not judged: order, mask",)
+    taps = opened.tensors("a", 0, "taps")
+    assert {"order", "mask"} <= set(taps)
+    found = Emulations(prepared(program)).records(opened, "a", 0, taps, (w, x))
+    assert [e.point for e in found] == ["scores", "sorted"]
+    assert all(e.unexplained is not None and closes(e) for e in found)
+    scores = next(e for e in found if e.point == "scores")
+    assert isinstance(scores.explained[EQUATIONS], float)  # of what is finite; masked scores are no error
