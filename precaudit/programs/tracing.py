@@ -121,7 +121,7 @@ def trace(
 
 def _aside(names: Sequence[str]) -> tuple[str, ...]:
     """Return a note of taps that hold no floats, where there are any."""
-    return (f"taps without floats are recorded and not judged: {', '.join(names)}",) if names else ()
+    return (f"taps without floats are no points: {', '.join(names)}",) if names else ()
 
 
 def _labelled(text: Module, captured: Callable[..., Any]) -> dict[str, tuple[Way, ...]]:

@@ -120,7 +120,7 @@ def tagged(
 def capturing(made: Tagged, layers: Sequence[int] | None = None) -> Callable[..., tuple[Any, Taps]]:
     """Return ``g(params, *inputs) → (outputs, taps)``: ``reap`` of a tagged program, of loops' decisions every step."""
     if not made.states or layers is None:
-        return reap(made.call, layers=layers)
+        return reap(made.call, {s.name for s in (*made.sites, *made.states)} if made.aside else None, layers)
     decided = reap(made.call, {s.name for s in made.states})
 
     def captured(*args: Any) -> tuple[Any, Taps]:
