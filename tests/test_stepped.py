@@ -120,6 +120,7 @@ def taps_that_read_a_state(w, x):
 
 def nested(w, x):
     def step(x, w):
+        x = tap(x, "begin")
         inner = lax.scan(lambda y, v: (tap(tap(y, "in") + v, "inner"), None), x, w[None, :8])[0]
         return tap(inner, "out"), None
 
