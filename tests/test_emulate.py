@@ -472,3 +472,19 @@ def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passe
         **found,
     )  # fmt: skip
     assert judged.closes(made) == passes
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_moves_a_planted_value_rounds_it_unless_it_is_recorded_in_its_format(wide):
+    """A value as it was before it was rounded is no value of its format: a transposition of it is stored, and rounds."""
+
+    def program(x):
+        return checkpoint_name(checkpoint_name(x * 2, "read").T.astype(jnp.float32), "moved")
+
+    exact = np.asarray(DRAW.standard_normal((3, 4)))
+    stored = exact.astype(BF)
+    with jax.enable_x64(True):
+        made = emulated(program, Realisation())(
+            {"read": exact if wide else stored, "moved": np.zeros((4, 3), np.float32)}, stored
+        )
+    assert np.array_equal(made["moved"][0], stored.T.astype(np.float64))
