@@ -476,7 +476,7 @@ def test_a_tie_that_float32_crosses_is_no_error_of_a_row_of_few_terms(off, passe
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_what_moves_a_planted_value_rounds_it_unless_it_is_recorded_in_its_format(wide):
-    """A value as it was before it was rounded is no value of its format: a transposition of it is stored, and rounds."""
+    """A value as it was before it was rounded is none of its format: a transposition of it is stored, and rounds."""
 
     def program(x):
         return checkpoint_name(checkpoint_name(x * 2, "read").T.astype(jnp.float32), "moved")
