@@ -179,3 +179,33 @@ def test_where_a_tap_of_a_scan_was_not_recorded_its_steps_are_made_as_a_whole(tm
     records = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     assert {e.missing is not None for e in records if e.point == "made"} == {True}
     assert all(closes(e) for e in records if e.point != "made")
+
+
+def heads(w, x):
+    """Products of what is cut out of weights, and of what is laid out by heads."""
+
+    def step(x, w):
+        x = tap(x, "in")
+        q = tap((x @ w).reshape(8, 4, 4), "q")
+        scores = tap(jnp.einsum("thk,shk->hts", q, q), "scores")
+        return tap(jnp.einsum("hts,shk->thk", scores, q).reshape(8, 16), "out"), None
+
+    return lax.scan(step, x, w)[0]
+
+
+def test_what_ways_make_alike_in_a_step_is_one_product(monkeypatch):
+    """No roundings of values that their format has stand between FP64's operands and a way's."""
+    _, found = jax.jit(reap(heads))(WEIGHTS, X)
+    (step,) = steps_of(heads, (WEIGHTS, X))
+    monkeypatch.setattr(remade, "small", lambda made: False)
+    whole = remade.Tapped(prepared(Program(heads, WEIGHTS, {"a": (X,)}, outputs=None)), None)
+    ((_, tapped),) = whole.stepped((WEIGHTS, X))
+    values = step.values({n: np.asarray(x) for n, x in found.items()}, 1)
+
+    def products(function):
+        return jax.jit(function).lower(values, np.int32(1), WEIGHTS, X).compile().as_text().count(" dot(")
+
+    with jax.enable_x64(True):
+        alone = products(lambda *args: {n: exactly(step.call)(*args)[n] for n in step.names})
+        both = products(remade.once(tapped, (Realisation(), Realisation("converted")), step.names))
+    assert both == alone > 2
