@@ -1,5 +1,6 @@
 """Local records of a program's run out of what its segments make of recorded values."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -68,10 +69,12 @@ class Segments:
     gpu: bool = False
 
     def only(self, left: Collection[Place]) -> "Segments":
-        """Return the same of some places, in memory of their own."""
+        """Return the same of some places, in memory of their own where these are few of their point's."""
+        known = Counter(name for name, _ in self.exact)
+        few = {name for name, n in Counter(name for name, _ in left).items() if 2 * n < known[name]}
 
         def of(rows: Rows) -> Rows:
-            return {place: rows[place].copy() for place in left if place in rows}
+            return {at: rows[at].copy() if at[0] in few else rows[at] for at in left if at in rows}
 
         honest = {name: of(rows) for name, rows in self.honest.items()}
         return Segments(

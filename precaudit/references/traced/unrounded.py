@@ -54,10 +54,20 @@ class Unrounded:
         self._wide: dict[str, Array] = {}
 
     def drawn(self, draws: Several, left: Left) -> tuple[Rows, ...]:
-        """Return what drawn realisations make of recorded inputs."""
+        """Return what drawn realisations make of recorded inputs; in memory of its own where it is little."""
         made = draws.made(left, self.taps, self.args)
-        host = ({name: np.asarray(x[name]) for name in left if name in x} for x in made)
-        return tuple({(n, i): self.rows((n, i), x).copy() for n, x in each.items() for i in left[n]} for each in host)
+        few = {n for n, layers in left.items() if n in self.tapped.sites and self._little(n, layers)}
+        found: tuple[Rows, ...] = tuple({} for _ in made)
+        for rows, each in zip(found, made, strict=True):
+            for name in (n for n in left if n in each):
+                x = np.asarray(each[name])
+                cut = {(name, layer): self.rows((name, layer), x) for layer in left[name]}
+                rows |= {at: y.copy() for at, y in cut.items()} if name in few else cut
+        return found
+
+    def _little(self, name: str, layers: Sequence[int | None]) -> bool:
+        """Whether layers are less than half of a point's."""
+        return 2 * len(layers) < prod(self.tapped.sites[name].stacked)
 
     def all_inputs(self, left: Left) -> dict[Name, Rows]:
         """Return what the first ways make of narrow inputs as each has them before they are rounded."""
