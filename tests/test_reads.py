@@ -10,9 +10,10 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
+from precaudit.metrics.sizes import half_ulp, smallest_normal
 from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
-from precaudit.references.traced import remade, search
+from precaudit.references.traced import remade, search, unrounded
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.unrounded import Unrounded
@@ -251,3 +252,18 @@ def counting(function, asked):
         return function(self, points, taps, args)
 
     return some
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_value_before_it_was_rounded_is_held_to_what_rounds_to_it(dtype):
+    """No farther than half an ulp of what was recorded; below the smallest normal number, that, since XLA flushes."""
+    exact = DRAW.standard_normal(64)
+    recorded = exact.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    recorded[0] = 0
+    far = recorded.astype(np.float64) + np.where(np.arange(64) % 2, 3.0, -3.0)
+    with jax.enable_x64(True):
+        near, clipped = (np.asarray(unrounded._rounding_to(recorded, x)) for x in (exact, far))
+    half = half_ulp(recorded.astype(np.float64), dtype)
+    np.testing.assert_array_equal(near[1:], exact[1:])
+    np.testing.assert_allclose(np.abs(clipped - recorded.astype(np.float64)), half, rtol=1e-12)
+    assert half[0] == smallest_normal(dtype)
