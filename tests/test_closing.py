@@ -300,4 +300,4 @@ def test_neighbours_about_a_tie_are_no_difference_where_sums_may_cross_it():
     left_over(candidate, emulated, reference, np.full(7, off), 2.0**-126, 2.0**-8, out)
     assert out[:5].tolist() == [0.0, 0.0, ulp, 2 * ulp, 0.0]
     assert np.isnan(out[5])
-    assert out[6] == -np.inf
+    assert out[6] == ulp  # an emulation that is not finite: from FP64

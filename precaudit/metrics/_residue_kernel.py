@@ -26,17 +26,28 @@ def half_ulps(y, smallest, unit, out):  # type: ignore[no-untyped-def]
         out[i] = _half_ulp(y[i], smallest, unit)
 
 
+@numba.njit(inline="always")
+def _finite(x):  # type: ignore[no-untyped-def]
+    return x if abs(x) < np.inf else 0.0
+
+
+@numba.njit
+def _left_over(c, e, r, sums, half):  # type: ignore[no-untyped-def]
+    """C − ê; c − r where ê is not finite, and 0 where both are next to each other about a tie.
+
+    That is where r is no farther from their middle than ``sums``, and they no more than an ulp apart.
+    """
+    left = c - (e if abs(e) < np.inf else r)
+    near = (abs((c + e) / 2 - r) <= sums) & (abs(left) <= 2.02 * half)
+    return 0.0 if near else left
+
+
 @compiled()
 def left_over(candidate, emulated, reference, sums, smallest, unit, out):  # type: ignore[no-untyped-def]
-    """Fill ``out`` with candidate − emulated, flat FP64: 0 where both are next to each other about a tie.
-
-    That is where the reference is no farther from their middle than ``sums``, and they no more than an ulp apart.
-    """
+    """Fill ``out`` with what an emulation leaves of flat FP64 values, as ``_left_over`` says of one."""
     for i in range(out.size):
-        c, e, r = candidate[i], emulated[i], reference[i]
-        left = c - e
-        near = abs((c + e) / 2 - r) <= sums[i]
-        out[i] = 0.0 if near and abs(left) <= 2.02 * _half_ulp(r, smallest, unit) else left
+        r = reference[i]
+        out[i] = _left_over(candidate[i], emulated[i], r, sums[i], _half_ulp(r, smallest, unit))
 
 
 @compiled(fastmath=ORDER)
@@ -113,17 +124,10 @@ def farthest(error, left, allowed):  # type: ignore[no-untyped-def]
     return worst, place
 
 
-@numba.njit
-def _left_over(c, e, r, tie, half):  # type: ignore[no-untyped-def]
-    """C − e, 0 about a tie as in ``left_over``, and where it is not finite; ``tie`` · |r|: what sums may be off by."""
-    left = c - e
-    near = (tie >= 0.0) & (abs((c + e) / 2 - r) <= tie * abs(r)) & (abs(left) <= 2.02 * half)
-    return left if (not near) & (abs(left) < np.inf) else 0.0
-
-
 @numba.njit(inline="always")
-def _finite(x):  # type: ignore[no-untyped-def]
-    return x if abs(x) < np.inf else 0.0
+def _off(tie, r):  # type: ignore[no-untyped-def]
+    """What float32 sums may be off by; below 0 where ties are not looked for."""
+    return tie * abs(r) if tie >= 0.0 else -1.0
 
 
 @numba.njit(inline="always")
@@ -152,7 +156,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             some = 0.0
             for k in range(stop - start):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
-                left = _left_over(c, e, r, tie, _half_ulp(r, smallest, unit))
+                left = _finite(_left_over(c, e, r, _off(tie, r), _half_ulp(r, smallest, unit)))
                 error, known, shown, emulation = _finite(_difference(c, r)), _finite(c), _finite(r), _finite(e)
                 a, b, d = _difference(known, emulation), _difference(known, shown), _difference(emulation, shown)
                 apart += a * a
@@ -173,7 +177,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             for k in range(stop - start if some > 0.0 else 0):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
                 half = _half_ulp(r, smallest, unit)
-                left = _left_over(c, e, r, tie, half)
+                left = _finite(_left_over(c, e, r, _off(tie, r), half))
                 nearest = min(abs(_finite(_difference(c, r))), abs(left)) / (half + floor)
                 top = max(top, np.float64(nearest).view(np.int64))
         if top > farthest:
@@ -184,7 +188,8 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
     for k in range(width if farthest > 0 else 0):
         c, e, r = wide(candidate[row, k]), made(emulated[row, k]), reference[row, k]
         half = _half_ulp(r, smallest, unit)
-        nearest = min(abs(_finite(_difference(c, r))), abs(_left_over(c, e, r, tie, half))) / (half + allowance)
+        left = _finite(_left_over(c, e, r, _off(tie, r), half))
+        nearest = min(abs(_finite(_difference(c, r))), abs(left)) / (half + allowance)
         if np.float64(nearest).view(np.int64) == farthest:
             place = row * width + k
             break

@@ -92,9 +92,15 @@ class Yardstick:
         return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far)
 
     def _left(self, emulated: Array) -> Array:
-        """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it."""
+        """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it.
+
+        Where an emulation is not finite, candidate − reference: what is finite nonetheless is none of its making.
+        """
         if self.sums is None:
-            difference: Array = self.candidate - emulated
+            known = np.isfinite(emulated)
+            difference: Array = self.candidate - (
+                emulated if known.all() else np.where(known, emulated, self.reference)
+            )
             return difference
         from precaudit.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
 

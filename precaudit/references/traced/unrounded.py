@@ -122,7 +122,8 @@ class Unrounded:
     def moved(self, drawn: Collection[Remade], left: Left, unrounded: Rows) -> tuple[Rows, ...]:
         """Return what realisations differ by from ``unrounded``, each with the inputs that it makes itself."""
         made = (self._of(way, left, self._given(way, left)) for way in drawn)
-        return tuple({place: x - unrounded[place] for place, x in each.items()} for each in made)
+        with np.errstate(invalid="ignore"):  # equal infinities
+            return tuple({place: x - unrounded[place] for place, x in each.items()} for each in made)
 
     def again(self, drawn: Mapping[Remade, Remade], left: Left) -> tuple[Rows, ...]:
         """Return what realisations differ by where a reader of float32 values makes what it reads once more.
