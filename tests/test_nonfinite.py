@@ -16,6 +16,7 @@ from precaudit.cli import run
 from precaudit.comparison.prefill_decode import _pair
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge_pair
+from precaudit.judging.verdicts import Verdict
 from precaudit.records import StepRecord
 from precaudit.reports.judgement import message
 from precaudit.tracing.subject import load
@@ -101,3 +102,11 @@ def test_a_row_without_top_1_is_no_match_of_anything():
         sound = top[0] == 3.0
         assert (pair.match, pair.f64_match, bool(pair.near_tie)) == (sound, sound, False)
         assert judge_pair(pair).status == ("pass" if sound else "fail")
+
+
+def test_of_a_tensor_of_nan_alone_nothing_is_said_to_be_explained():
+    known = {"status": "nonfinite", "kind": "local", "point": "x", "policy": "equations", "explained": 1.0}
+    bad = Verdict(**known, metric="nonfinite", value=8, rel_l2=0.0)
+    assert "explains" not in message(bad)
+    assert "8 elements are NaN or infinite" in message(bad)
+    assert "explains 100 % of it" in message(msgspec.structs.replace(bad, rel_l2=1e-3))

@@ -56,7 +56,7 @@ def message(v: Verdict) -> str:
     elif v.metric and v.value is not None and v.limit is not None:
         at = f" at {_at(v)}" if v.scope else ""
         text += f" {v.metric} {digits(value(v.value))}{at}, limit {digits(value(v.limit))}"
-    if v.rel_l2 is not None and v.explained is not None and isfinite(value(v.explained)):
+    if v.rel_l2 is not None and value(v.rel_l2) and v.explained is not None and isfinite(value(v.explained)):
         text += f"; {value(v.rel_l2):.1e} off, policy {v.policy} explains {100 * value(v.explained):.0f} % of it"
     w = v.worst  # of the finite elements: it is none of those that are not
     if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
