@@ -14,7 +14,7 @@ from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared, trace
 from precaudit.records import number
 from precaudit.references.closing import SINGLE, TIES, Yardstick
-from precaudit.references.traced import remade, undrawn
+from precaudit.references.traced import judged, remade, undrawn
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.runs.programs import EQUATIONS
@@ -151,3 +151,14 @@ def test_what_an_emulation_that_is_not_finite_leaves_is_the_error(sums):
     given = None if sums is None else np.full(exact.shape, sums)
     yard = Yardstick("TD", "bfloat16", np.arange(4), candidate, exact, noise, np.ones(exact.shape), sums=given)
     assert yard._left(emulated) == pytest.approx(candidate - exact)
+
+
+def test_masked_scores_are_explained_by_what_is_finite_in_drawn_noise_too():
+    stored, exact, made, _ = arrays("bfloat16", special=True)
+    drawn = [np.where(np.isfinite(made), made + DRAW.standard_normal(made.shape) * 1e-3, made) for _ in range(3)]
+    with np.errstate(invalid="ignore"):
+        found = judged.numbers(stored, exact, {(): made}, drawn)
+    clean, shown = finite(canonical(stored, "TD")), finite(canonical(exact, "TD"))
+    share = 1 - (norm(clean - finite(canonical(made, "TD"))) / norm(clean - shown)) ** 2
+    assert found["explained"] == {EQUATIONS: pytest.approx(share)}
+    assert np.isfinite(found["ratio"])

@@ -125,12 +125,6 @@ def farthest(error, left, allowed):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _off(tie, r):  # type: ignore[no-untyped-def]
-    """What float32 sums may be off by; below 0 where ties are not looked for."""
-    return tie * abs(r) if tie >= 0.0 else -1.0
-
-
-@numba.njit(inline="always")
 def _wide_upper(x):  # type: ignore[no-untyped-def]
     """The value of the upper half of an FP64 word."""
     return np.int64(np.int64(x) << np.int64(32)).view(np.float64)
@@ -156,7 +150,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             some = 0.0
             for k in range(stop - start):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
-                left = _finite(_left_over(c, e, r, _off(tie, r), _half_ulp(r, smallest, unit)))
+                left = _finite(_left_over(c, e, r, tie * abs(r), _half_ulp(r, smallest, unit)))
                 error, known, shown, emulation = _finite(_difference(c, r)), _finite(c), _finite(r), _finite(e)
                 a, b, d = _difference(known, emulation), _difference(known, shown), _difference(emulation, shown)
                 apart += a * a
@@ -177,7 +171,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
             for k in range(stop - start if some > 0.0 else 0):
                 c, e, r = wide(x[k]), made(y[k]), z[k]
                 half = _half_ulp(r, smallest, unit)
-                left = _finite(_left_over(c, e, r, _off(tie, r), half))
+                left = _finite(_left_over(c, e, r, tie * abs(r), half))
                 nearest = min(abs(_finite(_difference(c, r))), abs(left)) / (half + floor)
                 top = max(top, np.float64(nearest).view(np.int64))
         if top > farthest:
@@ -188,7 +182,7 @@ def _undrawn(candidate, emulated, reference, relative, tie, smallest, unit, cell
     for k in range(width if farthest > 0 else 0):
         c, e, r = wide(candidate[row, k]), made(emulated[row, k]), reference[row, k]
         half = _half_ulp(r, smallest, unit)
-        left = _finite(_left_over(c, e, r, _off(tie, r), half))
+        left = _finite(_left_over(c, e, r, tie * abs(r), half))
         nearest = min(abs(_finite(_difference(c, r))), abs(left)) / (half + allowance)
         if np.float64(nearest).view(np.int64) == farthest:
             place = row * width + k
