@@ -1,0 +1,44 @@
+"""The programs of tests/cases, audited as a user does: traced, compared (by a map where one is given), gated."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from precaudit import gate
+from precaudit.comparison.programs import compare
+from precaudit.diagnosis.programs import Diagnosed, diagnose
+from precaudit.judging.gate import Judgement
+from precaudit.programs.loading import load
+from precaudit.programs.tracing import trace
+from precaudit.records import ErrorRecord
+from precaudit.references.mapped import names_of
+
+CASES = Path(__file__).parent / "cases"
+MAP = CASES / "decoder.toml"
+
+
+class Audited(NamedTuple):
+    """What comparing, gating and diagnosing say of a case."""
+
+    records: tuple[ErrorRecord, ...]
+    judgement: Judgement
+    diagnosis: Diagnosed
+
+    def broken(self):
+        """Return {(call, layer, point)} of what the gate fails."""
+        return {(v.step, v.layer, v.point) for v in self.judgement.verdicts if v.status in ("fail", "nonfinite")}
+
+
+@cache
+def program(name: str):
+    """Return the program a case holds: ``page_scale.py:bug``."""
+    return load(f"{CASES}/{name}")
+
+
+def audited(folder: Path, name: str, mapped: bool = False) -> Audited:
+    """Trace, compare, gate and diagnose a case into a folder."""
+    subject = program(name)
+    run = trace(subject, folder / "run", f"{CASES}/{name}", force=True)
+    names = names_of(MAP if mapped else None, None, None)
+    found = compare(run, subject, names)
+    return Audited(tuple(found), gate(found), diagnose(run, subject))
