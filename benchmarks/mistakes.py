@@ -232,21 +232,15 @@ def rope_off(by: int) -> Callable[..., Any]:
 rope_late = rope_off(1)
 
 
-class OtherTables(dict[int, Any]):
-    """RoPE's tables of another base."""
-
-    def __init__(self, subject: Subject, base: float) -> None:
-        self.subject, self.config = subject, msgspec.structs.replace(subject.config, rope_theta=base)
-
-    def __contains__(self, positions: object) -> bool:
-        return True
-
-    def __missing__(self, positions: int) -> Any:
-        return jax.device_put(rope_tables(self.config, positions, self.subject.policy), self.subject.device)
-
-
 def other_base(subject: Subject) -> Subject:
-    return replace(subject, _tables=OtherTables(subject, 500000.0))
+    """Give RoPE's tables another base than the configuration says."""
+    config = msgspec.structs.replace(subject.config, rope_theta=500000.0)
+
+    def tables(positions: int, lengths: Any = None) -> Any:
+        return jax.device_put(rope_tables(config, positions, subject.policy, lengths), subject.device)
+
+    subject.__dict__["tables"] = tables
+    return subject
 
 
 def rope_tables_in_bf16(x: Any, cos: Any, sin: Any, a: Any) -> Any:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -10,7 +11,7 @@ from benchmarks.absences import ABSENCES, against_baseline, between_runs
 from benchmarks.absences import judged as judged_altered
 from benchmarks.injection import COUNTS, into_files, into_program
 from benchmarks.injection import record as record_exam
-from benchmarks.mistakes import MISTAKES, TEXT, placed
+from benchmarks.mistakes import MISTAKES, TEXT, other_base, placed
 from benchmarks.rewrites import REWRITES
 from precaudit.comparison.compare import Options, compare
 from precaudit.jax_decoder import Parts
@@ -145,6 +146,14 @@ def test_an_input_read_unrounded_excuses_no_other_fault(tmp_path, name):
         run = trace(subject, tmp_path / "run", [Prompt(id="a", prompt=TEXT)], select, TraceOptions(0))
     found = gate(compare(run, options=Options(accum=(), cache=tmp_path / "refs")))
     assert mistake.point in {v.point for v in found.verdicts if v.status == "fail" and v.kind == "local"}
+
+
+def test_tables_of_another_base_turn_by_it():
+    subject = other_base(load("tiny", "fp32-highest", None, "cpu"))
+    (cos,), (sin,) = subject.tables(9, np.arange(1, 10)[None])
+    half = subject.config.head_dim // 2
+    angles = np.arange(9.0)[:, None] * 500000.0 ** (-np.arange(half) / half)
+    np.testing.assert_allclose(cos + 1j * np.asarray(sin), np.exp(1j * angles), atol=2.0**-23)
 
 
 def truncating(x, w, bias, a):
