@@ -153,7 +153,7 @@ def test_tables_of_another_base_turn_by_it():
     (cos,), (sin,) = subject.tables(9, np.arange(1, 10)[None])
     half = subject.config.head_dim // 2
     angles = np.arange(9.0)[:, None] * 500000.0 ** (-np.arange(half) / half)
-    np.testing.assert_allclose(cos + 1j * np.asarray(sin), np.exp(1j * angles), atol=2.0**-23)
+    np.testing.assert_allclose(np.asarray(cos) + 1j * np.asarray(sin), np.exp(1j * angles), atol=2.0**-23)
 
 
 def truncating(x, w, bias, a):
