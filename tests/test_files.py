@@ -327,8 +327,11 @@ def test_the_library_dequantises_as_transformers_does(kind):
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=0)
 
 
-def as_maxtext(name, scanned=True):
-    """Return a fixture as MaxText's tree: queries over √K, interleaved heads, layers on axis 1, Gemma's factors in."""
+def as_maxtext(name, scanned=True, interleaved=False):
+    """Return a fixture as MaxText's tree: queries over √K, layers on axis 1, Gemma's factors in.
+
+    ``interleaved``: a head's halves lie beside each other, as Llama 3.1's RoPE of MaxText turns them.
+    """
     raw = json.loads((FIXTURES / name / "config.json").read_text())
     x = {k: v.astype(np.float32) for k, v in load_file(FIXTURES / name / "model.safetensors").items()}
     gemma, layers = raw["model_type"].startswith("gemma"), raw["num_hidden_layers"]
@@ -341,7 +344,7 @@ def as_maxtext(name, scanned=True):
 
         def head(n):
             y = t(f"self_attn.{n}_proj").reshape(heads[n], -1, raw["hidden_size"])
-            if n != "v" and not gemma:
+            if n != "v" and interleaved:
                 y = np.stack(np.split(y, 2, axis=1), axis=2).reshape(y.shape)  # halves to pairs
             y = y / np.float32(np.sqrt(y.shape[1])) if n == "q" and not gemma else y
             return {"kernel": y.transpose(2, 0, 1)}
@@ -382,14 +385,16 @@ def orbax_model(folder, name, tree, names):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "limit"),
-    [("llama-yarn", "maxtext-llama", 1e-12), ("llama-gqa", "maxtext-llama", 1e-6),
-     ("llama-yarn", "maxtext-llama-unscanned", 1e-12), ("gemma3-gqa", "maxtext-gemma3", 1e-6)],
+    ("name", "layout", "rope", "limit"),
+    [("llama-yarn", "maxtext-llama", "interleaved", 1e-12), ("llama-yarn", "maxtext-llama", "halves", 1e-12),
+     ("llama-gqa", "maxtext-llama", "", 1e-6), ("llama-llama3", "maxtext-llama", "", 1e-6),
+     ("llama-yarn", "maxtext-llama-unscanned", "interleaved", 1e-12), ("gemma3-gqa", "maxtext-gemma3", "", 1e-6)],
 )  # fmt: skip
-def test_a_maxtext_checkpoint_is_the_model_it_was_made_of(tmp_path, name, layout, limit):
+def test_a_maxtext_checkpoint_is_the_model_it_was_made_of(tmp_path, name, layout, rope, limit):
     """Exactly where √K is a power of two; else q / √K was rounded to float32 when it was stored."""
-    tree = as_maxtext(name, "unscanned" not in layout)
-    folder = orbax_model(tmp_path / "m", name, tree, f'checkpoint = "items"\nlayout = "{layout}"\n')
+    tree = as_maxtext(name, "unscanned" not in layout, rope == "interleaved" or name == "llama-llama3")
+    chosen = f'rope = "{rope}"\n' if rope else ""
+    folder = orbax_model(tmp_path / "m", name, tree, f'checkpoint = "items"\nlayout = "{layout}"\n{chosen}')
     opened, want = open_checkpoint(str(folder)), expected(name)
     hidden, logits = reference(opened, want["tokens"])
     assert relative(logits, want["logits"]) <= limit
@@ -401,6 +406,49 @@ def test_a_maxtext_checkpoint_is_the_model_it_was_made_of(tmp_path, name, layout
     ]
     kernel = np.asarray(kernel if "unscanned" in layout else kernel[:, 1])
     np.testing.assert_array_equal(opened.tensors.read("model.layers.1.mlp.down_proj.weight"), kernel.T)
+
+
+MAXTEXT = sorted(p.parent.name for p in (FIXTURES.parent / "maxtext").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("name", MAXTEXT)
+def test_a_tree_that_maxtext_wrote_gives_the_logits_that_maxtext_computed(name):
+    """Its logits are of float32: 70 tokens of a tiny Llama, every kind of its RoPE (refs/maxtext/generate.py)."""
+    folder = FIXTURES.parent / "maxtext" / name
+    want = load_file(folder / "logits.safetensors")
+    opened = open_checkpoint(str(folder))
+    assert opened.config.query_scale == 1.0
+    assert relative(reference(opened, want["tokens"])[1], want["logits"]) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["default", "llama3.1", "yarn", "yarn-halves"])
+def test_a_tree_of_maxtext_read_for_the_other_rope_is_another_model(tmp_path, name):
+    shutil.copytree(FIXTURES.parent / "maxtext" / name, tmp_path / "m")
+    other = "interleaved" if name in ("default", "yarn-halves") else "halves"
+    (tmp_path / "m" / "names.toml").write_text(f'checkpoint = "items"\nlayout = "maxtext-llama"\nrope = "{other}"\n')
+    want = load_file(tmp_path / "m" / "logits.safetensors")
+    assert relative(reference(open_checkpoint(str(tmp_path / "m")), want["tokens"])[1], want["logits"]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "words"),
+    [("yarn", 'layout = "maxtext-llama"', ["rope_type = 'yarn'", 'rope = "interleaved"', 'rope = "halves"']),
+     ("default", 'layout = "maxtext-llama"\nrope = "pairs"', ["names.toml", "pairs"]),
+     ("default", 'layout = "maxtext-gemma3"\nrope = "halves"', ["leave rope out"])],
+)  # fmt: skip
+def test_how_a_tree_is_rotated_is_told_and_never_guessed(tmp_path, capsys, name, names, words):
+    shutil.copytree(FIXTURES.parent / "maxtext" / name, tmp_path / "m")
+    (tmp_path / "m" / "names.toml").write_text(f'checkpoint = "items"\n{names}\n')
+    assert run(["models", str(tmp_path / "m")]) == 2
+    error = capsys.readouterr().err
+    assert not [w for w in words if w not in error], error
+
+
+def test_trees_of_maxtext_are_what_their_hashes_say():
+    root = FIXTURES.parent / "maxtext"
+    told = dict(reversed(line.split("  ")) for line in (root / "SHA256SUMS").read_text().splitlines())
+    files = [p for p in root.glob("*/**/*") if p.is_file()]
+    assert told == {p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -433,10 +481,10 @@ def test_a_map_that_does_not_fit_is_refused(tmp_path, capsys, names, words):
 
 
 def test_a_stack_of_too_few_layers_is_refused(tmp_path, capsys):
-    tree = as_maxtext("llama-yarn")
+    tree = as_maxtext("llama-gqa")
     decoder = tree["params"]["params"]["decoder"]
     decoder["layers"] = jax.tree.map(lambda x: x[:, :1], decoder["layers"])
-    folder = orbax_model(tmp_path / "m", "llama-yarn", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
+    folder = orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
     assert run(["models", str(folder)]) == 2
     assert "has no layer 1" in capsys.readouterr().err
 
@@ -454,8 +502,8 @@ def test_an_array_that_the_map_lacks_is_refused(tmp_path, capsys):
 
 
 def test_an_orbax_model_is_traced_and_compared(tmp_path):
-    tree = as_maxtext("llama-yarn")
-    folder = orbax_model(tmp_path / "m", "llama-yarn", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
+    tree = as_maxtext("llama-gqa")
+    folder = orbax_model(tmp_path / "m", "llama-gqa", tree, 'checkpoint = "items"\nlayout = "maxtext-llama"\n')
     prompts = [Prompt(id="p", tokens=tuple(range(1, 30)))]
     trace(load(str(folder), "fp32-highest", device="cpu"), tmp_path / "run", prompts)
     assert run(["gate", str(tmp_path / "run")]) == 2

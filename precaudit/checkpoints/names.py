@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib import resources
 from math import sqrt
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from precaudit.errors import UserError, nearest
 
 NAMES = "names.toml"
 SIZES = {"two": 2}  # axes of a pattern that no array tells
+ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies are stretched
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +31,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves.
 
-    ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with.
+    ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with. ``interleaved``: entries
+    of trees whose RoPE turns neighbouring elements of a head; ``rope``: whether this one does (``rotated``).
     """
 
     checkpoint: str = "."
@@ -39,6 +41,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, float | str] = {}
     tensors: dict[str, Entry] = {}
     ignore: tuple[str, ...] = ()
+    rope: Literal["", "halves", "interleaved"] = ""
+    interleaved: dict[str, Entry] = {}
 
 
 Map = TypeVar("Map", bound=Layout)
@@ -54,9 +58,10 @@ def read_layout(folder: Path) -> Layout:
     if own.layout not in known:
         raise UserError(f"{folder / NAMES}: unknown layout {own.layout!r}{nearest(own.layout, known)}")
     shipped = parsed(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes(), Layout)
+    others = {name: entry for name, entry in shipped.interleaved.items() if name not in own.tensors}
     return Layout(
         own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
-        shipped.tensors | own.tensors, shipped.ignore + own.ignore,
+        shipped.tensors | own.tensors, shipped.ignore + own.ignore, own.rope, others | own.interleaved,
     )  # fmt: skip
 
 
@@ -79,6 +84,27 @@ def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConf
             raise UserError(f"{where}: [config] {key} = {value!r}; a number, or one of {', '.join(names)}")
         changed[key] = names[value] if isinstance(value, str) else float(value)
     return msgspec.structs.replace(config, **changed)
+
+
+def rotated(layout: Layout, config: DecoderConfig, where: str) -> Layout:
+    """Return a map with the entries of its tree's RoPE: those of ``rope``, else those that the configuration decides.
+
+    MaxText 0.2.5 turns a head's halves, stretched linearly or not at all; Llama 3.1's stretched RoPE turns neighbours
+    (maxtext/layers/attentions.py, init_rotary_embedding). Raises UserError where a configuration leaves it open.
+    """
+    if not layout.interleaved:
+        if layout.rope:
+            raise UserError(f"{where}: rope = {layout.rope!r}, but its map knows one RoPE alone; leave rope out")
+        return layout
+    kind = config.rope_scaling.kind if config.rope_scaling else "linear"
+    rope = layout.rope or ROPE.get(kind)
+    if rope is None:
+        raise UserError(
+            f"{where}: config.json's rope_type = {kind!r} does not tell how q and k are stored; "
+            'give rope = "interleaved" (rope_interleave = true in MaxText) or rope = "halves"'
+        )
+    tensors = layout.tensors | (layout.interleaved if rope == "interleaved" else {})
+    return msgspec.structs.replace(layout, tensors=tensors)
 
 
 def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[Entry, int]:

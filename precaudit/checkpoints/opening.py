@@ -185,8 +185,9 @@ def _open_folder(label: str, folder: Path, allowed: Collection[str]) -> Checkpoi
 
 
 def _open_orbax(label: str, folder: Path, config: DecoderConfig) -> Checkpoint:
-    layout = names.read_layout(folder)
-    config = names.configured(config, layout, str(folder / names.NAMES))
+    where = str(folder / names.NAMES)
+    layout = names.rotated(names.read_layout(folder), config, where)
+    config = names.configured(config, layout, where)
     tensors = orbax_files.OrbaxFiles.open(folder, layout, config)
     check_tensors(config, tensors, str(folder))
     return Checkpoint(label, folder, config, tensors, _orbax_hashes(folder), lambda: tokenizers.from_folder(folder))

@@ -28,7 +28,7 @@ INSTALL = "pip install 'precaudit[orbax]'"
 REMOTE = ("gs://", "s3://")
 
 
-LOUD = ("gcsfs", "google.auth")  # what they log, with tracebacks, is raised as well
+LOUD = ("gcsfs", "google.auth", "absl")  # what they log, with tracebacks, is raised as well
 
 
 @dataclass(frozen=True)
