@@ -490,6 +490,6 @@ def read_layers(path: Path, layers: Iterable[int]) -> list[ErrorRecord]:
 
 
 def write_lines(path: Path, records: Iterable[Record]) -> None:
-    """Write records to a temporary name and rename, so that the file is whole or not there."""
-    with whole(path) as f:
+    """Write a file of records into a folder of ours, whole or not at all."""
+    with whole(path, inside=True) as f:
         f.writelines(encode(r) for r in records)

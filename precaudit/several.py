@@ -159,6 +159,6 @@ def _compared(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Co
     from precaudit.comparison.compare import compare
 
     found = compare(open_run(path), None, None, options, tell)
-    write_whole(path / "report.md", markdown.render(found))
+    write_whole(path / "report.md", markdown.render(found), inside=True)
     tell(0, 1, "judging")
     return found, row_of(found, gate(found))

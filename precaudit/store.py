@@ -168,7 +168,8 @@ class RunWriter:
         )
 
     def _write_run(self, run: RunRecord) -> None:
-        write_whole(self.folder / "run.json", msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+        text = msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
+        write_whole(self.folder / "run.json", text, inside=True)
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append lines of steps.jsonl."""
@@ -404,6 +405,11 @@ def _replaceable(folder: Path, force: bool) -> None:
         raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")
 
 
+def followed(folder: Path) -> Path:
+    """Return the folder that a link leads to, so that what is replaced is that; any other as it was given."""
+    return folder.resolve() if folder.is_symlink() else folder
+
+
 def check_folder(folder: Path, force: bool) -> bool:
     """Return whether something is in ``folder`` that a new run may replace; raises UserError where it may not."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -414,6 +420,7 @@ def check_folder(folder: Path, force: bool) -> bool:
 
 def prepare_folder(folder: Path, force: bool) -> None:
     """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+    folder = followed(folder)
     if check_folder(folder, force):
         folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
     for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):

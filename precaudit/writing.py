@@ -3,6 +3,8 @@
 import errno
 import os
 import secrets
+import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,26 +19,61 @@ def temporary(path: Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def whole(path: Path, inside: bool = False) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the block ends without an exception, and else is deleted.
 
-    Raises OSError with the name of ``path``.
+    A link stays, and the file that it leads to is replaced. What is no file (a device, a FIFO) is written into, and so
+    is what standard output or error goes to. ``inside``: the file is one of a folder of ours, which somebody else may
+    have made: all of these are refused there. Raises OSError with the name of ``path``.
     """
+    try:
+        if inside and not _plain(path):
+            raise OSError(errno.EPERM, "a link or a device, which no file of ours is; delete it")
+        stream = None if inside else _stream(path)
+        with stream or _replaced(Path(os.path.realpath(path)) if path.is_symlink() else path) as f:
+            yield f
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
     part = temporary(path)
     try:
         with part.open("xb") as f:
             yield f
         part.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file whole or not at all, text as UTF-8."""
-    with whole(path) as f:
+def _plain(path: Path) -> bool:
+    """Whether a path is a file, a folder or nothing yet."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def _stream(path: Path) -> BinaryIO | None:
+    """Return what is written into as it stands, open; None for what can be replaced."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    for own in filter(None, (sys.__stdout__, sys.__stderr__)):
+        with suppress(OSError, ValueError):  # closed, or none of the system's
+            if os.path.samestat(found, os.fstat(own.fileno())):
+                own.flush()  # what was printed before stands before
+                return open(os.dup(own.fileno()), "wb")
+    return None if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) else path.open("wb")
+
+
+def write_whole(path: Path, data: bytes | str, inside: bool = False) -> None:
+    """Write a file whole or not at all, text as UTF-8; ``inside``: one of a folder of ours."""
+    with whole(path, inside) as f:
         f.write(data.encode() if isinstance(data, str) else data)
 
 

@@ -447,8 +447,8 @@ def test_no_space_for_references(altered, tmp_path, monkeypatch, capfd):
     real = cache.whole
 
     @contextmanager
-    def half(path):
-        with real(path) as f:
+    def half(path, inside):
+        with real(path, inside) as f:
             f.write(b"half")
             raise FULL
 

@@ -54,7 +54,7 @@ def _report(found: "Audit") -> None:
 
     own = is_program_run(found.run)
     text = program.render(open_program_run(found.run), found.compared) if own else markdown.render(found.compared)
-    write_whole(found.run / "report.md", text)
+    write_whole(found.run / "report.md", text, inside=True)
 
 
 def _diagnosis(found: "Audit") -> None:

@@ -127,7 +127,7 @@ def command(
         options = Options(accum=accums, model=model, partial=partial, cache=cache, formula=formula)
         found = compare(opened, against, asked, options, advance)
     if asked is None:
-        write_whole(found.folder / "report.md", markdown.render(found))
+        write_whole(found.folder / "report.md", markdown.render(found), inside=True)
     if as_json:
         from precaudit.records import encode
 
@@ -240,7 +240,7 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool, ever
     opened = open_program_run(run)
     with progress_bar() as advance:
         errors = compare(opened, program, reference, tell=advance)
-    write_whole(run / "report.md", report.render(opened, errors))
+    write_whole(run / "report.md", report.render(opened, errors), inside=True)
     if as_json:
         from precaudit.records import encode
 

@@ -58,7 +58,7 @@ def compare(
         run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
         names=reference.record() if isinstance(reference, Names) else {},
     )  # fmt: skip
-    write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n")
+    write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
     return ProgramErrors(errors, opened)
 
 

@@ -32,7 +32,7 @@ from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
 from precaudit.progress import Advance, silent
-from precaudit.store import check_folder, check_space, file_hash
+from precaudit.store import check_folder, check_space, file_hash, followed
 from precaudit.writing import temporary, write_whole
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}
@@ -79,7 +79,7 @@ def import_dump(
     ``names``: the map's file. Raises UserError for a map that is wrong, a point that the dump has nowhere, an array
     whose axes or format do not fit, before anything is written where that shows in the names alone.
     """
-    source, folder = Path(source), Path(folder)
+    source, folder = Path(source), followed(Path(folder))
     given = OWN if names is None else _parsed(Path(names))
     where = "the dump" if names is None else str(names)
     dump = read_dump(source)

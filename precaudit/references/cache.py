@@ -100,7 +100,7 @@ class References:
             data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
             digest = xxhash.xxh3_128(header)
             digest.update(data)
-            with whole(self.folder / name) as f:
+            with whole(self.folder / name, inside=True) as f:
                 f.writelines((header, data, digest.digest()))
         except OSError as error:
             self.held[name] = np.array(values)

@@ -214,7 +214,7 @@ def open_program_run(folder: Path | str) -> Opened:
 
 def write_manifest(folder: Path, record: ProgramRun) -> None:
     """Write program.json."""
-    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
 
 
 def write_tensors(folder: Path, name: str, tensors: dict[str, Any]) -> tuple[str, int]:
