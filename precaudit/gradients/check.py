@@ -170,11 +170,12 @@ class _Check:
         _same(shapes[KERNEL], shapes[REFERENCE])
         cotangents = _cotangents(shapes[KERNEL], shapes[REFERENCE])
         both = {side: differentiated(f, places) for side, f in self.sides.items()}
+        lined = {side: differentiated(f, places, own_lines=True) for side, f in self.sides.items()}
         straight, held = jax.tree.map(single, (cotangents, tuple(inputs)))
         key = tuple((np.shape(x), str(jnp.asarray(x).dtype)) for x in jax.tree.leaves(inputs))
-        oracle = both[REFERENCE] if self.exact is None else differentiated(self.exact, places)
+        oracle = lined[REFERENCE] if self.exact is None else differentiated(self.exact, places)
         formula = self._formula(key, "exact", oracle, straight, held)
-        rounded = self._formula(key, "single", both[REFERENCE], straight, held)
+        rounded = self._formula(key, "single", lined[REFERENCE], straight, held)
         try:
             exact = formula.exact(straight, held)
             called = names(self.sides[REFERENCE], shapes[REFERENCE], inputs, places)
@@ -195,7 +196,7 @@ class _Check:
             case, inputs, cotangents, called,
             len(jax.tree.leaves(shapes[REFERENCE])), exact,
             {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()},
-            {side: self._formula(key, side, f, cotangents, inputs) for side, f in both.items()}, draws,
+            {side: self._formula(key, side, f, cotangents, inputs) for side, f in lined.items()}, draws,
         )  # fmt: skip
         wider: list[list[Array]] = []
         found = []

@@ -12,6 +12,7 @@ import numpy as np
 from jax import tree_util
 
 from precaudit.arrays import Array
+from precaudit.gradients.rules import with_own_lines
 from precaudit.transforms.emulate import EXACT, Realisation, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
@@ -28,19 +29,22 @@ CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
 
-def differentiated(function: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., Any]:
+def differentiated(function: Callable[..., Any], argnums: Sequence[int], own_lines: bool = False) -> Callable[..., Any]:
     """Return ``g(cotangents, *inputs) → (outputs, gradients)``; cotangents are cast to the outputs' formats.
 
-    Without ``argnums`` the function is run and not differentiated.
+    Without ``argnums`` the function is run and not differentiated. ``own_lines``: what derivative rules of the
+    function's own bind keeps its line, as ``with_own_lines`` does; for tracing, since it is traced twice.
     """
     places = tuple(argnums)
 
     def both(cotangents: Any, *inputs: Any) -> tuple[Any, tuple[Any, ...]]:
+        run = with_own_lines(function, inputs) if own_lines and places else function
+
         def asked(*chosen: Any) -> Any:
             every = list(inputs)
             for i, x in zip(places, chosen, strict=True):
                 every[i] = x
-            return function(*every)
+            return run(*every)
 
         if not places:
             return asked(), ()

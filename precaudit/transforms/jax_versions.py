@@ -28,6 +28,17 @@ def bodies(value: Any) -> Iterator[Any]:
             yield from bodies(item)
 
 
+def with_bodies(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return one equation parameter with the open jaxprs inside it changed."""
+    if isinstance(value, jex.ClosedJaxpr):
+        return jex.ClosedJaxpr(change(value.jaxpr), value.consts)
+    if isinstance(value, jex.Jaxpr):
+        return change(value)
+    if isinstance(value, tuple) and any(True for _ in bodies(value)):
+        return tuple(with_bodies(x, change) for x in value)
+    return value
+
+
 def equations(jaxpr: Any) -> Iterator[Any]:
     """Yield the equations of an open jaxpr, each before those of the bodies in it."""
     for equation in jaxpr.eqns:

@@ -5,6 +5,7 @@ What is stored where a reference to memory is of a narrow format is rounded ther
 """
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from precaudit.transforms.emulate import EXACT
-from precaudit.transforms.jax_versions import bodies, source
+from precaudit.transforms.jax_versions import bodies, source, with_bodies
 from precaudit.transforms.raised import WIDE
 from precaudit.transforms.sums import float_bits
 
@@ -91,19 +92,10 @@ def _calls(jaxpr: Any, lifted: frozenset[int]) -> Any:
     equations = []
     for e in jaxpr.eqns:
         change = _body if e.primitive.name == CALL else _calls
-        equations.append(e.replace(params={n: _mapped(v, change, lifted) for n, v in e.params.items()}))
+        equations.append(
+            e.replace(params={n: with_bodies(v, partial(change, lifted=lifted)) for n, v in e.params.items()})
+        )
     return jaxpr.replace(eqns=equations)
-
-
-def _mapped(value: Any, change: Callable[[Any, frozenset[int]], Any], lifted: frozenset[int]) -> Any:
-    """Change the jaxprs inside one equation parameter."""
-    if isinstance(value, jex.ClosedJaxpr):
-        return jex.ClosedJaxpr(change(value.jaxpr, lifted), value.consts)
-    if isinstance(value, jex.Jaxpr):
-        return change(value, lifted)
-    if isinstance(value, tuple) and any(True for _ in bodies(value)):
-        return tuple(_mapped(x, change, lifted) for x in value)
-    return value
 
 
 def _body(jaxpr: Any, lifted: frozenset[int]) -> Any:
@@ -128,7 +120,11 @@ class _Rewritten:
         kept = inside or e.primitive.name in READS | WRITES
         lifted = id(e) in self.lifted
         if kept or not (lifted or any(self._known(v) for v in e.invars)):
-            params = {n: _mapped(v, _body, self.lifted) for n, v in e.params.items()} if inside else e.params
+            params = (
+                {n: with_bodies(v, partial(_body, lifted=self.lifted)) for n, v in e.params.items()}
+                if inside
+                else e.params
+            )
             self.equations.append(e.replace(invars=[self.as_declared(v) for v in e.invars], params=params))
             return
         stays = lifted or e.primitive.name in EXACT
