@@ -25,7 +25,7 @@ class Small:
     severity: str = ""
     donated: tuple[int, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
-    ranges: dict[str, float] | None = None
+    extents: dict[str, tuple[float, float]] | None = None  # of a run: the least and the largest value of each point
     platform: str = "cpu"
 
 
@@ -104,6 +104,73 @@ def a_gate_is_no_softmax(x, w):
 def the_mask_alone_is_narrow(q, k):
     mask = jnp.where(jnp.tri(8, dtype=bool), 0.0, -1e9).astype(jnp.bfloat16)
     return jax.nn.softmax(q.astype(jnp.float32) @ k.T + mask.astype(jnp.float32))
+
+
+@fires("rounded-scores", bf16(16, 32), bf16(32, 512), i32(16))
+def cross_entropy_in_tiles_of_a_scan(h, head, labels):
+    def tile(carry, given):
+        most, total, gold = carry
+        w, k = given
+        logits = (h @ w).astype(jnp.float32)  #!
+        new = jnp.maximum(most, logits.max(-1))
+        total = total * jnp.exp(most - new) + jnp.exp(logits - new[:, None]).sum(-1)
+        hit = labels[:, None] == k * 128 + jnp.arange(128)
+        return (new, total, gold + jnp.where(hit, logits, 0.0).sum(-1)), None
+
+    tiles = head.reshape(32, 4, 128).swapaxes(0, 1)
+    first = jnp.full(16, -jnp.inf), jnp.zeros(16), jnp.zeros(16)
+    (most, total, gold), _ = lax.scan(tile, first, (tiles, jnp.arange(4)))
+    return jnp.mean(most + jnp.log(total) - gold)
+
+
+@fires("rounded-scores", bf16(16, 32), bf16(32, 512), i32())
+def logsumexp_in_tiles_of_a_loop(h, head, tiles):
+    def tile(k, total):
+        logits = h @ lax.dynamic_slice(head, (0, k * 128), (32, 128))  #!
+        return jnp.logaddexp(total, jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
+
+    return lax.fori_loop(0, tiles, tile, jnp.full(16, -jnp.inf))
+
+
+@fires("rounded-scores", bf16(16, 32), bf16(32, 512))
+def logsumexp_in_a_kernel(h, head):
+    def body(h_ref, w_ref, most_ref, total_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            most_ref[...] = jnp.full(most_ref.shape, -jnp.inf)
+            total_ref[...] = jnp.zeros(total_ref.shape)
+
+        logits = jnp.dot(h_ref[...], w_ref[...]).astype(jnp.float32)  #!
+        new = jnp.maximum(most_ref[...], logits.max(-1))
+        total_ref[...] = total_ref[...] * jnp.exp(most_ref[...] - new) + jnp.exp(logits - new[:, None]).sum(-1)
+        most_ref[...] = new
+
+    row = pl.BlockSpec((16,), lambda k: (0,))
+    most, total = pl.pallas_call(
+        body, grid=(4,), out_specs=[row, row], out_shape=[jax.ShapeDtypeStruct((16,), jnp.float32)] * 2,
+        in_specs=[pl.BlockSpec((16, 32), lambda k: (0, 0)), pl.BlockSpec((32, 128), lambda k: (0, k))], interpret=True,
+    )(h, head)  # fmt: skip
+    return most + jnp.log(total)
+
+
+@fires("rounded-scores", bf16(16, 32), bf16(32, 512), f32(16))
+def a_softmax_made_again_for_a_gradient(h, head, lse):
+    logits = jnp.dot(h, head, preferred_element_type=jnp.float32)
+    lse = jax.nn.logsumexp(logits, axis=-1)
+    again = (h @ head).astype(jnp.float32)  #!
+    return jnp.exp(again - lse[:, None])
+
+
+@silent("rounded-scores", bf16(16, 32), bf16(32, 512), i32(16))
+def cross_entropy_in_float32(h, head, labels):
+    logits = jnp.dot(h, head, preferred_element_type=jnp.float32)
+    gold = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    return -gold.mean().astype(jnp.bfloat16), jnp.log(jnp.sum(jnp.abs((h @ head).astype(jnp.float32)), -1))
+
+
+@silent("rounded-scores", bf16(16, 32), bf16(32, 512))
+def a_softplus_is_no_cross_entropy(h, head):
+    return jnp.log1p(jnp.exp((h @ head).astype(jnp.float32))).sum(-1)
 
 
 # narrow-exp
@@ -335,11 +402,6 @@ def a_least_divisor_that_is_zero(x):
     return x / jnp.maximum(jnp.abs(x).sum(), 1e-12)  #!
 
 
-@fires("lost-constant", bf16(32, 32), bf16(32, 32), severity="warning")
-def an_average_that_forgets_nothing(mean, gradient):
-    return 0.999 * mean + 0.001 * (gradient * gradient)  #!
-
-
 @silent("lost-constant", f16(4, 4), bf16(4, 4))
 def masks_that_fit(narrow, wide):
     seen = jnp.tri(4, dtype=bool)
@@ -428,25 +490,42 @@ def rounded_explicitly(x):
 # overflow
 
 
-@fires("overflow", f16(4, 32), ranges={"hidden": 70_000.0}, severity="error")
+@fires("overflow", f16(4, 32), extents={"hidden": (-1.0, 70_000.0)}, severity="error")
 def more_than_float16_holds(x):
     return tap(x * 3, "hidden") + 1  #!
 
 
-@fires("overflow", f16(4, 32), f16(32, 32), ranges={"out": 20_000.0, "hidden": 90_000.0}, severity="warning")
+@fires("overflow", f16(4, 32), f16(32, 32), extents={"out": (-20_000.0, 3.0), "hidden": (0, 9e4)}, severity="warning")
 def nearly_more_than_float16_holds(x, w):
     hidden = tap(x.astype(jnp.float32), "hidden")
     return tap(hidden.astype(jnp.float16) @ w, "out")  #!
 
 
-@silent("overflow", bf16(4, 32), ranges={"hidden": 1e30})
+@fires("overflow", bf16(4, 32), extents={"raw": (-np.inf, 3.0), "scaled": (-np.inf, 3.0)}, severity="error")
+def the_first_infinity_alone(x):
+    raw = tap(x * x, "raw")  #!
+    return tap(raw / 2, "scaled")
+
+
+@fires("overflow", f16(4, 4), extents={"masked": (-np.inf, np.inf)}, severity="error")
+def an_infinity_that_is_no_mask(scores):
+    return tap(jnp.where(jnp.tri(4, dtype=bool), scores, -jnp.inf), "masked")  #!
+
+
+@silent("overflow", bf16(4, 32), extents={"hidden": (-1e30, 1e30)})
 def bfloat16_holds_it(x):
     return tap(x * 3, "hidden")
 
 
-@silent("overflow", f16(4, 32), ranges={"hidden": 16_000.0, "other": 1e6, "odd": float("nan")})
+@silent("overflow", f16(4, 32), extents={"hidden": (-9, 16_000.0), "other": (0, 1e6), "odd": (np.nan, np.nan)})
 def within_float16(x):
     return tap(tap(x * 3, "hidden"), "odd")
+
+
+@silent("overflow", f16(4, 4), extents={"masked": (-1e30, 12.0), "other": (-np.inf, 12.0)})
+def masks_of_a_wider_run(scores):
+    masked = tap(jnp.where(jnp.tri(4, dtype=bool), scores, jnp.finfo(scores.dtype).min), "masked")
+    return masked, tap(jnp.where(jnp.tri(4, dtype=bool), scores, -jnp.inf), "other")
 
 
 # refused-preset
@@ -662,3 +741,244 @@ def the_same_format(cache, x):
 @silent("cache-alias", f32(1024), f32())
 def nothing_donated(cache, x):
     return cache[:8] + x
+
+
+# narrow-integers
+
+
+def turned(x, positions):
+    """RoPE on the last axis of x [T, D]."""
+    half = x.shape[-1] // 2
+    angle = positions.astype(jnp.float32)[:, None] * 1e4 ** (-jnp.arange(half) / half)
+    a, b = x[:, :half].astype(jnp.float32), x[:, half:].astype(jnp.float32)
+    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], -1)
+
+
+@fires("narrow-integers", bf16(300, 16), severity="error")
+def positions_by_a_cumulative_sum(x):
+    return turned(x, jnp.cumsum(jnp.ones(300, x.dtype)) - 1)  #!
+
+
+@fires("narrow-integers", f16(3000, 16), severity="error")
+def positions_made_in_float16(x):
+    return turned(x, jnp.arange(3000, dtype=x.dtype))  #!
+
+
+@fires("narrow-integers", bf16(4, 512), severity="error")
+def places_in_an_expert_compared_with_its_capacity(router):
+    chosen = jax.nn.one_hot(jnp.argmax(router, -1), 8, dtype=jnp.bfloat16)
+    chosen = jnp.tile(chosen, (256, 1))
+    place = jnp.cumsum(chosen, 0)  #!
+    return jnp.where(place <= 512, chosen, 0)
+
+
+@fires("narrow-integers", f32(512, 8), bf16(512), severity="error")
+def the_last_token_by_a_count(table, mask):
+    last = (mask > 0).astype(jnp.bfloat16).sum(dtype=jnp.bfloat16) - 1  #!
+    return table[last.astype(jnp.int32)]
+
+
+@fires("narrow-integers", bf16(512, 512), severity="error")
+def distances_added_to_scores(scores):
+    far = jnp.arange(512, dtype=jnp.bfloat16)  #!
+    return jax.nn.softmax((scores - 0.25 * far).astype(jnp.float32))
+
+
+@fires("narrow-integers", bf16(8, 16), i32(8), severity="warning")
+def positions_of_any_size(x, positions):
+    return turned(x, positions.astype(x.dtype))  #!
+
+
+@fires("narrow-integers", i32(1), bf16(4, 512), severity="warning")
+def lengths_compared_in_bfloat16(lengths, x):
+    seen = jnp.arange(512) < lengths.astype(jnp.bfloat16).astype(jnp.int32)  #!
+    return jnp.where(seen, x, 0)
+
+
+@fires("narrow-integers", bf16(300, 16), severity="error")
+def positions_counted_by_a_scan(x):
+    def step(position, row):
+        return position + 1, turned(row[None], position[None])  #!
+
+    return lax.scan(step, jnp.zeros((), jnp.bfloat16), x)[1]
+
+
+@fires("narrow-integers", bf16(20, 20, 16), severity="error")
+def positions_counted_by_two_scans(x):
+    def step(position, row):
+        return position + 1, turned(row[None], position[None])  #!
+
+    def block(position, rows):
+        return lax.scan(step, position, rows)
+
+    return lax.scan(block, jnp.zeros((), jnp.bfloat16), x)[1]
+
+
+@silent("narrow-integers", bf16(128, 16), i32(128))
+def positions_that_fit(x, steps):
+    def step(position, row):
+        return position + 1, turned(row[None], position[None])
+
+    counted = lax.scan(step, jnp.zeros((), jnp.bfloat16), x)[1]
+    other = jnp.clip(steps, 0, 255), steps % 256, 2 * jnp.arange(128), steps.astype(jnp.int8)
+    return counted, turned(x, jnp.arange(128, dtype=x.dtype)), [turned(x, o.astype(x.dtype)) for o in other]
+
+
+@silent("narrow-integers", bf16(300, 16), i32(4))
+def positions_in_int32(x, lengths):
+    positions = jnp.cumsum(jnp.ones(300, jnp.int32)) - 1
+    seen = positions[None] < lengths[:, None]
+    return turned(x, positions).astype(x.dtype), seen.astype(x.dtype) @ x
+
+
+@silent("narrow-integers", bf16(4, 512), bf16(512, 64), i32(4))
+def numbers_that_place_nothing(x, w, lengths):
+    mean = (x @ w) / lengths.astype(x.dtype)[:, None]
+    near = jnp.where(lengths.astype(x.dtype) > 0, 1, 0)
+    quantised = jnp.clip(jnp.round(x * 16), -127, 127).astype(jnp.int8)
+    sums = lax.dot(quantised, w.astype(jnp.int8), preferred_element_type=jnp.int32)
+    return mean, near, jax.nn.softmax((sums.astype(x.dtype) * 0.01).astype(jnp.float32)), x[:, :300] > x[:, 200:500]
+
+
+@silent("narrow-integers", i32(), bf16(256, 16))
+def a_loop_that_ends_before(start, x):
+    def step(state):
+        i, out = state
+        return i + 1, out + turned(x, jnp.full(256, i, jnp.bfloat16))
+
+    return lax.while_loop(lambda state: state[0] < 250, step, (0, jnp.zeros((256, 16))))
+
+
+# narrow-moments
+
+
+@fires("narrow-moments", bf16(32, 32), bf16(32, 32), severity="error")
+def an_average_that_forgets_nothing(mean, gradient):
+    return 0.999 * mean + 0.001 * (gradient * gradient)  #!
+
+
+@fires("narrow-moments", bf16(32, 32), f32(32, 32), severity="error")
+def a_second_moment_made_in_float32_and_kept_in_bfloat16(moment, gradient):
+    wide = moment.astype(jnp.float32)
+    wide = 0.999 * wide + 0.001 * gradient**2  #!
+    return wide.astype(jnp.bfloat16), gradient / jnp.sqrt(wide + 1e-8)
+
+
+@fires("narrow-moments", bf16(32), f32(1000, 32), severity="error")
+def a_moment_that_a_loop_keeps(moment, gradients):
+    def step(moment, gradient):
+        moment = moment + (0.001 * (gradient - moment.astype(jnp.float32))).astype(moment.dtype)  #!
+        return moment, None
+
+    return lax.scan(step, moment, gradients)[0]
+
+
+@fires("narrow-moments", bf16(32), f32(32), severity="warning")
+def momentum_in_bfloat16(momentum, gradient):
+    return (0.9 * momentum.astype(jnp.float32) + gradient).astype(momentum.dtype)  #!
+
+
+@fires("narrow-moments", f16(32), f32(32), f32(), severity="warning")
+def a_moment_whose_decay_is_given(moment, gradient, decay):
+    wide = decay * moment.astype(jnp.float32) + (1 - decay) * gradient  #!
+    return wide.astype(moment.dtype)
+
+
+@fires("narrow-moments", bf16(32), f32(32), severity="error")
+def a_moment_in_a_kernel(moment, gradient):
+    def body(m_ref, g_ref, out_ref):
+        wide = 0.999 * m_ref[...].astype(jnp.float32) + 0.001 * g_ref[...] ** 2  #!
+        out_ref[...] = wide.astype(out_ref.dtype)
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(moment.shape, moment.dtype), interpret=True)(
+        moment, gradient
+    )
+
+
+@silent("narrow-moments", f32(32), bf16(32))
+def a_moment_in_float32(moment, gradient):
+    moment = 0.999 * moment + 0.001 * gradient.astype(jnp.float32) ** 2
+    return moment, gradient / jnp.sqrt(moment + 1e-8).astype(gradient.dtype)
+
+
+@silent("narrow-moments", bf16(4, 32), bf16(32, 32))
+def residuals_and_mixtures_are_no_averages(x, w):
+    y = jnp.tanh(x @ w)
+    return 0.5 * x + 0.5 * y, x + 0.1 * y, (0.9 * x + 0.1 * y) @ w
+
+
+@silent("narrow-moments", bf16(32, 32), f32(32, 32), f32(32, 32))
+def parameters_in_bfloat16_beside_moments_in_float32(w, moment, gradient):
+    moment = 0.9 * moment + 0.1 * gradient
+    return (w.astype(jnp.float32) - 1e-3 * moment).astype(w.dtype), moment
+
+
+# narrow-angles
+
+
+def frequencies(n, dtype=jnp.float32):
+    return (1e4 ** (-jnp.arange(n) / n)).astype(dtype)
+
+
+@fires("narrow-angles", i32(300), severity="error")
+def frequencies_rounded(positions):
+    inverse = (1e4 ** (-jnp.arange(64) / 64)).astype(jnp.bfloat16)  #!
+    return jnp.cos(positions.astype(jnp.float32)[:, None] * inverse.astype(jnp.float32))
+
+
+@fires("narrow-angles", i32(300), bf16(64), severity="error")
+def frequencies_that_are_given_in_bfloat16(positions, inverse):
+    angle = positions.astype(jnp.float32)[:, None] * inverse.astype(jnp.float32)  #!
+    return jnp.sin(angle), jnp.cos(angle)
+
+
+@fires("narrow-angles", i32(300), f32(64), severity="error")
+def an_angle_in_bfloat16(positions, inverse):
+    angle = (positions.astype(jnp.float32)[:, None] * inverse).astype(jnp.bfloat16)  #!
+    return jnp.exp(1j * angle.astype(jnp.complex64))
+
+
+@fires("narrow-angles", f16(8), severity="error")
+def steps_of_a_diffusion(t):
+    angle = t.astype(jnp.float32)[:, None] * frequencies(64)  #!
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
+
+
+@fires("narrow-angles", i32(2, 64, 3), f32(3, 32), severity="warning")
+def three_axes_by_a_product(positions, inverse):
+    angle = jnp.einsum("bti,if->btf", positions.astype(jnp.float32), inverse)  #!
+    return jnp.cos(angle)
+
+
+@fires("narrow-angles", i32(2, 64), severity="note")
+def an_outer_product(positions):
+    return jnp.cos(jnp.einsum("bt,f->btf", positions.astype(jnp.float32), frequencies(32)))  #!
+
+
+@fires("narrow-angles", i32(2, 64, 3), f32(3, 32), severity="error", platform="tpu")
+def three_axes_on_a_tpu(positions, inverse):
+    return jnp.sin(positions.astype(jnp.float32) @ inverse)  #!
+
+
+@silent("narrow-angles", i32(300), bf16(300, 128))
+def angles_in_float32(positions, x):
+    angle = positions.astype(jnp.float32)[:, None] * frequencies(64)
+    return x[:, :64] * jnp.cos(angle).astype(x.dtype), x[:, 64:] * jnp.sin(angle.astype(jnp.float32)).astype(x.dtype)
+
+
+@silent("narrow-angles", i32(2, 64, 3), f32(3, 32), platform="tpu")
+def three_axes_by_an_exact_product(positions, inverse):
+    return jnp.sin(jnp.matmul(positions.astype(jnp.float32), inverse, precision="highest"))
+
+
+@silent("narrow-angles", bf16(8, 32), bf16(32, 32), bf16(8, 3))
+def sines_of_activations(x, w, coordinates):
+    hidden = jnp.sin(30 * (x @ w))
+    return jnp.sin(hidden.astype(jnp.float32)), jnp.sin(
+        coordinates[..., None] * jnp.exp2(jnp.arange(10, dtype=x.dtype))
+    )
+
+
+@silent("narrow-angles", bf16(300, 16))
+def positions_are_of_another_rule(x):
+    return turned(x, jnp.cumsum(jnp.ones(300, x.dtype)) - 1)

@@ -1,10 +1,15 @@
 """The programs of tests/cases, written after public bug reports and after what people run: what each has to say."""
 
+import jax
 import pytest
 
+from precaudit import Program
 from precaudit.gradients.check import gradcheck
 from precaudit.gradients.subjects import named
-from tests.audited_cases import CASES, audited
+from precaudit.lint.linting import lint_program
+from precaudit.programs.loading import load_attribute
+from tests.audited_cases import CASES, audited, program
+from tests.conftest import few
 
 
 @pytest.mark.parametrize("name", ["late_query.py:bug"])
@@ -19,7 +24,7 @@ def test_a_query_turned_late_is_named(name, tmp_path):
 def line_of(file, text):
     """Return ``FILE:LINE`` of the first line of a case that holds a text."""
     lines = (CASES / file).read_text().splitlines()
-    return f"{file}:{next(i for i, line in enumerate(lines, 1) if text in line)}:"
+    return f"{file}:{next(i for i, line in enumerate(lines, 1) if text in line)}"
 
 
 def held_to_reference(kernel, given="inputs", **how):
@@ -33,4 +38,54 @@ def held_to_reference(kernel, given="inputs", **how):
 def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
     found = held_to_reference(f"custom_vjp.py:{name}")
     assert found.exit_code == 1
-    assert f"explains it: tests/cases/{line_of('custom_vjp.py', 'narrow = ')}" in found.conclusions[0]
+    assert f"explains it: tests/cases/{line_of('custom_vjp.py', 'narrow = ')}:" in found.conclusions[0]
+
+
+def linted(program):
+    """Return {(rule, file:line)} of what lint finds."""
+    return {(f.rule, f.source.rpartition("/")[2]) for f in lint_program(program).findings}
+
+
+@pytest.mark.parametrize("name", ["softp", "logp", "lsep", "lognarrowp"])
+def test_a_bfloat16_product_into_any_softmax_or_loss_is_linted(name):
+    found = linted(program(f"lint_losses.py:{name}"))
+    assert ("rounded-scores", line_of("lint_losses.py", "return jnp.dot(h, p)")) in found
+    assert {rule for rule, _ in found} <= {"rounded-scores", "narrow-exp"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("xent.py", "return jnp.dot(h, w"), ("xent_pallas.py", "z = jnp.dot(h_ref")]
+)
+@pytest.mark.parametrize("made", ["loss", "gradient"])
+def test_streaming_cross_entropy_of_bfloat16_logits_is_linted(file, text, made):
+    """In a loop over tiles and in a kernel's grid; with float32 logits nothing is."""
+    cases = {name: load_attribute(f"{CASES}/{file}:{name}") for name in ("buggy", "fixed")}
+    h, w, y = load_attribute(f"{CASES}/xent.py:inputs")(0)
+    found = {}
+    for name, loss in cases.items():
+        call = loss if made == "loss" else jax.grad(loss)
+        with jax.numpy_dtype_promotion("standard"):
+            found[name] = linted(Program(call, h, {"a": (w, y)}))
+    assert found == {"buggy": {("rounded-scores", line_of(file, text))}, "fixed": set()}
+
+
+def test_positions_in_bfloat16_are_linted():
+    rules = {name: linted(program(f"positions.py:{name}")) for name in ("bug", "ok")}
+    at = line_of("decoder.py", "jnp.cumsum(jnp.ones((b, t), BF16), axis=1)")
+    assert rules["bug"] - rules["ok"] == {("narrow-integers", at), ("narrow-scan", at)}
+    assert {rule for rule, _ in rules["ok"]} == {"narrow-exp"}
+
+
+HONEST = [
+    "positions.py:ok", "row_mask.py:ok", "past_length.py:ok_after", "page_scale.py:ok", "flushed.py:p0",
+    "int_mask.py:program", "float_mask.py:program", "fp16.py:fixed", "fp16.py:gfixed", "closed_key.py:as_input",
+    *(f"../../examples/{name}_decoder.py:program" for name in ("equinox", "linen", "nnx", "own", "tapped")),
+    "../../examples/generation_loop.py:program", "../../examples/training_step.py:program",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", few(HONEST, *HONEST[:2], "int_mask.py:program", *HONEST[-2:]))
+def test_honest_programs_count_turn_and_average_in_formats_that_hold_it(name):
+    with jax.numpy_dtype_promotion("standard"):
+        rules = {rule for rule, _ in linted(program(name))}
+    assert rules <= {"narrow-exp", "rounded-scores"}, "bfloat16 gates, and scores that these programs do round"

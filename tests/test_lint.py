@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +12,7 @@ from rich.cells import cell_len
 
 from precaudit.cli import run as cli
 from precaudit.lint.linting import Linted, lint_model, lint_program
+from precaudit.lint.recorded import Extent, Recorded
 from precaudit.lint.rule import SEVERITIES, LintRecord
 from precaudit.lint.rules import every
 from precaudit.policies import load_policy
@@ -154,6 +156,71 @@ def test_a_run_says_which_values_a_format_does_not_hold(tmp_path, capsys):
     assert cli(["lint", "tiny", "--with", str(tmp_path / "nowhere")]) == 2
 
 
+TWO = """
+import jax, jax.numpy as jnp
+from precaudit import Program
+
+def program(dtype):
+    def call(params, x):
+        def layer(x, w):
+            raw = x.astype(dtype) @ w.astype(dtype)
+            return (raw / 1000).astype(jnp.float32), None
+        return jax.lax.scan(layer, x, params)[0]
+    return Program(call, 300 * jnp.ones((2, 1, 1)), {"a": (300 * jnp.ones((1, 1)),)}, points=POINTS)
+
+wide, half = program(jnp.float32), program(jnp.float16)
+"""
+
+
+@pytest.mark.parametrize(("points", "name"), [("None", "raw"), ("{'product': 'raw'}", "product")])
+def test_a_run_of_a_program_says_which_values_another_format_does_not_hold(points, name, tmp_path, capsys):
+    """300 · 300 is 90,000, of layer 0; what layer 1 makes of a thousandth of it fits."""
+    file, run = tmp_path / "two.py", str(tmp_path / "run")
+    file.write_text(TWO.replace("POINTS", points))
+    assert cli(["trace", f"{file}:wide", "-o", run]) == 0
+    assert cli(["lint", f"{file}:wide", "--with", run]) == 0
+    capsys.readouterr()
+    assert cli(["lint", f"{file}:half", "--with", run, "--json"]) == 1
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (over,) = [f for f in found if f["rule"] == "overflow"]
+    assert over["says"] == f"A run recorded 90,000 at {name}: more than float16 holds (65,504)."
+    assert (
+        over["source"] == f"{file}:{TWO.splitlines().index('            raw = x.astype(dtype) @ w.astype(dtype)') + 1}"
+    )
+
+
+def test_a_run_that_overflowed_names_where_it_did(tmp_path, capsys):
+    """Raw scores of float16; what follows from them, and the mask, are no places of their own."""
+    run = str(tmp_path / "run")
+    assert cli(["trace", "tests/cases/overflow.py:buggy", "-o", run]) == 0
+    capsys.readouterr()
+    assert cli(["lint", "tests/cases/overflow.py:buggy", "--with", run, "--json"]) == 1
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(f["point"], f["says"]) for f in found if f["rule"] == "overflow"] == [
+        ("raw", "A run recorded infinity at raw: more than float16 holds (65,504).")
+    ]
+    assert cli(["lint", "tests/cases/overflow.py:fixed", "--with", run]) == 0
+    assert cli(["lint", OWN, "--with", str(tmp_path)]) == 2
+    assert cli(["lint", "examples/training_step.py:program", "--with", run]) == 2
+    assert "give a run of these points" in capsys.readouterr().err
+
+
+def test_a_program_that_cannot_be_traced_is_said_with_its_line(tmp_path, capsys):
+    file = tmp_path / "wrong.py"
+    lines = "import jax.numpy as jnp, precaudit", "def call(p, x):", "    return p @ x"
+    file.write_text("\n".join([*lines, 'program = precaudit.Program(call, jnp.ones(3), {"a": (jnp.ones(4),)})']))
+    assert cli(["lint", f"{file}:program"]) == 2
+    said = capsys.readouterr().err
+    assert "the program cannot be traced" in said
+    assert f"{file}:3" in said
+
+
+def test_large_values_of_points_that_are_not_here_are_told():
+    run = Recorded(Path("runs/x"), {"q": Extent(-1.0, 1.0), "gone": Extent(0.0, 1e5), "small": Extent(0.0, 1.0)}, {})
+    linted = lint_model("tiny", load_policy("bf16"), run=run)
+    assert linted.notes == ("points of the run that are not here had values above 65,504: gone",)
+
+
 def test_every_rule_is_listed(capsys):
     assert cli(["lint", "--list"]) == 0
     out = capsys.readouterr().out
@@ -162,6 +229,7 @@ def test_every_rule_is_listed(capsys):
         assert f"{rule.id} ({rule.severity}" in out
         assert rule.why in out
         assert rule.fix in out
+        assert rule.needs != "jaxpr" or f"`{rule.id}`" in Path("docs/tpu.md").read_text()
 
 
 @pytest.mark.parametrize(

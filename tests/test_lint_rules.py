@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from precaudit.errors import UserError
 from precaudit.lint.flow import widened
 from precaudit.lint.linting import found, lint_model, lint_program
+from precaudit.lint.recorded import Extent, Recorded
 from precaudit.lint.rules import every
 from precaudit.lint.view import View
 from precaudit.policies import load_policy
@@ -46,7 +48,8 @@ def views(small, needs):
             yield compiled(small.call, *given, donated=small.donated, options=small.options, phase=f"phase{i}")
         else:
             traced = jax.jit(small.call).trace(*given)
-            yield View(f"phase{i}", small.platform, traced.jaxpr, ranges=small.ranges)
+            extents = small.extents and {name: Extent(*x) for name, x in small.extents.items()}
+            yield View(f"phase{i}", small.platform, traced.jaxpr, extents=extents)
 
 
 def hits(rule, small):
@@ -299,7 +302,8 @@ def test_examples(target):
 
 def test_largest_magnitudes_of_a_run_are_given_to_the_rules():
     """Float32 and bfloat16 hold them."""
-    assert not [f for f in lint_model("tiny", load_policy("bf16"), ranges={"q": 1e6}).findings if f.rule == "overflow"]
+    run = Recorded(Path("runs/x"), {"q": Extent(-1e6, 1e6)}, {})
+    assert not [f for f in lint_model("tiny", load_policy("bf16"), run=run).findings if f.rule == "overflow"]
 
 
 def test_lines_are_those_that_call_a_library_not_those_that_called_it_first():
@@ -332,3 +336,49 @@ def test_a_value_is_followed_through_calls_branches_and_loops():
     assert widened(view.graph, product, 1)
     view = View("call", "cpu", jax.jit(lambda x, w: x @ w).trace(f32(8, 8), f32(8, 8)).jaxpr)
     assert not widened(view.graph, view.equations[-1], 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "severities"),
+    [
+        (lambda o: (o.adam(1e-3), jnp.float32), set()),
+        (lambda o: (o.adam(1e-3, mu_dtype=jnp.bfloat16), jnp.float32), {"warning"}),
+        (lambda o: (o.adamw(1e-3), jnp.bfloat16), {"warning", "error"}),
+        (lambda o: (o.sgd(1e-3, 0.9, accumulator_dtype=jnp.bfloat16), jnp.float32), {"warning"}),
+        (lambda o: (o.sgd(1e-3), jnp.bfloat16), set()),
+    ],
+    ids=["float32", "first moment", "both moments", "momentum", "no state"],
+)
+def test_an_optimizer_s_moments_in_bfloat16_are_named_at_the_line_that_updates_them(made, severities):
+    """Of Adam on bfloat16 parameters the second moment never falls; what it forgets in a step is rounded away."""
+    optimizer, dtype = made(pytest.importorskip("optax"))
+    params = {"w": jax.ShapeDtypeStruct((8, 8), dtype), "b": jax.ShapeDtypeStruct((8,), dtype)}
+    state = jax.eval_shape(optimizer.init, params)
+
+    def call(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(jnp.add, params, jax.tree.map(lambda u, p: u.astype(p.dtype), updates, params)), state
+
+    with jax.numpy_dtype_promotion("standard"):
+        view = View("call", "cpu", jax.jit(call).trace(params, state, params).jaxpr)
+    said = found([view], [RULES["narrow-moments"]]).findings
+    assert {f.severity for f in said} == severities
+    assert {f.source for f in said} <= {f"{__file__}:{call.__code__.co_firstlineno + 1}"}
+    assert all(f.count == 2 for f in said)
+
+
+def test_what_rounding_costs_a_running_average_is_as_is_said():
+    """A second moment in bfloat16 with decay 0.999 stays where it is; one with 0.9 is off by less than is said."""
+
+    def after(decay, steps):
+        moment = np.asarray(1.0, jnp.bfloat16)
+        for _ in range(steps):
+            moment = np.float32(np.float32(decay) * np.float32(moment)).astype(jnp.bfloat16)
+        return float(moment)
+
+    assert after(0.999, 1000) == 1.0
+    draw, wide, narrow = np.random.default_rng(0), 0.0, np.asarray(0.0, jnp.bfloat16)
+    for x in draw.standard_normal(500) ** 2:
+        wide = 0.9 * wide + 0.1 * x
+        narrow = np.float32(0.9 * float(narrow) + 0.1 * x).astype(jnp.bfloat16)
+    assert 0 < abs(float(narrow) / wide - 1) < 2**-8 / (1 - 0.9)

@@ -63,7 +63,7 @@ def command(
     from precaudit.records import encode
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
-    found = _linted(subject, tpu, device, own, None if run is None else _ranges(run))
+    found = _linted(subject, tpu, device, own, run)
     if sarif is not None:
         import json
 
@@ -85,33 +85,22 @@ def command(
     return found.exit_code(fail_on)
 
 
-def _ranges(run: Path) -> dict[str, float]:
-    """Return {point: the largest magnitude that a model's run recorded there}."""
-    from precaudit.records import value
-    from precaudit.store import open_run
-
-    found: dict[str, float] = {}
-    for p in open_run(run).points:
-        found[p.point] = max(found.get(p.point, 0.0), abs(value(p.stats.min)), abs(value(p.stats.max)))
-    return found
-
-
-def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any], ranges: dict[str, float] | None) -> Any:
+def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any], folder: Path | None) -> Any:
     from precaudit.errors import UserError
     from precaudit.lint.linting import PHASES, lint_model, lint_program
+    from precaudit.lint.recorded import recorded
     from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.programs.loading import is_reference, load
     from precaudit.tpu.target import parse_target
 
-    target = None if tpu is None else parse_target(tpu)
+    target, run = None if tpu is None else parse_target(tpu), None if folder is None else recorded(folder)
     with progress_bar("loading JAX") as advance:
         if is_reference(subject):
             if other := [name for name, value in own.items() if value is not None]:
                 raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
-            return lint_program(load(subject), target, device, advance, ranges)
+            return lint_program(load(subject), target, device, advance, run)
         policy = apply_settings(load_policy(own["--policy"] or "bf16"), parse_settings(own["--set"] or ()))
         phases = tuple(p.strip() for p in own["--phase"].split(",")) if own["--phase"] else PHASES
         return lint_model(
-            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance,
-            ranges,
+            subject, policy, target, phases, device, own["--tokens"] or 64, own["--batch"] or 1, advance, run,
         )  # fmt: skip

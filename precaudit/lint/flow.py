@@ -1,8 +1,9 @@
-"""Where a program's values come from and go to: its equations, values numbered across calls, loops and branches."""
+"""Where a program's values come from and go to: its equations, values numbered across calls, loops and kernels."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -10,8 +11,7 @@ import numpy as np
 
 from precaudit.graphs.decoder import point_of
 from precaudit.tpu.hlo import JAX_FILES
-from precaudit.transforms.jax_versions import bodies, called, closed, frames, scanned
-from precaudit.transforms.primitives import CALLS
+from precaudit.transforms.labels import LIBRARIES, STANDARD
 
 NARROW = ("bfloat16", "float16")
 EIGHT_BITS = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool")  # one bfloat16 pass loses none
@@ -19,9 +19,8 @@ FLOATS = (*NARROW, "float32", "float64")
 MOVES = frozenset(
     ("reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "copy", "copy_p", "rev",
      "concatenate", "expand_dims", "gather", "sharding_constraint", "name", "stop_gradient", "pad", "split", "reshard",
-     "pvary", "pcast")
+     "pvary", "pcast", "tile", "stack", "unstack")
 )  # fmt: skip
-LOOPS = ("scan", "while", "cond")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Equation:
     @property
     def source(self) -> str:
         """FILE:LINE of the user's line; "" where JAX kept none."""
-        return self.frames[0] if self.frames else ""
+        return line_of(self.frames)
 
     @property
     def point(self) -> str:
@@ -73,11 +72,15 @@ class Equation:
 
 
 class Carried(NamedTuple):
-    """A value that a loop carries: as a step reads it and as it leaves it. ``steps``: None where a condition says."""
+    """A value that a loop carries: as a step reads it and as it leaves it.
+
+    ``steps``: None where a condition says, ``condition``, the value that it has.
+    """
 
     read: int
     left: int
     steps: int | None
+    condition: int | None = None
 
 
 Passes = Callable[[Equation], Iterable[int]]  # the inputs that a walk follows through an equation
@@ -189,10 +192,15 @@ class Graph:
         return any(self.shapes[v] == () for v in self.behind(value, as_moved))
 
 
+def tap(e: Equation) -> str:
+    """Return the point that an equation names; "" of others."""
+    return str(e.made.params["name"]) if e.primitive == "name" else ""
+
+
 def as_moved(e: Equation) -> Iterable[int]:
     """Pass through what moves values and converts them."""
     if e.primitive in MOVES:
-        return range(len(e.inputs)) if e.primitive == "concatenate" else (0,)
+        return range(len(e.inputs)) if e.primitive in ("concatenate", "stack") else (0,)
     if e.primitive == "select_n":
         return range(1, len(e.inputs))
     return (0,) if e.primitive in ("convert_element_type", "reduce_precision") else ()
@@ -219,139 +227,15 @@ def widened(graph: Graph, e: Equation, i: int) -> bool:
     return bool(ends) and all(_held(graph, v) for v in ends)
 
 
+def line_of(frames: Sequence[str]) -> str:
+    """Return the innermost line of a user's code: outside libraries and Python's own; where none is, the innermost."""
+    own = (x for x in frames if not LIBRARIES.search(x) and Path(x).parent != STANDARD)
+    return next(own, frames[0] if frames else "")
+
+
 def user_frames(found: Iterable[str]) -> tuple[str, ...]:
     """Return the frames outside JAX, innermost first."""
     return tuple(x for x in found if not JAX_FILES.search(x.replace("\\", "/")))
-
-
-def build(jaxpr: Any) -> Graph:
-    """Return the graph of a program, a closed jaxpr."""
-    builder = _Builder()
-    body, consts = closed(jaxpr)
-    results = builder.run(body, consts, [builder.value(v.aval) for v in body.invars], (), ())
-    return Graph(
-        tuple(builder.equations), builder.makers, {v: tuple(x) for v, x in builder.joins.items()}, builder.constants,
-        builder.shapes, builder.dtypes, tuple(builder.carried), tuple(results),
-    )  # fmt: skip
-
-
-class _Builder:
-    """Numbers the values of a jaxpr; a body that is called twice has values of its own each time."""
-
-    def __init__(self) -> None:
-        self.equations: list[Equation] = []
-        self.makers: dict[int, Equation] = {}
-        self.joins: dict[int, list[int]] = {}
-        self.constants: dict[int, Any] = {}
-        self.shapes: list[tuple[int, ...]] = []
-        self.dtypes: list[str] = []
-        self.carried: list[Carried] = []
-        self.steps: int | None = None  # of the outermost scan around what is taken in
-
-    def value(self, aval: Any) -> int:
-        """Number a value."""
-        self.shapes.append(tuple(getattr(aval, "shape", ())))
-        self.dtypes.append(str(getattr(aval, "dtype", "")))
-        return len(self.shapes) - 1
-
-    def join(self, value: int, *sources: int) -> None:
-        """Say what a value may be."""
-        self.joins.setdefault(value, []).extend(sources)
-
-    def constant(self, aval: Any, given: Any) -> int:
-        """Number a value that the text gives."""
-        v = self.value(aval)
-        self.constants[v] = given
-        return v
-
-    def run(
-        self, jaxpr: Any, consts: Sequence[Any], given: Sequence[int], names: tuple[str, ...], around: tuple[str, ...]
-    ) -> list[int]:
-        """Take in a body on numbered arguments; return the numbers of its results."""
-        known = dict(zip(jaxpr.invars, given, strict=True))
-        for i, var in enumerate(jaxpr.constvars):
-            known[var] = self.constant(var.aval, consts[i]) if i < len(consts) else self.value(var.aval)
-
-        def read(var: Any) -> int:
-            return self.constant(var.aval, var.val) if hasattr(var, "val") else known[var]
-
-        for e in jaxpr.eqns:
-            stack = str(getattr(e.source_info, "name_stack", ""))
-            path = (*names, *(x for x in stack.split("/") if x))
-            own = user_frames(f"{file}:{line}" for file, line, *_ in frames(e))
-            whole = own if own[-len(around) :] == around else (*own, *around)
-            inputs = [read(v) for v in e.invars]
-            at = len(self.equations)
-            outputs = self.outputs(e, inputs, path, whole)
-            inner = outputs is not None
-            made = [self.value(v.aval) for v in e.outvars] if outputs is None else outputs
-            found = Equation(e, path, whole, tuple(inputs), tuple(made), self.steps)
-            self.equations.insert(at, found)
-            if not inner:
-                self.makers.update(dict.fromkeys(made, found))
-            known.update(zip(e.outvars, made, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def outputs(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int] | None:
-        """Take in the bodies of an equation; return the numbers of its results where they are those of a body."""
-        name, params = e.primitive.name, e.params
-        if name in LOOPS:
-            return getattr(self, f"{name}_loop")(e, inputs, names, around)
-        if name == "optimization_barrier":
-            made = [self.value(v.aval) for v in e.outvars]
-            for v, source in zip(made, inputs, strict=True):
-                self.join(v, source)
-            return made
-        if name in CALLS or name == "shard_map":
-            body, consts = called(params, CALLS.get(name, "jaxpr"))
-            if len(body.invars) == len(inputs) and len(body.outvars) == len(e.outvars):
-                return self.run(body, consts, inputs, names, around)
-        for value in params.values():
-            for body in bodies(value):
-                self.run(body, (), [self.value(v.aval) for v in body.invars], names, around)
-        return None
-
-    def scan_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
-        """Take in a scan: what a step carries is its first value or what the step before left."""
-        body, consts = closed(e.params["jaxpr"])
-        n, m = scanned(e.params)
-        given = [*inputs[:n], *(self.value(v.aval) for v in body.invars[n:])]
-        outer = self.steps
-        self.steps = outer or int(e.params["length"])
-        left = self.run(body, consts, given, names, around)
-        self.steps = outer
-        for k in range(n, len(inputs)):
-            self.join(given[k], inputs[k])
-        made = [self.value(v.aval) for v in e.outvars]
-        for k, v in enumerate(made):
-            self.join(v, left[k])
-        for k in range(m):
-            self.join(given[n + k], left[k])
-            self.carried.append(Carried(given[n + k], left[k], int(e.params["length"])))
-        return made
-
-    def while_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
-        """Take in a loop with a condition."""
-        n, m = e.params["cond_nconsts"], e.params["body_nconsts"]
-        (condition, known), (body, consts) = closed(e.params["cond_jaxpr"]), closed(e.params["body_jaxpr"])
-        carried = [self.value(v.aval) for v in body.invars[m:]]
-        self.run(condition, known, [*inputs[:n], *carried], names, around)
-        left = self.run(body, consts, [*inputs[n : n + m], *carried], names, around)
-        made = [self.value(v.aval) for v in e.outvars]
-        for k, (read, first, out) in enumerate(zip(carried, inputs[n + m :], left, strict=True)):
-            self.join(read, first, out)
-            self.join(made[k], first, out)
-            self.carried.append(Carried(read, out, None))
-        return made
-
-    def cond_loop(self, e: Any, inputs: list[int], names: tuple[str, ...], around: tuple[str, ...]) -> list[int]:
-        """Take in the branches of a condition."""
-        made = [self.value(v.aval) for v in e.outvars]
-        for branch in e.params["branches"]:
-            left = self.run(*closed(branch), inputs[1:], names, around)
-            for v, source in zip(made, left, strict=True):
-                self.join(v, source)
-        return made
 
 
 def _inputs(graph: Graph, value: int) -> Iterable[int]:

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 from precaudit.errors import UserError
 from precaudit.jax_decoder.arithmetic import check_device, compiler_options
 from precaudit.lengths import bucket
+from precaudit.lint.placing import missing, placed
+from precaudit.lint.recorded import Recorded
 from precaudit.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
 from precaudit.lint.rules import every
 from precaudit.lint.view import View
 from precaudit.policies import Policy
+from precaudit.programs.preparing import prepared, told
 from precaudit.programs.program import Program
 from precaudit.progress import Advance, silent
 from precaudit.tpu import units
@@ -53,13 +56,13 @@ def lint_model(
     tokens: int = 64,
     batch: int = 1,
     tell: Advance = silent,
-    ranges: Mapping[str, float] | None = None,
+    run: Recorded | None = None,
 ) -> Linted:
     """Lint the shipped decoder on a model, without running it.
 
-    ``tokens``: length of the prompt, and of the cache with room for eight more; ``ranges``: the largest magnitude a run
-    recorded of each point. Raises UserError for what cannot be loaded or compiled, TooLarge where the chip's memory
-    does not hold it.
+    ``tokens``: length of the prompt, and of the cache with room for eight more; ``run``: a recorded run, whose values
+    these formats may not hold. Raises UserError for what cannot be loaded or compiled and for a run of other points,
+    TooLarge where the chip's memory does not hold it.
     """
     if target is not None:
         check_policy(policy, target)
@@ -74,7 +77,7 @@ def lint_model(
         call = getattr(subject.decoder, phase)
         given = arguments(subject, phase, tokens, batch)
         views.append(_view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy))
-    return found([replace(v, ranges=ranges) for v in views])
+    return found(views if run is None else placed(views, run))
 
 
 def lint_program(
@@ -82,25 +85,41 @@ def lint_program(
     target: Target | None = None,
     platform: str = "cpu",
     tell: Advance = silent,
-    ranges: Mapping[str, float] | None = None,
+    run: Recorded | None = None,
 ) -> Linted:
-    """Lint a program of the user's: its call, without running it. ``ranges``, and what it raises: as ``lint_model``."""
+    """Lint a program of the user's: its call, without running it. ``run``, and what it raises: as ``lint_model``."""
     tell(0, 1, "compiling call" if target else "reading call")
     shaped = _shapes((program.params, *next(iter(program.cases.values()))))
-    view = _view("call", program.call, shaped, (), {}, target, platform, None)
-    return found([replace(view, ranges=ranges)])
+    view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
+    if run is None:
+        return found([view])
+    made = prepared(program, run.renamed or None, loops=())
+    return found(placed([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
+
+
+def traceable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's function that raises UserError, with the user's line, for what it raises."""
+
+    def called(*given: Any) -> Any:
+        try:
+            return call(*given)
+        except Exception as error:
+            raise UserError(f"the program cannot be traced: {told(error)}") from None
+
+    return called
 
 
 def found(views: Sequence[View], rules: Iterable[Rule] | None = None) -> Linted:
     """Return what the rules that apply say of these views."""
     kinds = {"jaxpr"}
     kinds |= {"tpu"} if all(v.compiled is not None for v in views) else set()
-    kinds |= {"run"} if all(v.ranges is not None for v in views) else set()
+    kinds |= {"run"} if all(v.extents is not None for v in views) else set()
     records = []
     for rule in every() if rules is None else rules:
         if rule.needs in kinds:
             records += _records(rule, list(rule.check(views)), views)
     notes = [note for v in views[:1] if v.compiled is not None and (note := untested(v.compiled.libtpu))]
+    notes += missing(views)
     order = {s: i for i, s in enumerate(SEVERITIES)}
     return Linted(tuple(sorted(records, key=lambda r: order[r.severity])), tuple(views), tuple(notes))
 

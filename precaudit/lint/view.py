@@ -7,7 +7,10 @@ from math import prod
 from typing import Any
 
 from precaudit.graphs.decoder import point_of
-from precaudit.lint.flow import Equation, Graph, build, user_frames
+from precaudit.lint.building import build
+from precaudit.lint.flow import Equation, Graph, line_of, user_frames
+from precaudit.lint.recorded import Extent
+from precaudit.lint.whole import Ranges, whole_numbers
 from precaudit.policies import Policy
 from precaudit.tpu.hlo import Instruction, Module, Shape, Type
 from precaudit.tpu.target import Compiled, Target
@@ -17,8 +20,8 @@ from precaudit.tpu.target import Compiled, Target
 class View:
     """One call: its jaxpr, and, for a TPU, what its compiler made of it. ``donated``: bytes the caller gives up.
 
-    ``platform``: cpu, gpu or tpu; ``policy``: of the shipped decoder, None of other programs. ``ranges``: the largest
-    magnitude that a run recorded of each point, None without a run.
+    ``platform``: cpu, gpu or tpu; ``policy``: of the shipped decoder, None of other programs. ``extents``: of each
+    point that a run recorded, None without a run; ``taps``: the jaxpr with taps at these points, None where its own is.
     """
 
     phase: str
@@ -29,12 +32,23 @@ class View:
     compiled: Compiled | None = field(default=None, repr=False)
     module: Module | None = field(default=None, repr=False)
     donated: int = 0
-    ranges: Mapping[str, float] | None = field(default=None, repr=False, compare=False)
+    extents: Mapping[str, Extent] | None = field(default=None, repr=False, compare=False)
+    taps: Any = field(default=None, repr=False, compare=False)
 
     @cached_property
     def graph(self) -> Graph:
         """Its equations and where their values come from and go to."""
         return build(self.jaxpr)
+
+    @cached_property
+    def whole(self) -> Ranges:
+        """The ranges of its values that are whole numbers."""
+        return whole_numbers(self.graph)
+
+    @cached_property
+    def tapped(self) -> Graph:
+        """The graph whose equations named ``name`` are the points that a run recorded."""
+        return self.graph if self.taps is None else build(self.taps)
 
     @property
     def equations(self) -> tuple[Equation, ...]:
@@ -43,10 +57,10 @@ class View:
 
     @cached_property
     def by_line(self) -> Mapping[tuple[str, str], tuple[Equation, ...]]:
-        """{(FILE:LINE, primitive): equations}: what an instruction may have been made of."""
+        """{(innermost FILE:LINE, primitive): equations}: what an instruction may have been made of."""
         found: dict[tuple[str, str], list[Equation]] = {}
         for e in self.equations:
-            found.setdefault((e.source, e.primitive), []).append(e)
+            found.setdefault((e.frames[0] if e.frames else "", e.primitive), []).append(e)
         return {key: tuple(x) for key, x in found.items()}
 
     def made_of(self, instruction: Instruction) -> tuple[Equation, ...]:
@@ -89,7 +103,8 @@ class View:
 def place_of(view: View, instruction: Instruction) -> tuple[str, str]:
     """Return (FILE:LINE, point) of an instruction; "" for what the compiled text does not say."""
     assert view.module is not None
-    return view.module.source(instruction) or "", point_of(tuple(instruction.op_name.split("/")))
+    frames = user_frames(view.module.frames(instruction))
+    return line_of(frames), point_of(tuple(instruction.op_name.split("/")))
 
 
 def primitive_of(instruction: Instruction) -> str:

@@ -13,12 +13,11 @@ from precaudit.lint.view import View
 ROOTS = ("rsqrt", "sqrt", "log", "pow")
 EIGHT = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz")
 LARGEST = 1 << 20  # elements of a constant that are looked at
-SMALL_WEIGHT = 2.0**-7  # beside it, 1 - weight is 1 in bfloat16 from half of this on, in float16 from an eighth
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
     """Hit constants that overflow, vanish or become 1, epsilons that are 0 or subnormal, masks that add up to −∞."""
-    rules = (overflown, infinite, masked_twice, rounded_away, vanished, averaged)
+    rules = (overflown, infinite, masked_twice, rounded_away, vanished)
     for view in views:
         for e in view.equations:
             says = next((found for rule in rules if (found := rule(view.graph, e))), None)
@@ -156,30 +155,6 @@ def _in_format(dtype: str) -> Any:
         return as_moved(e) if e.result == dtype or e.rounds or e.dtype() == dtype else ()
 
     return passes
-
-
-def averaged(graph: Graph, e: Equation) -> tuple[Any, ...]:
-    """Say that a running average keeps all of what it had: its weight is 1, beside a small one."""
-    if e.primitive != "add" or e.result not in NARROW:
-        return ()
-    weights = [_weight(graph, v) for v in e.inputs]
-    small = [w for w in weights if w is not None and 0 < w < SMALL_WEIGHT]
-    if 1.0 in weights and small:
-        return (f"An average's weights are 1 and {small[0]:.2g} in {e.result}: nothing is ever forgotten.",)
-    return ()
-
-
-def _multiplied(e: Equation) -> Iterable[int]:
-    return (0, 1) if e.primitive == "mul" else as_moved(e)
-
-
-def _weight(graph: Graph, value: int) -> float | None:
-    """Return the number that a value was multiplied by last, None where it was not."""
-    for e in graph.made_by(graph.behind(value, _multiplied), "mul"):
-        for k in (0, 1):
-            if (number := graph.scalar(e.inputs[1 - k])) is not None:
-                return number
-    return None
 
 
 MASKED = "a row that is masked throughout becomes NaN"

@@ -1,7 +1,13 @@
-"""Recorded values that float16 does not hold."""
+"""Recorded values that a point's format does not hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
+import ml_dtypes
+import numpy as np
+
+from precaudit.lint.flow import FLOATS, Equation, Graph, as_moved, tap
+from precaudit.lint.recorded import Extent
 from precaudit.lint.rule import Hit, Rule
 from precaudit.lint.view import View
 
@@ -10,26 +16,59 @@ NEAR = MOST / 4
 
 
 def check(views: Sequence[View]) -> Iterator[Hit]:
-    """Hit the points that the program stores as float16 and that a run recorded larger values of."""
+    """Hit the points stored as float16 of which a run recorded larger values, and where it first had infinities."""
     for view in views:
-        for point, largest in (view.ranges or {}).items():
-            if not largest > NEAR:
+        graph, endless = view.tapped, set[int]()
+        for e in graph.equations:
+            extent = (view.extents or {}).get(tap(e))
+            if extent is None or e.result not in FLOATS:
                 continue
-            for e in view.equations:
-                if e.result == "float16" and e.primitive == "name" and e.made.params["name"] == point:
-                    over = "more than float16 holds (65,504)" if largest > MOST else "within 4 × of what float16 holds"
-                    says = f"A run recorded {largest:,.0f} at {point}: {over}."
-                    yield Hit(view.phase, e.source, point, says, severity="error" if largest > MOST else "warning")
+            largest = most(graph, e, extent)
+            follows = largest == inf and bool(endless & graph.behind(e.outputs[0], _all).keys())
+            if largest == inf:
+                endless.add(e.outputs[0])
+            if (says := _says(tap(e), largest, e.result)) and not follows:
+                yield Hit(view.phase, e.source, tap(e), says, severity="error" if largest > MOST else "warning")
+
+
+def most(graph: Graph, e: Equation, extent: Extent) -> float:
+    """Return the largest magnitude of a point; where a mask of the program's text is a part of it, the largest value.
+
+    A mask is a constant below what float16 nearly holds, or minus infinity.
+    """
+    for v in graph.behind(e.inputs[0], _masked):
+        given = np.asarray(graph.constants.get(v, 0.0))
+        if str(given.dtype) in FLOATS and given.size and float(given.astype(np.float64).min()) < -NEAR:
+            return max(extent.high, 0.0)
+    return extent.most
+
+
+def _says(point: str, largest: float, dtype: str) -> str:
+    """Return what is wrong; "" where nothing is."""
+    if largest == inf:
+        return f"A run recorded infinity at {point}: more than {dtype} holds ({ml_dtypes.finfo(dtype).max:,.6g})."
+    if dtype != "float16" or not largest > NEAR:
+        return ""
+    over = "more than float16 holds (65,504)" if largest > MOST else "within 4 × of what float16 holds"
+    return f"A run recorded {largest:,.0f} at {point}: {over}."
+
+
+def _masked(e: Equation) -> Iterable[int]:
+    return (0, 1) if e.primitive in ("add", "sub", "max", "mul") else as_moved(e)
+
+
+def _all(e: Equation) -> Iterable[int]:
+    return range(len(e.inputs))
 
 
 RULE = Rule(
     "overflow",
     "error",
     "run",
-    "Values that float16 does not hold",
+    "Values that a format does not hold",
     "A point is stored as float16, and a recorded run had values there that are, or nearly are, larger than its "
-    "largest, 65,504.",
+    "largest, 65,504; or the run had infinities there.",
     "bfloat16 or float32 for this point, or a smaller scale",
-    "the largest magnitudes of a recorded run",
+    "the least and largest values of a recorded run",
     check,
 )
