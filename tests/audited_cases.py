@@ -4,6 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from precaudit import gate
 from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import Diagnosed, diagnose
@@ -36,9 +38,10 @@ def program(name: str):
 
 
 def audited(folder: Path, name: str, mapped: bool = False) -> Audited:
-    """Trace, compare, gate and diagnose a case into a folder."""
-    subject = program(name)
-    run = trace(subject, folder / "run", f"{CASES}/{name}", force=True)
-    names = names_of(MAP if mapped else None, None, None)
-    found = compare(run, subject, names)
-    return Audited(tuple(found), gate(found), diagnose(run, subject))
+    """Trace, compare, gate and diagnose a case into a folder; cases mix formats as users' code does."""
+    with jax.numpy_dtype_promotion("standard"):
+        subject = program(name)
+        run = trace(subject, folder / "run", f"{CASES}/{name}", force=True)
+        names = names_of(MAP if mapped else None, None, None)
+        found = compare(run, subject, names)
+        return Audited(tuple(found), gate(found), diagnose(run, subject))

@@ -65,7 +65,7 @@ def test_one_pass_gives_the_yardsticks_numbers(monkeypatch, dtype, special, bloc
     noise = Noise(zeros, *np.zeros((2, 0, *zeros.shape[:2])), u / 3**0.5, 0.0 if narrow else RECIPROCAL)
     allowed = half_ulp(reference, dtype) + noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
     ties = TIES * SINGLE * np.abs(reference) if narrow else None
-    yard = Yardstick("TD", dtype, np.arange(40), candidate, reference, noise, allowed, sums=ties)
+    yard = Yardstick("TD", dtype, np.arange(40), candidate, reference, noise, allowed, sums=ties, shape=(40, 30))
     with np.errstate(invalid="ignore"):  # infinities of masks
         residue, error = yard.residue(emulated), norm(finite(candidate - reference))
 

@@ -43,7 +43,9 @@ class Noise:
 
     ``power`` [T, H, K]: weighted mean square of the deviations; ``gains``, ``means`` [M, T, H]: Σₖ deviation · r and
     Σₖ deviation, times √weight; ``relative``: their rms size in the whole tensor over ‖r‖, at least u/√3 of the
-    output's format; ``common``: a relative error that all elements may share, as that of a reciprocal or a constant.
+    output's format; ``common``: a relative error that all elements may share, as that of a reciprocal or a constant;
+    ``smallest``: what any element may be off by, where its format ends below. ``others``: gains and means [M, lines] of
+    lines along other axes, whose elements may depend on each other as those of a row may.
     """
 
     power: Array
@@ -51,12 +53,14 @@ class Noise:
     means: Array
     relative: float
     common: float = 0.0
+    smallest: float = 0.0
+    others: tuple[tuple[Array, Array], ...] = ()
 
     @classmethod
-    def least(cls, rows: int, unit_roundoff: float, common: float = 0.0) -> "Noise":
+    def least(cls, rows: int, unit_roundoff: float, common: float = 0.0, smallest: float = 0.0) -> "Noise":
         """Return what any noise of [rows, 1, K] is at least, one rounding of the format; ``power`` is empty, 0."""
         nothing = np.zeros((0, rows, 1))
-        return cls(nothing, nothing, nothing, unit_roundoff / 3**0.5, common)
+        return cls(nothing, nothing, nothing, unit_roundoff / 3**0.5, common, smallest)
 
     @classmethod
     def pooled(
@@ -107,12 +111,14 @@ class Slices:
     noise: Array
     reference: Array
 
-    def excess(self, relative: float) -> Array:
-        """‖left‖ / √(‖noise‖² + (relative · ‖reference‖)²) of every slice; 0/0 is 0.
+    def excess(self, noise: Noise, size: int) -> Array:
+        """‖left‖ / √(‖noise‖² + (relative · ‖reference‖)² + n · smallest²) of every slice of n elements; 0/0 is 0.
 
-        The second term stands for slices whose few realisations of noise happen to be small.
+        The second term stands for slices whose few realisations of noise happen to be small, the third for those below
+        the smallest number of their format.
         """
-        scale = np.sqrt(self.noise + relative**2 * self.reference)
+        relative = np.hypot(noise.relative, noise.common)
+        scale = np.sqrt(self.noise + relative**2 * self.reference + size * noise.smallest**2)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.left == 0, 0.0, np.sqrt(self.left) / scale)
 
@@ -141,14 +147,14 @@ def excesses(
 
     Tokens are named by position. Channels need 8 positions; points over keys or the vocabulary have none.
     """
-    relative = float(np.hypot(noise.relative, noise.common))
     cells = sums.cells[:3]
-    whole = float(Slices(*(x.sum() for x in cells)).excess(relative))
-    found = {"token": Slices(*(x.sum(axis=1) for x in cells)).excess(relative)}
+    rows, heads, width = cells.shape[1], cells.shape[2], sums.channels.shape[2]
+    whole = float(Slices(*(x.sum() for x in cells)).excess(noise, rows * heads * width))
+    found = {"token": Slices(*(x.sum(axis=1) for x in cells)).excess(noise, heads * width)}
     if axes[-1] == "K" or axes == "HTS":
-        found["head"] = Slices(*(x.sum(axis=0) for x in cells)).excess(relative)
-    if axes[-1] in "KDF" and cells.shape[1] >= MIN_CHANNEL_ROWS:
-        found["channel"] = Slices(*(x.reshape(-1) for x in sums.channels)).excess(relative)
+        found["head"] = Slices(*(x.sum(axis=0) for x in cells)).excess(noise, rows * width)
+    if axes[-1] in "KDF" and rows >= MIN_CHANNEL_ROWS:
+        found["channel"] = Slices(*(x.reshape(-1) for x in sums.channels)).excess(noise, rows)
     worst: dict[str, tuple[Number, int]] = {}
     for name, values in found.items():
         if values.size:
@@ -170,15 +176,18 @@ def signed(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Sc
     """
     _, power, squares, gains, means, weighted, fourth, sizes, plain = sums.cells.sum(axis=1)
     n = float(sums.cells.shape[1] * sums.channels[0].size)
+    each = np.full(len(sizes), n / len(sizes))
     parts = {
-        # Σ left·w, the ensemble's sums, Σ noise²·w², Σ(r·w)², Σ|r·w|, Σ r·w, scale
-        "gain": (gains, noise.gains, weighted, fourth, squares, squares, float(squares.sum())),
-        "mean": (means, noise.means, power, squares, sizes, plain, n),
-    }
+        # Σ left·w, the ensemble's sums, Σ noise²·w², Σ(r·w)², Σ w², Σ|r·w|, Σ r·w, scale
+        "gain": (gains, (noise.gains, [x for x, _ in noise.others]), weighted, fourth, squares, squares, squares,
+                 float(squares.sum())),
+        "mean": (means, (noise.means, [x for _, x in noise.others]), power, squares, each, sizes, plain, n),
+    }  # fmt: skip
     whole: dict[str, Signed] = {}
     worst: Scope = {}
-    for name, (total, clusters, found, independent, absolute, together, scale) in parts.items():
-        variances = _variances(clusters, found) + noise.relative**2 * independent
+    for name, (total, (clusters, others), found, independent, weights, absolute, together, scale) in parts.items():
+        variances = _variances(clusters, found, others) + noise.relative**2 * independent
+        variances = variances + noise.smallest**2 * weights
         variances = variances + (CONSTANT * absolute) ** 2 + (noise.common * together) ** 2
         whole[name] = _signed(total, variances, _together(clusters), scale)
         if heads and len(total) > 1:
@@ -189,8 +198,13 @@ def signed(sums: Sums, noise: Noise, heads: bool) -> tuple[dict[str, Signed], Sc
     return whole, worst
 
 
-def _variances(clusters: Array, found: Array) -> Array:
-    """Return the variance of Σ noise · w of every head; ``found``: as if all elements were independent."""
+def _variances(clusters: Array, found: Array, others: Sequence[Array] = ()) -> Array:
+    """Return the variance of Σ noise · w of every head; ``found``: as if all elements were independent.
+
+    ``others``: clusters along other axes, of an array that has no heads.
+    """
+    for lines in others:
+        found = np.maximum(found, np.sum(lines**2))
     if len(clusters):
         apart = np.einsum("mth,mth->h", clusters, clusters)
         alike = (clusters.sum(axis=1) ** 2).sum(axis=0)

@@ -46,6 +46,7 @@ from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.transforms.bounded import MORE
 from precaudit.transforms.sites import STATE
+from precaudit.transforms.subnormals import device_flushes
 from precaudit.transforms.tag import capturing
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
@@ -81,6 +82,7 @@ def trace(
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=outputs_of(program), layers=layers, loops=loops_of(made),
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
+        flushes=True if target is not None else device_flushes(),
         warnings=(*_aside(made.aside), *(() if target is None else assumptions(target))),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
+from precaudit.metrics.axes import Found, as_scopes, worst_slices
 from precaudit.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
 from precaudit.metrics.sizes import norm, own_index, ratio, smallest_normal
 from precaudit.records import ErrorRecord, Scope, Unexplained, number
@@ -33,7 +34,7 @@ class Yardstick:
 
     ``allowed``: the componentwise bound; ``fused``: that of an emulation whose inputs were not rounded as recorded;
     ``hidden``: what is masked [T, 1, S]. ``sums``: by how much float32 sums may be off where nothing else is rounded
-    before a result below float32 is; None elsewhere.
+    before a result below float32 is; None elsewhere. ``shape``: the point's own, where nobody has named its axes.
     """
 
     axes: str
@@ -46,6 +47,7 @@ class Yardstick:
     fused: Array | None = None
     hidden: Array | None = None
     sums: Array | None = None
+    shape: tuple[int, ...] | None = None
 
     def rows(self, some: slice) -> "Yardstick":
         """Return the yardstick of some rows."""
@@ -89,26 +91,18 @@ class Yardstick:
         share = ratio(norm(left), norm(reference))
         far = farthest(error, left, self.allowed)
         sums = Sums.of(left, self.noise, reference)
-        return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far)
+        found = None
+        if self.shape is not None:
+            mine, power, its = (x.reshape(self.shape) for x in (left, self.noise.power, reference))
+            found = worst_slices(mine, power, its, self.noise)
+        return residue_of(sums, self.noise, self.positions, self.axes, self.dtype, share, far, found)
 
     def _left(self, emulated: Array) -> Array:
         """Return candidate − emulation, 0 where FP64 lies so near the tie between both that float32 sums cross it.
 
         Where an emulation is not finite, candidate − reference: what is finite nonetheless is none of its making.
         """
-        if self.sums is None:
-            known = np.isfinite(emulated)
-            difference: Array = self.candidate - (
-                emulated if known.all() else np.where(known, emulated, self.reference)
-            )
-            return difference
-        from precaudit.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
-
-        out = np.empty(np.broadcast_shapes(self.candidate.shape, emulated.shape))
-        each = (self.candidate, emulated, self.reference, self.sums)
-        flat = (plain(np.broadcast_to(x, out.shape)).reshape(-1) for x in each)
-        left_over(*flat, smallest_normal(self.dtype), FORMATS[self.dtype].unit_roundoff, out.reshape(-1))
-        return out
+        return left_of(self.candidate, emulated, self.reference, self.sums, self.dtype)
 
     def _seen(self, x: Array) -> Array:
         with np.errstate(invalid="ignore"):
@@ -132,12 +126,35 @@ class Yardstick:
         return badness(e)
 
 
+def left_of(candidate: Array, emulated: Array, reference: Array, sums: Array | None, dtype: str) -> Array:
+    """Return candidate − emulation of FP64 arrays; ``sums``: how far off a tie float32 sums may be, as a yardstick has.
+
+    0 where FP64 lies so near the tie between both; candidate − reference where the emulation is not finite.
+    """
+    if sums is None:
+        known = np.isfinite(emulated)
+        with np.errstate(invalid="ignore"):  # equal infinities of a mask
+            difference: Array = candidate - (emulated if known.all() else np.where(known, emulated, reference))
+        return difference
+    from precaudit.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
+
+    out = np.empty(np.broadcast_shapes(candidate.shape, emulated.shape))
+    flat = (plain(np.broadcast_to(x, out.shape)).reshape(-1) for x in (candidate, emulated, reference, sums))
+    left_over(*flat, smallest_normal(dtype), FORMATS[dtype].unit_roundoff, out.reshape(-1))
+    return out
+
+
 def residue_of(
     sums: Sums, noise: Noise, positions: Array, axes: str, dtype: str, share: float,
-    far: tuple[float, tuple[int, ...]],
+    far: tuple[float, tuple[int, ...]], slices_of: dict[str, Found] | None = None,
 ) -> Residue:  # fmt: skip
-    """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``."""
+    """Return what is left out of its sums; ``share``: its norm over the reference's; ``far``: as of ``farthest``.
+
+    ``slices_of``: the worst slices of an array whose axes nobody has named.
+    """
     whole, worst, slices = excesses(sums, noise, positions, axes)
+    if slices_of is not None:
+        worst, slices = as_scopes(slices_of)
     tensor, by_head = signed(sums, noise, axes[-1] == "K" or axes == "HTS")
     scopes: dict[str, Scope] = {name: {"excess": found} for name, found in worst.items()}
     if by_head:

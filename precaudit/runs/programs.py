@@ -66,6 +66,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
     ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
+    ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     """
 
@@ -87,6 +88,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     layers: tuple[Index, ...] | None = None
     loops: tuple[ProgramLoop, ...] = ()
     neutrality: tuple[Disturbance, ...] = ()
+    flushes: bool | None = None
     warnings: tuple[str, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)

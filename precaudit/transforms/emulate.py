@@ -38,6 +38,7 @@ from precaudit.transforms.plant import Planted, Values, Wanted, fitting, plantin
 from precaudit.transforms.products import GROUPED, PRODUCTS, label_of
 from precaudit.transforms.shadow import SLICES, Lift, Shadow
 from precaudit.transforms.sites import STATE, numbered, sites
+from precaudit.transforms.subnormals import KEEPS, flushed, read
 from precaudit.transforms.sums import float_bits, in_single, monoid, narrow_sum, own, summed
 from precaudit.transforms.wide import up
 
@@ -86,7 +87,7 @@ class Realisation:
     that leaves open it makes no number. ``ties``: to each product is added what its operands make of it where those
     near a tie are rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a
     compiler has them that makes again in each fusion what several read: of two equations that read a result the second
-    reads the other.
+    reads the other. ``flush``: the device makes 0 of subnormals (``transforms.subnormals``).
     """
 
     unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
@@ -98,23 +99,25 @@ class Realisation:
     otherwise: Way | None = None
     ties: bool = False
     apart: bool = False
+    flush: bool = False
 
 
 def emulated(
     function: Callable[..., Any], how: Realisation, lift: Mapping[str, Lift] | None = None,
-    steps: Sequence[int] | None = None, wanted: Wanted | None = None,
+    steps: Sequence[int] | None = None, wanted: Wanted | None = None, seed: Any = None,
 ) -> Callable[..., dict[str, tuple[Any, Any]]]:  # fmt: skip
     """Return ``g(values, *args) → {tap: (rounded, unrounded)}``, what its segment makes of the taps before it.
 
     ``values`` as ``plant`` takes them; every tap given is planted, so that each segment reads recorded inputs. Both are
     FP64 in the shape of values, as the tap's own format holds it and as it was before that: a compiler may hand a
     reader the latter. ``steps``: those of outermost scans that have values (None: all). ``wanted``: a tap, and at
-    which steps it is asked for; in others only what leads there is made. Of values that are two of each both are as the
-    format holds them: of the first, and of the second. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
+    which steps it is asked for; in others only what leads there is made. ``seed``: instead of the realisation's own; a
+    tracer may be one. Of values that are two of each both are as the format holds them: of the first, and of the
+    second. Under ``jax.enable_x64(True)``. Raises as ``plant`` does.
     """
 
     def interpreter(names: Collection[str]) -> Planted:
-        run = Emulated(dict(lift or {}), names, how)
+        run = Emulated(dict(lift or {}), names, how, seed)
         run.wanted = wanted
         return run
 
@@ -188,6 +191,17 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
     step = 2.0 ** (int(info.minexp) - info.nmant)  # the smallest subnormal; adding and taking away, XLA leaves out
     whole = lax.round(y * (1.0 / step), lax.RoundingMethod.TO_NEAREST_EVEN) * step
     return jnp.where(jnp.abs(y) < float(info.smallest_normal), whole, near) / factor
+
+
+def moved(x: Any, dtype: Any, factor: float) -> Any:
+    """Return FP64 ``x`` as a draw rounds it: on a grid moved by ``factor``, but left alone where the format has it.
+
+    No rounding error is made of what a format holds: of whole numbers, powers of two, masks.
+    """
+    near = rounded(x, dtype)
+    if isinstance(factor, float) and factor == 1.0:
+        return near
+    return jnp.where(near == x, x, rounded(x, dtype, factor))
 
 
 TO_BFLOAT16 = partial(rounded, dtype=jnp.bfloat16)
@@ -269,6 +283,9 @@ class Emulated(Planted):
         self.count += 1
         nothing = self.rounds_nothing(equation)
         name = equation.primitive.name
+        flush = self.how.flush and name not in KEEPS
+        if flush and name not in (*PRODUCTS, GROUPED):  # equal products of several realisations stay one
+            inputs = read(equation, inputs)
         mark = _mixed(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * _unit(mark)) if self.drawn else 1.0
         dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
@@ -290,7 +307,7 @@ class Emulated(Planted):
         ):
             out = summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)
         elif name == "mul" and dtype == np.complex64:
-            out = [_complex_product(inputs[0], inputs[1], partial(rounded, dtype=np.float32, factor=factor))]
+            out = [_complex_product(inputs[0], inputs[1], partial(moved, dtype=np.float32, factor=factor))]
         elif name == "div" and self.how.expanded and self.inverted(equation):
             inverse = self.stored(equation.outvars[0], 1.0 / inputs[1], factor)
             out = [inputs[0] * inverse]
@@ -298,13 +315,17 @@ class Emulated(Planted):
             out = [EXPANDED[name](inputs[0], equation.params, partial(self.stored, equation.outvars[0], factor=factor))]
         elif name == "reduce_precision":  # a rounding that no compiler leaves out
             kept = equation.params["exponent_bits"], equation.params["mantissa_bits"]
-            out = [lax.reduce_precision(inputs[0] * factor, *kept) / factor]
+            near = lax.reduce_precision(inputs[0], *kept)
+            other = lax.reduce_precision(inputs[0] * factor, *kept) / factor
+            out = [jnp.where(near == inputs[0], near, other) if self.drawn else near]
         elif name in ("reduce", "reduce_window") and not monoid(equation):  # its function may read no draws
             out = Shadow(self.lift).operation(equation, inputs)
         else:
             out = super().operation(equation, inputs)
         if self.drawn and name in INACCURATE and jnp.issubdtype(out[0].dtype, jnp.inexact):
             out = [_of_parts(x, partial(_inaccurate, mark=mark)) for x in out]
+        if flush:
+            out = [flushed(x, getattr(v.aval, "dtype", None)) for x, v in zip(out, equation.outvars, strict=True)]
         if self.drawn and name in UNMOVED:
             return out
         if not self.drawn and nothing:
@@ -373,7 +394,7 @@ class Emulated(Planted):
         """Return a result as its format holds it; a narrow one unrounded where all are."""
         dtype = getattr(variable.aval, "dtype", None)
         if dtype == np.complex64:
-            return _of_parts(x, partial(rounded, dtype=np.float32, factor=factor))
+            return _of_parts(x, partial(moved, dtype=np.float32, factor=factor))
         if dtype is None or not float_bits(dtype) or dtype == np.float64:
             return x
         if float_bits(dtype) < 32:
@@ -381,9 +402,9 @@ class Emulated(Planted):
             if (self.how.unrounded == "all" or freely) and float_bits(dtype) > 8:
                 return x
             if self.how.unrounded == "single":
-                return rounded(x, np.float32, factor)
+                return moved(x, np.float32, factor)
             self.before[variable] = x
-        made = rounded(x, dtype, factor)
+        made = moved(x, dtype, factor)
         if not self.drawn:
             self.keep(made, dtype)
         return made

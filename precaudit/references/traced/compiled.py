@@ -18,6 +18,7 @@ from precaudit.references.traced.remade import (
     NARROW,
     TERMS,
     UNSHARED,
+    Redrawn,
     Remade,
     Several,
     Tapped,
@@ -47,11 +48,11 @@ class Realisations:
     gpu: bool
 
 
-def realisations(jaxpr: Any, units: Units | None) -> Realisations:
+def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
     """Return how the segments of an open jaxpr may be made.
 
     ``units``: how a TPU or a GPU makes products, None of a CPU; where a TPU's vector unit makes some, every way is
-    tried with their terms rounded, too.
+    tried with their terms rounded, too. ``flush``: whether the device makes 0 of subnormals.
     """
     ways: Mapping[Name, Realisation] = HONEST | (NARROW if sums_narrow(jaxpr) else {})
     tried, gpu = FIRST, units is not None and units.gpu
@@ -64,6 +65,8 @@ def realisations(jaxpr: Any, units: Units | None) -> Realisations:
             ways |= {(TERMS, *name): replace(how, unit="vector") for name, how in ways.items()}
     draws = tuple(replace(how, sums="shuffled") for how in DRAWS) if gpu else DRAWS  # as its threads come
     first = frozenset(name for name in ways if _declared(name) in tried)
+    ways = {name: replace(how, flush=flush) for name, how in ways.items()}
+    draws = tuple(replace(how, flush=flush) for how in draws)
     return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu)
 
 
@@ -76,6 +79,7 @@ class Compiled:
         self.names = [name for name in how.honest if name in how.first]
         self.first = Several(tapped, [self.honest[name] for name in self.names], exact=True)
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
+        self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
         mine = how.honest.items() if how.gpu else ()
         self.tied = {n: Remade(tapped, replace(way, ties=True)) for n, way in mine if n in how.first}
         twice = self.drawn.ways if how.gpu else ()
@@ -100,7 +104,7 @@ class Compiled:
 
         Noise is drawn of what the least does not close. What does not close so is tried in every honest way, with its
         inputs as they were before they were rounded, too; what still does not, with some inputs so and others as
-        recorded, and then with the noise that these have before they are rounded.
+        recorded, with the noise that these have before they are rounded, and then with more draws.
         """
         more = Unrounded(self.tapped, self.honest, self.how.first, taps, args, cut)
         # not held here: what all places make is gigabytes
@@ -114,6 +118,7 @@ class Compiled:
         else:
             search.ways_noted(closing)
         search.inputs(self.drawn.ways)
+        search.more_noise(self.redrawn)
         if self.how.gpu:
             search.on_gpu(self.apart, self.tied)
         return search.found

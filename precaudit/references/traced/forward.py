@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.arrays import Array, widen
+from precaudit.metrics.axes import worst_line
 from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.metrics.sizes import canonical, norm, ratio, sizes
 from precaudit.programs.program import Program
@@ -61,10 +62,10 @@ class NotChained(Exception):
 class Chains:
     """The program as FP64 and as drawn realisations, compiled once and run call after call.
 
-    ``units``: how a TPU or a GPU makes products, None of a CPU.
+    ``units``: how a TPU or a GPU makes products, None of a CPU. ``flush``: whether the device makes 0 of subnormals.
     """
 
-    def __init__(self, program: Program, made: Tagged, units: Units | None = None) -> None:
+    def __init__(self, program: Program, made: Tagged, units: Units | None = None, flush: bool = False) -> None:
         first = next(iter(program.cases.values()))
         self.program = program
         shape: Any
@@ -77,11 +78,11 @@ class Chains:
         narrow = sums_narrow(jaxpr.jaxpr)
         self.other = narrow or elidable(jaxpr.jaxpr)  # whether ``declared`` rounds otherwise than ``rounded``
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
-        realisation = ROUNDED
+        realisation = replace(ROUNDED, flush=flush)
         if units is not None and units.gpu:
-            realisation = replace(units.making(ROUNDED), otherwise=TF32, sums="shuffled")
+            realisation = replace(units.making(realisation), otherwise=TF32, sums="shuffled")
         elif units is not None:
-            realisation = replace(ROUNDED, unit="matrix")
+            realisation = replace(realisation, unit="matrix")
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)
         declared = replace(realisation, unrounded="none", sums="own" if narrow else realisation.sums)
         if realisation.unit == "gpu":  # which makes again in each fusion what several read
@@ -144,30 +145,33 @@ def small(made: Tagged) -> bool:
     return sum(prod((*s.stacked, *s.shape)) for s in made.sites) < SMALL
 
 
-def forward_numbers(stored: Array, exact: Array, drawn: list[Array], logits: bool = False) -> dict[str, Any]:
-    """Return a forward record's fields; arrays [rows, N]: what leads is rows, since axes are not known.
+def forward_numbers(
+    stored: Array, exact: Array, drawn: list[Array], logits: bool = False, shape: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """Return a forward record's fields; arrays [rows, N]: what leads is rows.
 
-    ``logits``: rows are those of a vocabulary, and their distributions are compared too.
+    ``shape``: the point's own (None: [rows, N]), along all of whose axes lines are looked at. ``logits``: rows are
+    those of a vocabulary, and their distributions are compared too.
     """
     rows = np.arange(len(stored))
     found = sizes(stored, canonical(exact, "TD"), "TD", rows)
     with np.errstate(invalid="ignore"):
         error, *errors = (np.nan_to_num(widen(x) - exact, nan=0.0, posinf=0.0, neginf=0.0) for x in (stored, *drawn))
-    energy = np.mean([np.sum(e**2, axis=1) for e in errors], axis=0)
-    power = np.sum(np.where(np.isfinite(exact), exact, 0.0) ** 2, axis=1)
+    energy = np.zeros(exact.shape)
+    for e in errors:
+        energy += e**2 / len(errors)
+    power = np.where(np.isfinite(exact), exact, 0.0) ** 2
     noise = float(np.sqrt(energy.sum()))
     found |= {"ratio": number(ratio(norm(error), noise)), "noise": number(ratio(noise, float(np.sqrt(power.sum()))))}
-    # a row's draws are few: the tensor's relative noise is added to them
+    # a line's draws are few: the tensor's relative noise is added to them
     floor = ratio(float(energy.sum()), float(power.sum())) if power.any() else 0.0
-    top = np.sum(error**2, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.where(top == 0, 0.0, np.sqrt(top / (energy + floor * power)))
-    if each.size:
-        worst = int(np.argmax(each))
-        found["scopes"].setdefault("token", {})["ratio"] = (number(each[worst]), worst)
-        found["slices"] = {"token": each.size}
+    if error.size:
+        each = stored.shape if shape is None else shape
+        worst = worst_line((error**2).reshape(each), (energy + floor * power).reshape(each))
+        found["scopes"].setdefault("token", {})["ratio"] = (number(worst.excess), worst.row)
+        found["slices"] = {"token": worst.slices}
     if logits:
-        found["distribution"] = _distribution(widen(stored), exact, errors, energy)
+        found["distribution"] = _distribution(widen(stored), exact, errors, energy.sum(axis=1))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -12,18 +12,22 @@ from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
 from precaudit.limits import default_limits
 from precaudit.limits.checks import local_checks
+from precaudit.metrics.axes import along, clusters
 from precaudit.metrics.residue import Noise, finite
-from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio
+from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, smallest_normal
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import PROGRAM_CALL, ErrorRecord
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restored
 from precaudit.references.traced.undrawn import fields, undrawn
+from precaudit.references.traced.units import flushes_of
 from precaudit.references.traced.unrounded import Name, Place, Rows
 from precaudit.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
 from precaudit.threads import each
 
 CLEARLY = 0.5  # of every limit: what closes so by the least noise needs none drawn
+SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/design.md §1, ensemble)
+FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
 At = tuple[ProgramPoint, int | None]  # a point and its layer
 OPEN = "the compiled program does not say which unit makes a float32 product of this segment, or in how many passes"
@@ -56,7 +60,7 @@ class Segments:
     result then has the noise of its inputs, too. ``open``: what is not a number where FP64 is one comes from a product
     that is not known. ``tied``: what the first ways make with what TF32 operands near a tie may make of it added;
     ``again``: what drawn realisations differ by where float32 inputs are made once more; ``gpu``: whether one made
-    them.
+    them. ``sizes``: (|A|·|B|) of places, what their terms add up to without cancelling.
     """
 
     exact: Rows
@@ -67,6 +71,7 @@ class Segments:
     tied: dict[Name, Rows] = field(default_factory=dict)
     again: tuple[Rows, ...] = ()
     gpu: bool = False
+    sizes: Rows = field(default_factory=dict)
 
     def only(self, left: Collection[Place]) -> "Segments":
         """Return the same of some places, in memory of their own where these are few of their point's."""
@@ -108,20 +113,29 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
         return call.record(p, layer, unknown=OPEN)
     stored = call.rows(p, layer)(whole)
     drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
+    smallest = floor_of(p.dtype, flushes_of(call.opened.record))
     if not drawn:
-        return call.record(p, layer, **undrawn(stored, exact, every))
+        return call.record(p, layer, **undrawn(stored, exact, every, p.shape, smallest))
     honest = {name: restored(x, p.dtype) for name, x in every.items()}
     moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
     again = [rows[place] for rows in made.again if place in rows]
-    return call.record(p, layer, **numbers(stored, exact, honest, drawn, moved, tied, again, made.gpu))
+    found = numbers(
+        stored, exact, honest, drawn, moved, tied, again, made.gpu, p.shape, made.sizes.get(place), smallest
+    )
+    return call.record(p, layer, **found)
 
 
 def numbers(
     stored: Array, exact: Array, honest: dict[tuple[str, ...], Array], drawn: list[Array], moved: Sequence[Array] = (),
     tied: Mapping[Name, Array] | None = None, again: Sequence[Array] = (), on_gpu: bool = False,
+    shape: tuple[int, ...] | None = None, terms: Array | None = None, smallest: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a local record's fields; arrays [rows, N]: what leads is rows, since axes are not known."""
+    """Return a local record's fields; arrays [rows, N]: what leads is rows.
+
+    ``shape``: the point's own (None: [rows, N]); slices are lines and planes of it, whatever the order of its axes.
+    ``terms``: (|A|·|B|), by which sums in float32 may be off where they cancel; ``smallest``: what any element may.
+    """
     rows, dtype = np.arange(len(stored)), stored.dtype.name
     candidate, reference = canonical(stored, "TD"), canonical(exact, "TD")
     emulations = {name: canonical(y, "TD") for name, y in honest.items()}
@@ -138,12 +152,16 @@ def numbers(
         members, around = [canonical(y, "TD") for y in moved], None
     shown = finite(reference)
     noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
-    # |A||B| of a segment is not known: where a result cancels, its row's size stands for that of its terms
-    floor = noise.relative * np.sqrt(np.mean(shown**2, axis=2, keepdims=True))
+    each = stored.shape if shape is None else shape
+    noise = with_floors(noise, members, around, shown, each, smallest)
+    size = np.abs(reference) if terms is None else finite(canonical(terms, "TD"))
+    if terms is not None:
+        noise = replace(noise, power=noise.power + ((SUMS if wide else 1.0) * SINGLE * size) ** 2)
+    # where a result cancels by what no sum of terms tells, the size of what lies along an axis stands for theirs
+    floor = noise.relative * along(shown.reshape(each)).reshape(shown.shape)
     allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
-    # likewise the result's own size for what float32 may be off a tie by: no more than the terms of its sums
-    ties = None if wide else TIES * SINGLE * np.abs(reference)
-    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties)
+    ties = None if wide else TIES * SINGLE * size
+    yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties, shape=each)
     if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
         one = np.abs(emulations[OWN_SUMS,] - emulations[()])
         every = np.maximum(one, ratio(norm(finite(one)), norm(shown)) * np.abs(reference))
@@ -157,6 +175,24 @@ def numbers(
     made = finite(emulations[best])
     share = explained(clean, norm(clean - shown), made)
     return fields(stored, exact, best, residue, share, ratio(error, norm(made - shown)))
+
+
+def with_floors(
+    noise: Noise, members: Sequence[Array], around: Array | None, shown: Array, shape: tuple[int, ...], smallest: float
+) -> Noise:
+    """Return noise with what lines of every axis make of it, and what any element may be off by."""
+    middle = 0.0 if around is None else around
+    with np.errstate(invalid="ignore"):
+        apart = [finite(d - middle).reshape(shape) * len(members) ** -0.5 for d in members]
+    made = [list(clusters(d, shown.reshape(shape))) for d in apart]
+    others = tuple((np.stack([g for g, _ in axis]), np.stack([m for _, m in axis])) for axis in zip(*made, strict=True))
+    return replace(noise, smallest=smallest, others=others)
+
+
+def floor_of(dtype: str, flush: bool) -> float:
+    """Return what any element may be off by: half the smallest subnormal's distance, or all that a device flushes."""
+    smallest = smallest_normal(dtype)
+    return smallest if flush and FORMATS[dtype].dtype in FLUSHED else smallest * FORMATS[dtype].unit_roundoff
 
 
 def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:

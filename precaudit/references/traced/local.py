@@ -31,17 +31,19 @@ class Emulations:
     """A program's segments, compiled once: of large scans those of one step, and of all else the program's.
 
     ``layers``: the steps of outermost scans that are recorded. ``units``: how a TPU or a GPU makes products, None of a
-    CPU. ``opaque``: of the program that ``made`` leaves blank in part.
+    CPU. ``opaque``: of the program that ``made`` leaves blank in part. ``flush``: whether the device makes 0 of
+    subnormals.
     """
 
     def __init__(
-        self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None, opaque: Opaque = KNOWN
-    ) -> None:
+        self, made: Tagged, layers: Sequence[int] | None = None, units: Units | None = None, opaque: Opaque = KNOWN,
+        flush: bool = False,
+    ) -> None:  # fmt: skip
         # steps that are not recorded go on with what was made in them: nothing there cuts what has no FP64 meaning off
         self.opaque = opaque.segment if layers is None else opaque.whole
         self.tapped, self.layers = Tapped(made, layers, self.opaque), layers
         self.states = {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked}
-        self.how = realisations(made.jaxpr.jaxpr, units)
+        self.how = realisations(made.jaxpr.jaxpr, units, flush)
         self.whole = Compiled(self.tapped, self.how)
         self._steps: list[tuple[Step, Compiled]] | None = None
 

@@ -16,7 +16,7 @@ from precaudit.records import ErrorRecord
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
 from precaudit.references.traced.judged import lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
-from precaudit.references.traced.units import units_of
+from precaudit.references.traced.units import flushes_of, units_of
 from precaudit.runs.programs import Opened, ProgramPoint, places
 from precaudit.transforms.opaque import Opaque, without_opaque
 from precaudit.transforms.shadow import CannotLift, refusal
@@ -36,10 +36,10 @@ class Traced:
 
     def __init__(self, opened: Opened, program: Program, made: Tagged, tell: Advance, kept: bool = False) -> None:
         self.opened, self.program, self.tell, self.kept = opened, program, tell, kept
-        units = units_of(opened.record)
+        units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
-        self.segments = Emulations(seen, opened.record.layers, units, opaque)
-        self.chains = Chains(program, seen, units)
+        self.segments = Emulations(seen, opened.record.layers, units, opaque, flush)
+        self.chains = Chains(program, seen, units, flush)
         self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
         self.exact: list[dict[str, Array]] = []
         self._call: tuple[str, int] | None = None
@@ -144,7 +144,7 @@ class Traced:
             return record_of(self.opened, case, call, p, layer, "forward", unknown=why)
         one = step_of(self.opened.record, p, layer)
         drawn = [one(each[p.name]) for each in made.drawn]
-        numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS)
+        numbers = forward_numbers(one(values), one(made.exact[p.name]), drawn, p.name == OUTPUT_LOGITS, p.shape)
         return record_of(self.opened, case, call, p, layer, "forward", **numbers)
 
 

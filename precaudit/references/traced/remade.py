@@ -15,6 +15,7 @@ from precaudit.arrays import Array, widen
 from precaudit.references.traced.forward import effort, small
 from precaudit.runs.programs import OWN_SUMS
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly
+from precaudit.transforms.magnitudes import magnitudes
 from precaudit.transforms.narrow import held, moved_as_bits
 from precaudit.transforms.plant import Planted, Wanted
 from precaudit.transforms.reads import reads
@@ -48,6 +49,8 @@ DRAWS = (
     Realisation("converted", seed=3, sums="single"),
 )
 
+SEEDS = tuple(range(4, 12))  # of more draws, for what the first ones do not close
+
 Made = dict[str, tuple[Any, Any]]  # what a realisation makes of each tap: rounded, and before
 Values = dict[str, Array]
 
@@ -67,6 +70,20 @@ class Tapped:
         self.sites = dict(zip(numbered(found), found, strict=True))
         self.names = {name: s.name for name, s in self.sites.items()}
         self._reads: dict[str, frozenset[str]] | None = None
+        self._sizes: dict[frozenset[str], Any] = {}
+
+    def sizes(self, points: frozenset[str], taps: Values, args: tuple[Any, ...]) -> Values:
+        """Return (|A|·|B|) of the segments of some points, of recorded values; of a small program all are one."""
+        key = frozenset() if self.small else points
+        if key not in self._sizes:
+            made = magnitudes(self.call, steps=self.steps)
+            some = self.names if self.small else points
+
+            def of(*given: Any) -> Values:
+                return {name: x for name, x in made(*given).items() if name in some}
+
+            self._sizes[key] = jax.jit(of, compiler_options=self.options)
+        return {name: x for name, x in self._sizes[key](taps, *args).items() if name in points}
 
     def stepped(self, args: tuple[Any, ...]) -> list[tuple[Step, "Tapped"]]:
         """Return the scans of a large program whose steps can be made one by one, and the segments of a step."""
@@ -210,6 +227,26 @@ class Several:
             return [points]
         own = frozenset(name for name in self.segments.names if not name.startswith(BEFORE))
         return [own] if len(points) > len(own) / 2 else [frozenset({name}) for name in sorted(points)]
+
+
+class Redrawn:
+    """Segments under more draws: one compiled program of a small one, of a large one one of each point asked for."""
+
+    def __init__(self, segments: Tapped, how: Realisation) -> None:
+        self.segments, self.how = segments, how
+        self.compiled: dict[frozenset[str], Any] = {}
+
+    def made(self, points: frozenset[str], taps: Values, args: tuple[Any, ...]) -> list[Values]:
+        """Return what each draw makes of recorded values, rounded, of some points at least."""
+        key = frozenset(self.segments.names) if self.segments.small else points
+        if key not in self.compiled:
+
+            def of(seed: Any, values: Values, *given: Any) -> Values:
+                made = emulated(self.segments.call, self.how, steps=self.segments.steps, seed=seed)(values, *given)
+                return {name: x for name, (x, _) in made.items() if name in key}
+
+            self.compiled[key] = jax.jit(of, compiler_options=self.segments.options)
+        return [self.compiled[key](np.uint64(seed), taps, *args) for seed in SEEDS]
 
 
 def once(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
-from precaudit.references.traced.remade import INPUTS, Remade, Several
+from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
 from precaudit.runs.programs import EQUATIONS
 
@@ -30,7 +30,8 @@ class Search:
     def noise(self, draws: Several) -> None:
         """Draw the noise of what the least of it does not close clearly; no record fails by more of it."""
         if unclear := self._unclear():
-            self.made = replace(self.made, drawn=self.more.drawn(draws, self._layers(unclear)))
+            left = self._layers(unclear)
+            self.made = replace(self.made, drawn=self.more.drawn(draws, left), sizes=self.more.sizes(left))
             self._again(unclear)
 
     def ways(self, some: Collection[Place] | None = None) -> None:
@@ -77,6 +78,10 @@ class Search:
     def inputs(self, drawn: Collection[Remade]) -> None:
         """Try the noise that narrow inputs have before they are rounded."""
         self._try(lambda left: replace(self.made, moved=self.more.moved(drawn, left, self.made.honest[(INPUTS,)])))
+
+    def more_noise(self, draws: Redrawn) -> None:
+        """Draw more of the noise of what is left: of three draws a slice that few elements rule may have little."""
+        self._try(lambda left: replace(self.made, drawn=(*self.made.drawn, *self.more.redrawn(draws, left))))
 
     def on_gpu(self, apart: Mapping[Remade, Remade], tied: Mapping[Name, Remade]) -> None:
         """Try inputs that each of its fusions makes once more, and operands near a tie of TF32."""

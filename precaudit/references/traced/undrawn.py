@@ -9,12 +9,13 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
+from precaudit.metrics.axes import Found, worst_slices
 from precaudit.metrics.moments import BFLOAT16
-from precaudit.metrics.residue import Noise, Sums
+from precaudit.metrics.residue import Noise, Sums, finite
 from precaudit.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
 from precaudit.numpy_decoder.ensemble import RECIPROCAL
 from precaudit.records import number
-from precaudit.references.closing import SINGLE, TIES, Residue, residue_of
+from precaudit.references.closing import SINGLE, TIES, Residue, left_of, residue_of
 from precaudit.references.traced.remade import restored
 from precaudit.references.traced.unrounded import Name
 from precaudit.runs.programs import EQUATIONS
@@ -39,20 +40,38 @@ class Left:
     far: tuple[float, tuple[int, ...]]
 
 
-def undrawn(stored: Array, exact: Array, honest: Mapping[Name, Array]) -> dict[str, Any]:
+def undrawn(
+    stored: Array, exact: Array, honest: Mapping[Name, Array], shape: tuple[int, ...] | None = None,
+    smallest: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """Return a local record's fields as ``judged.numbers`` does, of arrays [rows, N]; ``honest`` as segments give it.
 
     No noise of any realisations is less, so that a record which closes by these numbers does by theirs.
     """
     dtype = stored.dtype.name
     wide, u = dtype in ("float32", "float64"), FORMATS[dtype].unit_roundoff
-    noise = Noise.least(len(stored), u, RECIPROCAL if wide else 0.0)
+    noise = Noise.least(len(stored), u, RECIPROCAL if wide else 0.0, smallest)
     made = [(name, _left(stored, exact, y, noise.relative)) for name, y in _different(honest)]
     best, left = min(made, key=lambda x: x[1].apart)
     share = ratio(*(float(left.sums.cells[i].sum()) ** 0.5 for i in (0, 2)))
-    residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far)
+    slices = _slices(stored, exact, honest[best], left, noise, stored.shape if shape is None else shape)
+    residue = residue_of(left.sums, noise, np.arange(len(stored)), "TD", dtype, share, left.far, slices)
     explained = share_of(left.apart, left.shown)
     return fields(stored, exact, best, residue, explained, ratio(left.error, left.change))
+
+
+def _slices(
+    stored: Array, exact: Array, emulated: Array, left: Left, noise: Noise, shape: tuple[int, ...]
+) -> dict[str, Found]:
+    """Return the worst slices of what the best emulation leaves; nothing is looked at where it leaves nothing."""
+    dtype = stored.dtype.name
+    if not left.sums.cells[0].any():
+        return worst_slices(np.broadcast_to(0.0, shape), None, np.broadcast_to(0.0, shape), noise)
+    shown = finite(exact)
+    near = TIES * SINGLE * np.abs(exact)
+    ties = None if dtype in ("float32", "float64") else near
+    rest = finite(left_of(widen(stored), restored(emulated, dtype), exact, ties, dtype))
+    return worst_slices(rest.reshape(shape), None, shown.reshape(shape), noise)
 
 
 def fields(stored: Array, exact: Array, best: Name, residue: Residue, explained: float, over: float) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class Units:
         return ((e, made.get(names.get(id(e), ""))) for e in products(jaxpr))
 
 
+def flushes_of(run: ProgramRun) -> bool:
+    """Whether a run's device made 0 of subnormals; of a run that does not say, whether devices of its kind do."""
+    return device_kind(run.device) in ("cpu", "tpu") if run.flushes is None else run.flushes
+
+
 def units_of(run: ProgramRun) -> Units | None:
     """Return how the products of a run were made; None of a CPU."""
     kind = device_kind(run.device)

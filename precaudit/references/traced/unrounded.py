@@ -15,7 +15,7 @@ from jax import lax
 from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import EXPONENT, smallest_normal
-from precaudit.references.traced.remade import INPUTS, SOME, Remade, Several, Tapped, Values, widened
+from precaudit.references.traced.remade import INPUTS, SOME, Redrawn, Remade, Several, Tapped, Values, widened
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer
@@ -64,6 +64,19 @@ class Unrounded:
                 cut = {(name, layer): self.rows((name, layer), x) for layer in left[name]}
                 rows |= {at: y.copy() for at, y in cut.items()} if name in few else cut
         return found
+
+    def redrawn(self, draws: Redrawn, left: Left) -> tuple[Rows, ...]:
+        """Return what more draws make of recorded inputs."""
+        made = draws.made(frozenset(left), self.taps, self.args)
+        host = [{name: np.asarray(each[name]) for name in left if name in each} for each in made]
+        return tuple(
+            {(n, layer): self.rows((n, layer), x).copy() for n, x in each.items() for layer in left[n]} for each in host
+        )
+
+    def sizes(self, left: Left) -> Rows:
+        """Return (|A|·|B|) of places."""
+        made = self.tapped.sizes(frozenset(left), self.taps, self.args)
+        return {(n, layer): self.rows((n, layer), np.asarray(x)).copy() for n, x in made.items() for layer in left[n]}
 
     def _little(self, name: str, layers: Sequence[int | None]) -> bool:
         """Whether layers are less than half of a point's."""
