@@ -281,7 +281,7 @@ class ErrorRecord(Record, frozen=True):
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``slices``: how
     many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``skipped``:
-    in a branch that was not taken. ``gain``:
+    in a branch that was not taken. ``origin``: the operation that makes what is not finite, in words. ``gain``:
     ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was handed on,
     whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
     that differ. ``rows``: which rows, as [first, end).
@@ -324,6 +324,7 @@ class ErrorRecord(Record, frozen=True):
     missing: str | None = None
     unknown: str | None = None
     skipped: str | None = None
+    origin: str | None = None
 
     @property
     def numberless(self) -> str | None:
