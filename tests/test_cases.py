@@ -45,6 +45,32 @@ def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
     assert f"explains it: tests/cases/{line_of('custom_vjp.py', 'narrow = ')}:" in found.conclusions[0]
 
 
+def test_each_group_of_failing_inputs_is_explained_by_itself():
+    it = named(f"{CASES}/two_faults.py:bad", None, None, None)
+
+    def plain_and_tiny(seed):
+        x, w = it.inputs(seed)
+        return {"plain": (x, w), "tiny": (x * 2.0**-20, w)}
+
+    found = gradcheck(it.kernel, it.reference, plain_and_tiny, argnums=(), seeds=1, hostile=False)
+    assert found.exit_code == 1
+    plain, tiny = (next(x for x in found.conclusions if f"out ({group}-seed0)" in x) for group in ("plain", "tiny"))
+    assert "rounding explains it: tests/cases/two_faults.py:16:" in plain
+    assert "rounding to the formats it declares does not explain it" in tiny
+    factor = float(re.search(r"it is (\S+) × FP64", tiny)[1])
+    assert factor == pytest.approx(10**-0.5, rel=2e-3)
+    assert re.search(r"1.00136e-05 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-06 at \S+two_faults.py:11:", tiny)
+
+
+@pytest.mark.slow  # 20 s
+def test_two_faults_are_told_among_hostile_inputs():
+    found = held_to_reference("two_faults.py:bad", hostile=True)
+    groups = {
+        cause: [x for x in found.conclusions if cause in x] for cause in ("rounding explains", "stands for 1e-06")
+    }
+    assert all(groups.values())
+
+
 def linted(program):
     """Return {(rule, file:line)} of what lint finds."""
     return {(f.rule, f.source.rpartition("/")[2]) for f in lint_program(program).findings}
