@@ -1,6 +1,5 @@
 """The verb ``audit``: trace, compare, gate and, where that fails, diagnose as precaudit.toml says."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from precaudit.policies import apply_settings, load_policy
 from precaudit.progress import Advance, Progress, silent
 from precaudit.records import of_table
 from precaudit.selection import Selection
+from precaudit.toml import read_toml
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
 ANY = frozenset(("subject", "output", "layers", "budgets", "baseline", "across_devices", "diagnose"))
@@ -67,12 +67,7 @@ class Audit:
 
 def read_config(path: Path) -> AuditConfig:
     """Read precaudit.toml; raises UserError naming the file and the key."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no {path}; make one with: precaudit init") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
+    table = read_toml(path, f"no {path}; make one with: precaudit init")
     found = of_table(table, AuditConfig, str(path))
     own = is_program(found.subject, path.parent)
     other = table.keys() - ANY - PROGRAMS if own else table.keys() & PROGRAMS

@@ -17,7 +17,7 @@ LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # all that each imports, but for NO_NUMBERS (tests/test_caching.py).
 READS = (
     "arrays.py", "checkpoints", "compiling.py", "configs", "formats.py", "graphs", "integers.py", "lengths.py",
-    "numpy_decoder", "policies", "records.py", "rounding_kernels.py", "threads.py",
+    "numpy_decoder", "policies", "records.py", "rounding_kernels.py", "threads.py", "toml.py",
 )  # fmt: skip
 TRACES = (
     *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "runs",

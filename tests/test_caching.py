@@ -286,3 +286,41 @@ def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
     paths = found.stdout.split()
     assert len(paths) >= 15
     assert all(Path(path).is_relative_to(tmp_path / "numba") for path in paths)
+
+
+KERNEL = """
+import resource, signal, sys
+import numpy as np
+from precaudit.rounding_kernels import bfloat16
+if sys.argv[1:] == ["full"]:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # every write to a file fails
+out = np.empty(2)
+bfloat16(np.array([1 / 3, 1.0]), out)
+print(*out)
+"""
+
+
+def kernel(folder, *arguments):
+    """Round 1/3 to bfloat16 in a process whose compiled functions are kept in a folder; return what it said."""
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL, *arguments], env={**os.environ, "PRECAUDIT_CACHE": str(folder)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["0.333984375", "1.0"]  # 171 · 2^-9
+    return done.stderr
+
+
+def test_a_disk_that_takes_no_compiled_function_is_named_and_stops_nobody(tmp_path):
+    said = kernel(tmp_path, "full")
+    assert f"RuntimeWarning: {tmp_path / 'numba'}: compiled functions are not kept: File too large" in said
+    assert said.count("are not kept") == 1
+    assert not list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_damaged_compiled_function_is_compiled_again(tmp_path):
+    assert not kernel(tmp_path)
+    (index,) = tmp_path.rglob("*.nbi")
+    index.write_bytes(index.read_bytes()[:9])
+    assert f"{tmp_path / 'numba'}: a compiled function was damaged and is compiled again" in kernel(tmp_path)
+    assert not kernel(tmp_path)

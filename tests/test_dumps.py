@@ -208,6 +208,17 @@ def test_a_program_is_held_against_a_models_run(ours, tmp_path):
     assert max(value(e.rel_l2) for e in known) < 0.05  # another length, another honest rounding
 
 
+def test_a_placeholder_that_stands_twice_is_the_same_both_times(tmp_path):
+    dump = tmp_path / "dump" / "layers"
+    for here, name in ((0, 0), (1, 1), (1, 0)):
+        (dump / f"{here}").mkdir(parents=True, exist_ok=True)
+        np.save(dump / f"{here}" / f"q{name}.npy", np.full((2, 4, 8), here, np.float32))
+    (tmp_path / "names.toml").write_text('points = { q = "layers/{i}/q{i}" }')
+    found = import_dump(tmp_path / "dump", tmp_path / "theirs", tmp_path / "names.toml").record
+    assert [(t.layer, t.source) for t in found.tensors] == [(0, "layers/0/q0"), (1, "layers/1/q1")]
+    assert found.left_out == ("layers/1/q0",)
+
+
 def test_numbers_alone_are_a_run_too(ours, tmp_path, capsys):
     file = tmp_path / "audit.jsonl"
     file.write_text('{"prompt": "p0", "step": 1, "layer": 2, "attn_ref_mae": 0.042, "attn_ref_max_diff": 0.286}\n')

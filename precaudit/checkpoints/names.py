@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from importlib import resources
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,6 +12,7 @@ import msgspec
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.errors import UserError, nearest
+from precaudit.toml import toml_table
 
 NAMES = "names.toml"
 SIZES = {"two": 2}  # axes of a pattern that no array tells
@@ -67,9 +68,10 @@ def read_layout(folder: Path) -> Layout:
 
 def parsed(where: Path, data: bytes, kind: type[Map]) -> Map:
     """Return a names map of a kind; raises UserError naming file and field."""
+    table = toml_table(data, str(where))
     try:
-        return msgspec.toml.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
         raise UserError(f"{where}: {error}") from None
 
 
@@ -82,6 +84,8 @@ def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConf
             raise UserError(f"{where}: [config] {key} cannot be set by a names map")
         if isinstance(value, str) and value not in names:
             raise UserError(f"{where}: [config] {key} = {value!r}; a number, or one of {', '.join(names)}")
+        if not isinstance(value, str) and not isfinite(value):
+            raise UserError(f"{where}: [config] {key} = {value} is no finite number")
         changed[key] = names[value] if isinstance(value, str) else float(value)
     return msgspec.structs.replace(config, **changed)
 

@@ -33,6 +33,7 @@ from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
 from precaudit.progress import Advance, silent
 from precaudit.store import check_folder, check_space, file_hash, followed
+from precaudit.toml import read_toml
 from precaudit.writing import temporary, write_whole
 
 PLACEHOLDERS = {"{i}": r"(?P<i>\d{1,9})", "{case}": r"(?P<case>.+)", "{call}": r"(?P<call>\d{1,9})"}
@@ -113,11 +114,10 @@ def import_dump(
 
 
 def _parsed(path: Path) -> DumpNames:
+    table = read_toml(path)
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=DumpNames)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        found = msgspec.convert(table, DumpNames)
+    except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}") from None
     for name, x in found.points.items():
         text = x if isinstance(x, str) else x.name
@@ -138,8 +138,14 @@ def _call(text: str, where: str) -> tuple[str, int]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
+    """Return what a name matches; a placeholder that stands in it again is the same again."""
     parts = re.split(r"(\{\w+\})", text)
-    return re.compile("".join(PLACEHOLDERS.get(p, re.escape(p)) for p in parts))
+    again = [p in parts[:i] for i, p in enumerate(parts)]
+    found = [
+        re.escape(p) if p not in PLACEHOLDERS else f"(?P={p[1:-1]})" if second else PLACEHOLDERS[p]
+        for p, second in zip(parts, again, strict=True)
+    ]
+    return re.compile("".join(found))
 
 
 Taken = tuple[Place, Theirs, Held]

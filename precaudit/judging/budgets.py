@@ -1,7 +1,6 @@
 """budgets.toml: limits a team states, each with its reason."""
 
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, of_table, value
 from precaudit.selection import PHASES, parse_layers
+from precaudit.toml import toml_bytes, toml_table
 
 METRICS = (
     "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",
@@ -91,16 +91,8 @@ def entries(path: Path, name: str) -> list[tuple[int, dict[str, Any]]]:
 
     Budgets of runs and of rollouts may stand in one file; one with neither has no entries.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"no budgets at {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
+    data = toml_bytes(path, f"no budgets at {path}")
+    table, text = toml_table(data, str(path)), data.decode()
     for key in table:
         if key not in TABLES:
             raise UserError(f"{path}:{_line_of(text, key)}: unknown key {key!r}; entries are [[budget]]")

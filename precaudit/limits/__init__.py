@@ -1,11 +1,13 @@
 """The default limits, from what honest programs leave: limits.toml beside this file."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from statistics import NormalDist
 
+from precaudit.toml import toml_table
+
+LIMITS = "limits.toml"
 RATE = 1e-6  # of false alarms a record that the growth of a limit with n is made for
 
 
@@ -81,6 +83,6 @@ class Limits:
 @cache
 def default_limits() -> Limits:
     """Return the limits the package ships."""
-    table = tomllib.loads((resources.files("precaudit.limits") / "limits.toml").read_text())
+    table = toml_table((resources.files("precaudit.limits") / LIMITS).read_bytes(), LIMITS)
     forward = {name: Limit(float(v), int(n), 1 + (name == "kl")) for name, (v, n) in table["forward"].items()}
     return Limits(Local.of(table["narrow"]), Local.of(table["float32"]), **forward)

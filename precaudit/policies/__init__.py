@@ -1,7 +1,6 @@
 """Policies: the number format of each part of the computation (design §5), one TOML file each."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
@@ -10,6 +9,7 @@ from typing import Any
 
 from precaudit.errors import UserError, nearest
 from precaudit.formats import ALIASES, INTEGERS, parse_format
+from precaudit.toml import toml_table
 
 ARITHMETIC = ("float32", "bfloat16", "float16")
 STORAGE = (*ARITHMETIC, "float8_e4m3fn", "float8_e5m2")
@@ -180,10 +180,7 @@ def load_policy(name: str) -> Policy:
         text, label = path.read_bytes(), path.stem
     else:
         raise UserError(f"unknown policy {name!r}{nearest(name, shipped())}; or give the path of a .toml file")
-    try:
-        table = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"policy {name}: not TOML: {error}") from None
+    table = toml_table(text, f"policy {name}")
     try:
         return apply_settings(Policy(name=label), {k: str(v) for k, v in table.items()}, rename=False)
     except UserError as error:

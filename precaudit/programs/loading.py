@@ -6,8 +6,8 @@ import importlib.util
 import os
 import re
 import sys
-import tomllib
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, cast
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.programs.program import Program
+from precaudit.toml import read_toml
 from precaudit.writing import write_whole
 
 OWN = Path(__file__).parents[1]  # our code, wherever a clone lies
@@ -37,13 +38,7 @@ def load(reference: str) -> Program:
 
 def renamed(program: Program, path: Path) -> Program:
     """Return a program with points under the names that a TOML file gives (``q = "query_proj"``); raises UserError."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
-    return replace(program, points={**(program.points or {}), **table})
+    return replace(program, points={**(program.points or {}), **read_toml(path)})
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -134,11 +129,18 @@ def source_of(reference: str) -> Path | None:
 
 
 def trust(reference: str) -> None:
-    """Note that the user named this program, so that its own runs may be compared without naming it again."""
+    """Note that the user named this program, so that its own runs may be compared without naming it again.
+
+    Where the disk takes no note that is said, and the runs need the name.
+    """
     path = _note(reference)
-    if path is not None:
+    if path is None:
+        return
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, reference + "\n")
+    except OSError as error:
+        warnings.warn(f"{path}: {error.strerror}: name the program again with --program {reference}", stacklevel=2)
 
 
 def trusted(reference: str) -> bool:

@@ -36,6 +36,7 @@ from precaudit.numpy_decoder.rounding import FP64
 from precaudit.programs.program import Program
 from precaudit.runs.programs import Opened, ProgramPoint
 from precaudit.store import file_hash
+from precaudit.toml import toml_bytes
 
 PARTS = 64  # of an array's first axis that a path may name
 PART = re.compile(r"(.+)\[(\d+)\]")
@@ -143,18 +144,11 @@ def names_of(map: Path | None, config: Path | None, family: str | None) -> Names
 def textbook_of(names: Names, program: Program, opened: Opened) -> Textbook:
     """Return the textbook of a program; raises UserError for what the map or the configuration lacks or has wrong."""
     where = str(names.map)
-    given = parsed(names.map, _read(names.map), ProgramNames)
+    given = parsed(names.map, toml_bytes(names.map), ProgramNames)
     made = configured(_configuration(names.config, names.family), given, where)
     model = Model(made, _parameters(program.params, given, made, where))
     points = (*opened.record.points, *opened.record.outputs)
     return Textbook(model, tuple(_pairs(given, points, made, where)), given.tokens, where)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
 
 
 def _configuration(path: Path, family: str | None) -> DecoderConfig:
