@@ -12,7 +12,10 @@ class Brief:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return str(import_module(CARDS).text(self))
+        try:
+            return str(import_module(CARDS).text(self))
+        except AttributeError:  # a debugger asks while a subclass is being made
+            return object.__repr__(self)
 
     def _repr_html_(self) -> str:
         return str(import_module(CARDS).html(self))

@@ -123,7 +123,9 @@ def parse_positions(text: str | None, n: int) -> tuple[int, ...]:
 
 
 def choose_prompts(wanted: tuple[str, ...] | None, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the prompt ids to use, in file order; raises UserError for one that is not there."""
+    """Return the prompt ids to use, in file order; raises UserError for one that is not there, and where none is."""
+    if not known:
+        raise UserError("there is no prompt; give at least one")
     if wanted is None:
         return tuple(known)
     if not wanted:

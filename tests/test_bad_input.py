@@ -22,10 +22,12 @@ from safetensors import SafetensorError
 import precaudit
 from precaudit import store
 from precaudit.cli import run
+from precaudit.errors import UserError
 from precaudit.references import cache
 from precaudit.tracing.session import Session
 
 TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
+CASES = Path(__file__).parent / "cases"
 TEXT = ("--text", "def f(x):")
 WHOLE = ("tiny", *TEXT, "--decode-steps", "2", "--device", "cpu")
 Q_PROJ, NORM = "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
@@ -270,6 +272,7 @@ RUNS = {
     "config lacks layers": ("run.json", table(lambda r: r["model"]["config"].pop("layers")), ["run.json", "layers"]),
     "config's kind": ("run.json", table(lambda r: r["model"]["config"].update(width="wide")), ["run.json", "width"]),
     "unknown point": ("run.json", table(lambda r: r["requested"].update(points=["qq"])), ["run.json", "qq"]),
+    "no prompt asked for": ("run.json", table(lambda r: r["requested"].update(prompts=[])), ["run.json", "'text'"]),
     "a tensor's byte": (PREFILL, attn_out, [PREFILL, "'2.attn_out'", "altered"]),
     "tensor file cut": (PREFILL, lambda data: data[:-1], [PREFILL, "truncated"]),
     "tensor file gone": (PREFILL, lambda _: None, [PREFILL, "missing"]),
@@ -281,6 +284,46 @@ RUNS = {
 @pytest.mark.parametrize(("options", "words"), OPTIONS, ids=lambda x: " ".join(x)[:30])
 def test_wrong_option_of_trace(options, words, refuses):
     refuses(*quick("tiny", *options), words=words)
+
+
+TOMLS = {
+    "deep": (b"x = " + b"[" * 20_000 + b"]" * 20_000, "nested too deep"),
+    "dotted": (b".".join([b"a"] * 1_000) + b" = 1", "nested more than 64 deep"),
+    "digits": (b"x = " + b"9" * 5_000, "an integer of more than 64 bits"),
+    "hexadecimal": (b"x = 0x" + b"f" * 9_000, "an integer of more than 64 bits"),
+    "a key twice": (b"x = 1\nx = 2\n", "Cannot overwrite a value"),
+    "no UTF-8": (b'x = "\xff"\n', "'utf-8' codec"),
+    "NUL": (b'x = "a\\u0000b"\n', "a NUL character"),
+}
+READERS = {
+    "policy": ("trace", "tiny", *TEXT, "--policy", "x.toml", "-o", "out"),
+    "budgets": ("gate", "program", "--budgets", "x.toml"),
+    "audit": ("audit", "--config", "x.toml"),
+    "names of a dump": ("import", "dump.npy", "--map", "x.toml", "-o", "out"),
+    "names of a model": ("trace", "model", *TEXT, "-o", "out"),
+    "names of a program": ("compare", "program", "--program", f"{CASES}/closed_key.py:closed", "--map", "x.toml"),
+    "points": ("trace", f"{CASES}/closed_key.py:closed", "--rename", "x.toml", "-o", "out"),
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("program") / "program"
+    assert run(["trace", f"{CASES}/closed_key.py:closed", "-o", str(folder)]) == 0
+    assert run(["compare", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_toml_that_no_reader_takes(reader, program, model, tmp_path, refuses):
+    """One function reads all TOML, and what it refuses it refuses of every file."""
+    np.save(tmp_path / "dump.npy", np.zeros(2))
+    shutil.copytree(program, tmp_path / "program")
+    shutil.copy(CASES / "decoder.json", tmp_path / "x.json")
+    for data, words in TOMLS.values() if reader in ("audit", "names of a dump") else [*TOMLS.values()][:3]:
+        (tmp_path / "x.toml").write_bytes(data)
+        (model / "names.toml").write_bytes(data)
+        refuses(*READERS[reader], words=["names.toml" if "model" in reader else "x.toml", "not TOML", words])
 
 
 def test_no_such_command_or_model(tmp_path, refuses):
@@ -475,6 +518,22 @@ def test_wrong_use_of_compare_and_report(altered, model, refuses):
 def test_run_that_was_altered(name, change, words, altered, refuses):
     spoil(altered / name, change)
     refuses("compare", altered, words=[str(altered), *words])
+
+
+def test_a_run_without_prompts_or_cases(altered, program, tmp_path, refuses):
+    (altered / "prompts.jsonl").write_bytes(b"")
+    hashes = {"prompts.jsonl": store.file_hash(altered / "prompts.jsonl")}
+    spoil(altered / "run.json", table(lambda r: r["hashes"].update(hashes)))
+    spoil(altered / "run.json", table(lambda r: r["requested"].update(prompts=[])))
+    own = shutil.copytree(program, tmp_path / "program")
+    spoil(own / "program.json", fields(cases=[]))
+    export = ("--csv", "out.csv")
+    for command, *more in (("compare",), ("gate",), ("diagnose",), ("report",), ("export", *export)):
+        refuses(command, altered, *more, words=["prompts.jsonl: no prompt is in it"])
+        refuses(command, own, *more, words=["program.json: a run has at least one case"])
+    with pytest.raises(UserError, match="there is no prompt"):
+        precaudit.trace("tiny", tmp_path / "out", prompts=[])
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_run_that_was_altered(full, altered, tmp_path, refuses):

@@ -106,6 +106,14 @@ def test_a_cell_prints_a_few_lines(honest, own):
     assert "10" not in repr(program()) or "array" not in repr(program())
 
 
+def test_a_subclass_is_shown_as_what_it_is(own):
+    """Cards are found by the names of our classes, whatever a user's are called."""
+    other = type("Run", (precaudit.Program,), {})(**vars(program()))
+    assert shown(other) == shown(program())
+    bare = object.__new__(type(other))
+    assert repr(bare) == object.__repr__(bare)  # while it is being made
+
+
 def test_what_is_shown_is_what_was_found(honest, faulty, own):
     text, table = shown(honest.run)
     assert text.startswith("Run run of tiny, policy bf16, cpu")

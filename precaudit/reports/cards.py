@@ -60,7 +60,9 @@ def html(x: Any) -> str:
 
 
 def _card(x: Any) -> Card:
-    return next(CARDS[kind.__name__] for kind in type(x).__mro__ if kind.__name__ in CARDS)(x)
+    """Return the card of our class that a value is of, whatever a subclass is called."""
+    ours = (kind.__name__ for kind in type(x).__mro__ if kind.__module__.partition(".")[0] == "precaudit")
+    return next(CARDS[name] for name in ours if name in CARDS)(x)
 
 
 def _cell(text: str) -> str:

@@ -209,6 +209,8 @@ def open_program_run(folder: Path | str) -> Opened:
     record = read_record(path, ProgramRun, "a program's run")
     if record.finished is None:
         raise UserError(f"{folder}: this run was cut off before it finished; trace again")
+    if not record.cases or not record.points:
+        raise UserError(f"{path}: a run has at least one case and one point; it was altered")
     if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
         raise UserError(f"{path}: two cases or points have one name; the run was altered")
     return Opened(Path(folder), record)
