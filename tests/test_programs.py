@@ -662,7 +662,6 @@ BAD = {
     "must be a name with a tuple": lambda: Program(double, jnp.eye(2), {"a": jnp.ones(2)}),
     "steps need advance": lambda: Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, steps=1),
     "outside 0 to": lambda: Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, steps=10**9),
-    "typed PRNG key": lambda: points(Program(double, jnp.eye(2), {"a": (jax.random.key(0),)})),
     "other shapes": lambda: points(Program(double, jnp.eye(2), {"a": (jnp.ones(2),), "b": (jnp.ones((3, 2)),)})),
     "must be a name or several": lambda: Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, outputs=("a", "a")),
     "outputs names 2 results": lambda: points(Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, outputs=("a", "b"))),

@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from precaudit.transforms.keys import is_numbers
+
 LARGE, TINY, SUBNORMAL, PEAK = 2.0**4, 2.0**-20, 2.0**-140, 32.0
 
 
@@ -14,16 +16,16 @@ def awkward(inputs: tuple[Any, ...]) -> Iterator[tuple[str, Callable[[], tuple[A
     """Yield (what is done, what makes the inputs): one array changed at a time, then all cut to other sizes.
 
     Floats: large, tiny, subnormal, constant, zero, with ties, one-hot, a NaN, a −∞ as masks have, column-major.
-    Integers and truth values: all the smallest, all the largest. Inputs that are no arrays stay.
+    Integers and truth values: all the smallest, all the largest. Inputs that are no arrays of numbers stay.
     """
     for i, x in enumerate(inputs):
-        if not hasattr(x, "dtype") or not np.size(x):
+        if not is_numbers(x) or not np.size(x):
             continue
         kinds = FLOATS if jnp.issubdtype(x.dtype, jnp.floating) else WHOLE
         for name, change in kinds.items():
             if x.ndim >= AXES.get(name, 0):
                 yield f"input {i} {name}", partial(_changed, inputs, i, change)
-    sizes = sorted({n for x in inputs if hasattr(x, "shape") for n in x.shape if n > 2})
+    sizes = sorted({n for x in inputs if is_numbers(x) for n in x.shape if n > 2})
     for n in sizes:
         yield f"size {n} cut to {n - 1}", partial(_all_cut, inputs, n)
 
@@ -38,7 +40,7 @@ def _all_cut(inputs: tuple[Any, ...], n: int) -> tuple[Any, ...]:
 
 def _cut(x: Any, n: int) -> Any:
     """Return an array with axes of ``n`` one shorter; indices into such an axis stay within it."""
-    if not hasattr(x, "shape"):
+    if not is_numbers(x):
         return x
     array = np.asarray(x)[tuple(slice(0, n - 1) if m == n else slice(None) for m in x.shape)]
     return np.minimum(array, np.asarray(n - 2, array.dtype)) if array.dtype.kind in "iu" and array.size else array

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.errors import UserError
+from precaudit.transforms.keys import is_numbers
 
 EXAMPLES, SECONDS = 60, 30.0
 
@@ -22,8 +23,8 @@ def shrunk(inputs: tuple[Any, ...], fails: Callable[[tuple[Any, ...]], bool]) ->
     from hypothesis import strategies as st
     from hypothesis.errors import NoSuchExample
 
-    sizes = sorted({n for x in inputs if hasattr(x, "shape") for n in x.shape if n > 1})
-    floats = [i for i, x in enumerate(inputs) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+    sizes = sorted({n for x in inputs if is_numbers(x) for n in x.shape if n > 1})
+    floats = [i for i, x in enumerate(inputs) if is_numbers(x) and jnp.issubdtype(x.dtype, jnp.floating)]
     end = time.monotonic() + SECONDS
     known: dict[str, bool] = {}
 
@@ -58,7 +59,7 @@ def _lengths(n: int) -> list[int]:
 
 def _smaller(x: Any, lengths: dict[int, int], kept: int) -> Any:
     """Return an array cut; ``kept``: 0 nothing of its values, 1 halves, 2 all."""
-    if not hasattr(x, "shape"):
+    if not is_numbers(x):
         return x
     array = np.asarray(x)[tuple(slice(0, lengths.get(n, n)) for n in x.shape)]
     if array.dtype.kind in "iu":

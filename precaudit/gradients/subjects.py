@@ -69,13 +69,14 @@ def read(path: Path) -> tuple[Any, ...]:
 
 
 def write(path: Path, inputs: Sequence[Any]) -> bool:
-    """Write inputs so that ``read`` gives them again; False, and nothing written, where one is no array."""
+    """Write inputs so that ``read`` gives them again; False, and nothing written, where one is no array of numbers."""
     import jax.numpy as jnp
     from safetensors.flax import save
 
+    from precaudit.transforms.keys import is_numbers
     from precaudit.writing import write_whole
 
-    if any(not hasattr(x, "dtype") for x in inputs):
+    if not all(map(is_numbers, inputs)):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, save({str(i): jnp.asarray(np.ascontiguousarray(x)) for i, x in enumerate(inputs)}))

@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping
 from itertools import product
 
+import jax
+
 from precaudit.arrays import Array
 from precaudit.errors import UserError
 from precaudit.programs.preparing import code_of, outputs_of, points_of, shapes_of, weights_of
 from precaudit.programs.program import Program
 from precaudit.runs.programs import Opened, ProgramPoint
+from precaudit.transforms.keys import bits
 from precaudit.transforms.sites import STATE, TAKEN
 from precaudit.transforms.tag import Tagged
 
@@ -28,7 +31,7 @@ def check(opened: Opened, program: Program, made: Tagged) -> None:
     points = _table(points_of(made, opened.record.layers))
     if _table(opened.record.points) != points or _table(opened.record.outputs) != _table(outputs_of(program)):
         raise UserError(f"{opened.folder}/program.json was altered: it lists other points than the program has")
-    inputs = shapes_of(next(iter(program.cases.values())))
+    inputs = shapes_of(jax.tree.map(bits, next(iter(program.cases.values()))))
     for case, call in product(opened.record.cases, range(opened.record.calls)):
         where = f"{opened.folder} was altered: {case}, call {call}"
         if strange := _strange(opened.tensors(case, call, "taps"), points):

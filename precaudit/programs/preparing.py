@@ -17,6 +17,7 @@ from precaudit.store import tensor_hash
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import program_for
 from precaudit.transforms.bounded import counting
+from precaudit.transforms.keys import on_host
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
 from precaudit.transforms.wide import narrowed
@@ -34,11 +35,6 @@ def prepared(
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
     loops that hold points; None: every call of every case is run, on ``target``, to count their iterations.
     """
-    for x in jax.tree.leaves((program.params, dict(program.cases))):
-        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended):
-            raise UserError(
-                "Program: a typed PRNG key cannot be recorded; give jax.random.key_data(key), wrapped inside"
-            )
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
     for name, found in rest:
@@ -152,7 +148,7 @@ def weights_of(program: Program, made: Tagged) -> str:
     """Return the hash of a program's parameters and of the arrays it closes over: format, shape and bytes of each."""
     digest = hashlib.sha256()
     for x in (*jax.tree.leaves(program.params), *made.jaxpr.consts):
-        array = np.asarray(x)
+        array = on_host(x)
         digest.update(f"{array.dtype} {array.shape} {tensor_hash(array)}\n".encode())
     return digest.hexdigest()
 

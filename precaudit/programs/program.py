@@ -82,10 +82,12 @@ class Program(Brief):
         """Return a call's inputs from their leaves, {number: array}, as a run holds them."""
         import jax
 
+        from precaudit.transforms.keys import keyed
         from precaudit.transforms.wide import narrowed
 
-        structure = jax.tree.structure(next(iter(self.cases.values())))
-        return tuple(narrowed(jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])))
+        first, structure = jax.tree.flatten(next(iter(self.cases.values())))
+        held = [keyed(leaves[str(i)], like) for i, like in enumerate(first)]
+        return tuple(narrowed(jax.tree.unflatten(structure, held)))
 
     def named(self, out: Any) -> dict[str, Any]:
         """Return {outputs.NAME: array} of a call's named outputs that are arrays of floats; raises UserError."""

@@ -45,6 +45,7 @@ from precaudit.tpu.hlo import Module
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.transforms.bounded import MORE
+from precaudit.transforms.keys import on_host
 from precaudit.transforms.sites import STATE
 from precaudit.transforms.subnormals import device_flushes
 from precaudit.transforms.tag import capturing
@@ -72,7 +73,7 @@ def trace(
         raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
     folder, calls, found = Path(folder), program.steps + 1, points_of(made, layers)
     size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
-    inputs_size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
+    inputs_size = sum(on_host(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
     needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
     check_space(folder, needed, "give smaller inputs or fewer steps")
     prepare_folder(folder, force)
@@ -104,7 +105,7 @@ def trace(
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
-                arrays = {k: np.asarray(x, order="C") for k, x in tensors.items()}
+                arrays = {k: np.asarray(on_host(x), order="C") for k, x in tensors.items()}
                 hashes[name], nbytes = write_tensors(folder, name, arrays)
                 written += nbytes
             tell(i * calls + call + 1, calls * len(program.cases), f"{case}, call {call}")
@@ -165,7 +166,7 @@ def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
 
 def _disturbance(case: str, captured: Any, bare: Any, expected: Prediction | None) -> Disturbance:
     """Compare a case's outputs with those of the program without taps."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree.leaves, (captured, bare)), strict=True)]
+    pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (captured, bare)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
         return Disturbance(case=case, bitwise=True, max_diff=0.0, predicted=expected)
     sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.gradients.case import KERNEL, REFERENCE, Found
-from precaudit.gradients.check import Checked
+from precaudit.gradients.check import KERNEL, REFERENCE, Checked, Found
 from precaudit.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import value

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from precaudit.errors import UserError
@@ -17,6 +16,7 @@ from precaudit.records import Record
 from precaudit.rollouts.generation import Loop
 from precaudit.rollouts.timing import Spread
 from precaudit.tracing.programs import Compiled, compiled
+from precaudit.transforms.keys import on_host
 
 
 class ProgramTiming(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="program_timing"):
@@ -123,4 +123,4 @@ def _stepped(program: Program, made: Compiled, inputs: tuple[Any, ...]) -> Any:
 
 
 def _bits(outputs: Any) -> list[bytes]:
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(outputs)]
+    return [on_host(x).tobytes() for x in jax.tree.leaves(outputs)]

@@ -21,6 +21,7 @@ from precaudit.tpu.scanner import HloError
 from precaudit.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target
 from precaudit.tpu.texts import hlo_text
 from precaudit.tpu.units import counted, moved, products
+from precaudit.transforms.keys import bits, keyed
 
 PREFIX = "tpu-predicted"
 COARSER = "tpu-emulated"
@@ -31,7 +32,7 @@ RECORDED_ON_TPUS = 0  # files of numbers from real TPUs that predictions were co
 
 @dataclass(frozen=True)
 class Made:
-    """A program compiled for a target: its text, the function that runs it on a CPU, and the tree of its outputs.
+    """A program compiled for a target: its text, the function that runs it on a CPU, and its outputs' shapes, a tree.
 
     ``custom``: rules of its custom calls; ``kernels``: Pallas kernels that run in interpret mode, by name.
     """
@@ -43,9 +44,11 @@ class Made:
     kernels: tuple[str, ...] = ()
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        """Run it on flat arguments."""
-        found = self.run(*leaves)
-        return jax.tree.unflatten(self.outputs, found if isinstance(found, tuple) else (found,))
+        """Run it on flat arguments; its text has PRNG keys as their bits."""
+        found = self.run(*map(bits, leaves))
+        likes, tree = jax.tree.flatten(self.outputs)
+        made = found if isinstance(found, tuple) else (found,)
+        return jax.tree.unflatten(tree, [keyed(x, like) for x, like in zip(made, likes, strict=True)])
 
     @cached_property
     def wide_inside(self) -> "Made":
@@ -74,7 +77,7 @@ class Predicted:
         if (tree, shapes) not in self._made:
             shaped = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*x) for x in shapes])
             made = compile_for(self.target, self.program, shaped, self.donated, self.options)
-            outputs = jax.tree.structure(jax.eval_shape(self.program, *shaped))
+            outputs = jax.eval_shape(self.program, *shaped)
             module = parse(made.text)
             custom = rules(module, made.jaxpr)
             kernels = interpreted(module, made.jaxpr)

@@ -106,7 +106,7 @@ class Chains:
         held: list[Any] = [None] * len(chains)
         weights = jax.tree.leaves(self.program.params)
         for leaves, taps in recorded:
-            given = [leaves[str(i)] for i in range(len(leaves))]
+            given = jax.tree.leaves(self.program.inputs(leaves))
             decided = states_of(taps)
             made: list[dict[str, Array]] = []
             for i, run in enumerate(chains):
