@@ -25,7 +25,7 @@ from precaudit.references.traced.unrounded import Name, Place, Rows
 from precaudit.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
 from precaudit.threads import each
 
-CLEARLY = 0.5  # of every limit: what closes so by the least noise needs none drawn
+CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/design.md §1, ensemble)
 FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
@@ -155,11 +155,15 @@ def numbers(
     each = stored.shape if shape is None else shape
     noise = with_floors(noise, members, around, shown, each, smallest)
     size = np.abs(reference) if terms is None else finite(canonical(terms, "TD"))
-    if terms is not None:
-        noise = replace(noise, power=noise.power + ((SUMS if wide else 1.0) * SINGLE * size) ** 2)
+    if terms is not None:  # in place: these may be hundreds of megabytes
+        noise.power[...] += np.square(((SUMS if wide else 1.0) * SINGLE) * size)
     # where a result cancels by what no sum of terms tells, the size of what lies along an axis stands for theirs
-    floor = noise.relative * along(shown.reshape(each)).reshape(shown.shape)
-    allowed = half_ulp(reference, dtype) + np.sqrt(noise.power + floor**2)
+    allowed = along(shown.reshape(each)).reshape(shown.shape)
+    allowed *= noise.relative
+    np.square(allowed, out=allowed)
+    allowed += noise.power
+    np.sqrt(allowed, out=allowed)
+    allowed += half_ulp(reference, dtype)
     ties = None if wide else TIES * SINGLE * size
     yard = Yardstick("TD", dtype, rows, candidate, reference, noise, allowed, sums=ties, shape=each)
     if on_gpu and (OWN_SUMS,) in emulations:  # in which order its threads add is not known
@@ -183,9 +187,9 @@ def with_floors(
     """Return noise with what lines of every axis make of it, and what any element may be off by."""
     middle = 0.0 if around is None else around
     with np.errstate(invalid="ignore"):
-        apart = [finite(d - middle).reshape(shape) * len(members) ** -0.5 for d in members]
-    made = [list(clusters(d, shown.reshape(shape))) for d in apart]
-    others = tuple((np.stack([g for g, _ in axis]), np.stack([m for _, m in axis])) for axis in zip(*made, strict=True))
+        made = [list(clusters(finite(d - middle).reshape(shape), shown.reshape(shape))) for d in members]
+    root = len(members) ** -0.5
+    others = tuple(tuple(root * np.stack(each) for each in zip(*axis, strict=True)) for axis in zip(*made, strict=True))
     return replace(noise, smallest=smallest, others=others)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.formats import FORMATS
-from precaudit.metrics.axes import Found, worst_slices
+from precaudit.metrics.axes import Found, worst_of_rows
 from precaudit.metrics.moments import BFLOAT16
 from precaudit.metrics.residue import Noise, Sums, finite
 from precaudit.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
@@ -64,14 +64,13 @@ def _slices(
     stored: Array, exact: Array, emulated: Array, left: Left, noise: Noise, shape: tuple[int, ...]
 ) -> dict[str, Found]:
     """Return the worst slices of what the best emulation leaves; nothing is looked at where it leaves nothing."""
-    dtype = stored.dtype.name
-    if not left.sums.cells[0].any():
-        return worst_slices(np.broadcast_to(0.0, shape), None, np.broadcast_to(0.0, shape), noise)
-    shown = finite(exact)
-    near = TIES * SINGLE * np.abs(exact)
-    ties = None if dtype in ("float32", "float64") else near
-    rest = finite(left_of(widen(stored), restored(emulated, dtype), exact, ties, dtype))
-    return worst_slices(rest.reshape(shape), None, shown.reshape(shape), noise)
+    dtype, some = stored.dtype.name, np.flatnonzero(left.sums.cells[0].reshape(-1))
+    if not len(some):
+        return worst_of_rows(some, exact[some], np.broadcast_to(0.0, exact.shape), shape, noise, left.sums)
+    mine = exact[some]
+    ties = None if dtype in ("float32", "float64") else TIES * SINGLE * np.abs(mine)
+    rest = finite(left_of(widen(stored[some]), restored(emulated[some], dtype), mine, ties, dtype))
+    return worst_of_rows(some, rest, finite(exact), shape, noise, left.sums)
 
 
 def fields(stored: Array, exact: Array, best: Name, residue: Residue, explained: float, over: float) -> dict[str, Any]:
