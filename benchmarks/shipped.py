@@ -9,7 +9,8 @@ worst gradient. Plain inputs of one seed; below the table what is wrong, and wit
 import sys
 from importlib import import_module
 
-from precaudit.gradients.check import KERNEL, REFERENCE, gradcheck
+from precaudit.gradients.case import KERNEL, REFERENCE
+from precaudit.gradients.check import gradcheck
 from precaudit.gradients.shipped import shipped
 
 

@@ -279,11 +279,13 @@ class ErrorRecord(Record, frozen=True):
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
     number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
-    ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``slices``: how
-    many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``skipped``:
-    in a branch that was not taken. ``gain``:
-    ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed. ``mismatched``: elements of a cache, or of a stream that was handed on,
-    whose bits differ from the rows written; at steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
+    ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
+    format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
+    ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
+    run. ``skipped``: in a branch that was not taken. ``origin``: the operation that makes what is not finite, in words.
+    ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    ``mismatched``: elements of a cache, or of a stream that was handed on, whose bits differ from the rows written; at
+    steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows
     that differ. ``rows``: which rows, as [first, end).
     """
 
@@ -313,6 +315,7 @@ class ErrorRecord(Record, frozen=True):
     elided: dict[str, tuple[str, ...]] | None = None
     inherits: str | None = None
     costly: str | None = None
+    summed: str | None = None
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None
@@ -324,6 +327,7 @@ class ErrorRecord(Record, frozen=True):
     missing: str | None = None
     unknown: str | None = None
     skipped: str | None = None
+    origin: str | None = None
 
     @property
     def numberless(self) -> str | None:

@@ -1,6 +1,9 @@
 """The programs of tests/cases, written after public bug reports and after what people run: what each has to say."""
 
+import re
+
 import jax
+import numpy as np
 import pytest
 
 from precaudit import Program
@@ -8,6 +11,7 @@ from precaudit.gradients.check import gradcheck
 from precaudit.gradients.subjects import named
 from precaudit.lint.linting import lint_program
 from precaudit.programs.loading import load_attribute
+from precaudit.reports.headline import headline
 from tests.audited_cases import CASES, audited, program
 from tests.conftest import few
 
@@ -39,6 +43,32 @@ def test_a_rounding_in_a_backward_rule_is_told_by_its_own_line(name):
     found = held_to_reference(f"custom_vjp.py:{name}")
     assert found.exit_code == 1
     assert f"explains it: tests/cases/{line_of('custom_vjp.py', 'narrow = ')}:" in found.conclusions[0]
+
+
+def test_each_group_of_failing_inputs_is_explained_by_itself():
+    it = named(f"{CASES}/two_faults.py:bad", None, None, None)
+
+    def plain_and_tiny(seed):
+        x, w = it.inputs(seed)
+        return {"plain": (x, w), "tiny": (x * 2.0**-20, w)}
+
+    found = gradcheck(it.kernel, it.reference, plain_and_tiny, argnums=(), seeds=1, hostile=False)
+    assert found.exit_code == 1
+    plain, tiny = (next(x for x in found.conclusions if f"out ({group}-seed0)" in x) for group in ("plain", "tiny"))
+    assert "rounding explains it: tests/cases/two_faults.py:16:" in plain
+    assert "rounding to the formats it declares does not explain it" in tiny
+    factor = float(re.search(r"it is (\S+) × FP64", tiny)[1])
+    assert factor == pytest.approx(10**-0.5, rel=2e-3)
+    assert re.search(r"1.00136e-05 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-06 at \S+two_faults.py:11:", tiny)
+
+
+@pytest.mark.slow  # 20 s
+def test_two_faults_are_told_among_hostile_inputs():
+    found = held_to_reference("two_faults.py:bad", hostile=True)
+    groups = {
+        cause: [x for x in found.conclusions if cause in x] for cause in ("rounding explains", "stands for 1e-06")
+    }
+    assert all(groups.values())
 
 
 def linted(program):
@@ -89,6 +119,48 @@ def test_honest_programs_count_turn_and_average_in_formats_that_hold_it(name):
     with jax.numpy_dtype_promotion("standard"):
         rules = {rule for rule, _ in linted(program(name))}
     assert rules <= {"narrow-exp", "rounded-scores"}, "bfloat16 gates, and scores that these programs do round"
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "source"),
+    [("overflow.py:buggy", "raw", "fp16.py:21"), ("fp16.py:gbuggy", "safe.grad", "fp16.py:55")],
+)
+def test_an_overflow_is_named_where_it_arises(name, point, source, tmp_path):
+    found = audited(tmp_path, name)
+    assert found.broken() == {(0, None, point)}  # what follows is input suspect
+    said = headline(found.judgement, "run").sentence
+    value = float(re.search(rf"^{point}, case a: overflow: (\S+) exceeds float16's 65504 at {source}; ", said)[1])
+    assert value == pytest.approx(OVERFLOWS[name](), rel=0.05)  # two digits are told
+    (told,) = found.diagnosis.findings
+    assert (told.kind, told.cause) == ("format", "overflow")
+    assert told.says in said
+
+
+def attended():
+    """Return the largest product q · k in FP64 of q and k in float16, as the program has them."""
+    given = program("overflow.py:buggy")
+    q, k = (
+        np.einsum("td,dhk->thk", *(np.asarray(x, np.float64) for x in (given.cases["a"][0], given.params[name])))
+        for name in ("wq", "wk")
+    )
+    return np.abs(np.einsum("thk,shk->hts", *(x.astype(np.float16).astype(np.float64) for x in (q, k)))).max()
+
+
+def grown():
+    """Return the largest exp(z) in FP64 of z in float16."""
+    given = program("fp16.py:gbuggy")
+    z = np.asarray(given.cases["a"][0], np.float64) @ np.asarray(given.params["w"], np.float64)
+    return np.exp(z.astype(np.float16).astype(np.float64)).max()
+
+
+OVERFLOWS = {"overflow.py:buggy": attended, "fp16.py:gbuggy": grown}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["overflow.py:fixed", "fp16.py:gfixed"])
+def test_without_the_overflow_nothing_is_found(name, tmp_path):
+    found = audited(tmp_path, name)
+    assert (found.judgement.exit_code, found.diagnosis.findings) == (0, ())
 
 
 @pytest.mark.parametrize("name", few(["closed", "as_param", "as_input"], "closed"))

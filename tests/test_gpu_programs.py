@@ -20,7 +20,8 @@ from jax.ad_checkpoint import checkpoint_name
 import precaudit
 from precaudit import Program
 from precaudit.gpu.units import labelled
-from precaudit.gradients import check
+from precaudit.gradients import case, sides
+from precaudit.gradients.check import gradcheck
 from precaudit.judging.programs import notes
 from precaudit.numpy_decoder import passes
 from precaudit.numpy_decoder.accumulation import rounding_products
@@ -317,18 +318,18 @@ def test_what_tf32_explains_of_a_kernel_is_told(monkeypatch):
     def inputs(seed):
         return normal(8, 64), normal(64, 8)
 
-    run = check._Check._run
+    run = sides.Sides._run
 
     def on_gpu(self, key, side, both, cotangents, given):
-        if side != check.KERNEL:
+        if side != case.KERNEL:
             return run(self, key, side, both, cotangents, given)
         return [passes.products("TF32_TF32_F32")(*(np.asarray(x, np.float64) for x in given)).astype(np.float32)]
 
-    monkeypatch.setattr(check._Check, "_run", on_gpu)
-    found = check.gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
+    monkeypatch.setattr(sides.Sides, "_run", on_gpu)
+    found = gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
     assert "no format narrower than float32 explains it" in " ".join(found.conclusions)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = check.gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
+    found = gradcheck(jnp.matmul, reference, inputs, argnums=(), seeds=1, hostile=False)
     assert found.exit_code == 1
     assert "TF32 explains it" in " ".join(found.conclusions)
 

@@ -8,7 +8,8 @@ from jax.test_util import check_grads
 
 from precaudit.errors import UserError
 from precaudit.gradients.awkward import awkward
-from precaudit.gradients.check import KERNEL, REFERENCE, gradcheck
+from precaudit.gradients.case import KERNEL, REFERENCE
+from precaudit.gradients.check import gradcheck
 from precaudit.gradients.formula import Formula, differentiated
 from precaudit.gradients.shrinking import shrunk
 from precaudit.gradients.subjects import read, write
@@ -300,3 +301,24 @@ def test_failing_inputs_are_shrunk_and_written(tmp_path):
     assert [x.dtype for x in back] == [jnp.bfloat16, jnp.int32]
     with pytest.raises(UserError):
         read(tmp_path / "none.safetensors")
+
+
+def norm(x, w, epsilon=1e-5):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + epsilon) * w
+
+
+EPSILONS = {
+    "3e-06 at": lambda x, w: norm(x, w, 3e-6), "1e-06 at": lambda x, w: norm(x, w, 1e-6),
+    "is left out": lambda x, w: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True)) * w,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", EPSILONS)
+def test_an_epsilon_is_told_by_its_number_and_left_out_where_there_is_none(told):
+    rng = np.random.default_rng(0)
+    given = rng.standard_normal((8, 64)).astype(np.float32) / 64, rng.standard_normal(64).astype(np.float32)
+    found = gradcheck(EPSILONS[told], norm, given, argnums=(), hostile=False)
+    assert told in found.conclusions[0]
+    assert "1e-05 at" in found.conclusions[0]
+    assert ("is left out" in found.conclusions[0]) == (told == "is left out")
+    assert gradcheck(norm, norm, given, argnums=(), hostile=False).exit_code == 0

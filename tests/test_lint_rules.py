@@ -21,7 +21,7 @@ from precaudit.policies import load_policy
 from precaudit.programs.loading import load
 from precaudit.tpu.hlo import parse
 from precaudit.tpu.target import compile_for, mesh, parse_target
-from tests.lint_programs import FIRES, SILENT, bf16, f32
+from tests.lint_programs import FIRES, SILENT, bf16, f32, i32
 from tests.tpus import needs_libtpu
 
 V5E = parse_target("v5e")
@@ -382,3 +382,26 @@ def test_what_rounding_costs_a_running_average_is_as_is_said():
         wide = 0.9 * wide + 0.1 * x
         narrow = np.float32(0.9 * float(narrow) + 0.1 * x).astype(jnp.bfloat16)
     assert 0 < abs(float(narrow) / wide - 1) < 2**-8 / (1 - 0.9)
+
+
+@needs_libtpu
+def test_a_product_makes_an_angle_in_one_pass_where_the_compiler_says_so():
+    """A product that sums over three axes is one pass, one that sums nothing is no product of the matrix unit."""
+
+    def three(positions, inverse):
+        return jnp.cos(positions.astype(jnp.float32) @ inverse)
+
+    def outer(positions, inverse):
+        return jnp.cos(jnp.einsum("bt,f->btf", positions.astype(jnp.float32), inverse))
+
+    def said(call, *given):
+        return [(f.severity, f.source) for f in found([compiled(call, *given)], [RULES["narrow-angles"]]).findings]
+
+    here = f"{__file__}:{three.__code__.co_firstlineno + 1}"
+    assert said(three, i32(2, 512, 3), f32(3, 64)) == [("error", here)]
+    assert said(outer, i32(2, 512), f32(64)) == []
+
+
+def test_an_angle_of_three_hundred_is_off_by_a_radian_in_bfloat16():
+    angles = np.linspace(256, 300, 1000)
+    assert 0.9 < np.abs(angles.astype(jnp.bfloat16).astype(np.float64) - angles).max() <= 1

@@ -14,11 +14,14 @@ from precaudit.errors import UserError
 from precaudit.evidence.remedies import candidates
 from precaudit.evidence.replay import replay
 from precaudit.judging.gate import gate
+from precaudit.metrics.sizes import canonical
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.places import Place
 from precaudit.policies import Policy, apply_settings, completed, load_policy, shipped
 from precaudit.prompts import Prompt
 from precaudit.records import value
+from precaudit.references.textbook.closing import yardstick
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.reports.headline import headline
 from precaudit.rollouts.divergence import _rows
@@ -254,3 +257,47 @@ def test_a_configuration_without_a_mask_is_the_model_itself():
     config = load("tiny", "bf16", None, "cpu").config
     assert attended(config, Policy()) is config
     assert [attended(config, under()).window_of(i) for i in range(5)] == [WINDOW] * 5
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scored")
+    select = Selection.parse(points="q,k,scores,probs", phases="prefill,rescore", layers="0,1")
+    run = trace(load("tiny", "bf16", None, "cpu"), folder / "run", prompts(9, 14), select, Options(2))
+    found = compare(run, options=CompareOptions(accum=("fp16", "bf16", "fp32"), cache=folder / "refs"))
+    return run, [e for e in found.errors if e.point == "scores"]
+
+
+def test_masked_scores_are_in_no_share_that_is_explained(scored):
+    """They are 0 in error and reference, and were none in emulations: explained was −1e5 to −9e13."""
+    shares = [value(x) for e in scored[1] if e.kind == "local" for x in (e.explained["policy:bf16"],)]
+    assert len(shares) == 2 * 2 * 2
+    assert min(shares) > 0.99
+
+
+def test_masked_scores_are_in_no_size_of_an_accumulation(scored):
+    """All were 0.794 off, whatever the format: the size of what is masked."""
+    made = [e for e in scored[1] if e.kind == "accum"]
+    sizes = {n: [value(e.rel_l2) for e in made if n in e.candidate] for n in ("float16", "float32")}
+    assert 0 < max(sizes["float32"]) < 1e-6
+    assert 1e-5 < min(sizes["float16"]) < max(sizes["float16"]) < 1e-2
+
+
+@pytest.mark.parametrize("held", [np.nan, np.inf, -1e30, 3.5])
+def test_what_is_held_where_scores_are_masked_changes_nothing(scored, held):
+    recorded = Recorded.of(scored[0])
+    place = Place("n14", "prefill", 0, 1, "scores")
+    (part,) = parts(recorded, place)
+    model = Model(recorded.config, load("tiny", "bf16", None, "cpu").checkpoint.tensors.read)
+    operation = prepare(recorded, model, place, part)
+    above = np.triu(np.ones(part.values.shape[1:], bool), 1)
+    values = np.where(above, np.asarray(held, part.values.dtype), part.values)
+    other = replace(operation, part=replace(part, values=values))
+    assert not np.array_equal(other.part.values, part.values)
+    np.testing.assert_array_equal(other.stored, operation.stored)
+    policy = load_policy("bf16")
+    yards = [yardstick(o, model, policy) for o in (operation, other)]
+    (made,) = operation.evaluate([of_policy(policy, False)])
+    assert not made[:, above].any()
+    first, second = (y.residue(canonical(made, "HTS")) for y in yards)
+    assert first == second

@@ -103,7 +103,7 @@ def _listed(as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from precaudit.gradients import check
+    from precaudit.gradients import sides
     from precaudit.gradients.shipped import INTERPRETED, shipped
     from precaudit.reports import fitting
     from precaudit.reports import gradients as report
@@ -116,7 +116,7 @@ def _listed(as_json: bool) -> int:
     else:
         fitting.show(report.listed(found), console())
         if any(each.here == INTERPRETED for each in found):
-            say(f"note: {check.INTERPRETED}")
+            say(f"note: {sides.INTERPRETED}")
     return 0
 
 

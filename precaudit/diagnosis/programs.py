@@ -130,6 +130,10 @@ def _segments(opened: Opened, bad: Sequence[Verdict]) -> Iterator[Finding]:
         if v.kind == "local":
             found.setdefault(v.point, []).append(v)
     for point, its in found.items():
+        arises = next((v for v in its if v.status == "nonfinite" and v.metric and v.text), None)
+        if arises is not None:
+            yield finding("format", arises.text.partition(":")[0], arises.text, point, its, arises.rel_l2)
+            continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
         says = (

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from precaudit import kernels
-from precaudit.gradients.check import formats
+from precaudit.gradients.given import formats
 from precaudit.gradients.subjects import missing
 from precaudit.transforms.kernel_lines import interpreted
 

@@ -1,6 +1,6 @@
 """The verdicts of a program's run: its error records by the default rule, and what is not there."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from precaudit.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_
 from precaudit.store import file_hash
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
+At = tuple[str, int, int | None, str]  # case, call, layer, point
+Key = tuple[str, str, int, int | None, str]  # kind, and where
 
 
 def marks_of(opened: Opened) -> Compared:
@@ -39,7 +41,46 @@ def errors_of(opened: Opened) -> list[ErrorRecord]:
 
 
 def suspect(verdicts: Sequence[Verdict], errors: Iterable[ErrorRecord]) -> list[Verdict]:
-    """Return the verdicts with formulas that read what fails before them called ``input suspect``.
+    """Return the verdicts with those that something before them accounts for called ``input suspect``."""
+    errors = list(errors)
+    inherits = _formulas(verdicts, errors) | _nonfinite(verdicts, errors)
+    return [
+        msgspec.structs.replace(v, status="input suspect") if (v.kind, *_key(v)) in inherits else v for v in verdicts
+    ]
+
+
+def _nonfinite(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
+    """Return what is not finite after the first segment that makes it so, in its call or in a later one of its case.
+
+    What arises in an operation of its own stays.
+    """
+    bad = [v for v in verdicts if v.status == "nonfinite" and v.kind in ("local", "forward")]
+    order = _order(errors if bad else ())
+    first: dict[str, tuple[int, ...]] = {}
+    for v in (v for v in bad if v.kind == "local"):
+        first[v.prompt] = min(first.get(v.prompt, order(v)), order(v))
+    arising = {id(v) for v in bad if v.kind == "local" and ((v.metric and v.text) or order(v) == first[v.prompt])}
+    return {
+        (v.kind, *_key(v)) for v in bad if id(v) not in arising and v.prompt in first and order(v) >= first[v.prompt]
+    }  # fmt: skip
+
+
+def _order(errors: Sequence[ErrorRecord]) -> Callable[[Verdict], tuple[int, ...]]:
+    """Return what orders places of a case as the program does: each step of a scan with all of the scan's points."""
+    steps: dict[str, int] = {}
+    for e in errors:
+        if e.kind in ("local", "forward"):
+            steps[e.point] = max(steps.get(e.point, 0), 0 if e.layer is None else e.layer + 1)
+    places: dict[str, tuple[int, int]] = {}
+    block, before = 0, 0
+    for i, (point, n) in enumerate(steps.items()):
+        block = block if n and n == before else i
+        places[point], before = (block, i), n
+    return lambda v: (v.step, places[v.point][0], v.layer or 0, places[v.point][1])
+
+
+def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
+    """Return formulas that read what fails before them.
 
     A textbook's record says whose value it is (``FAMILY:LAYER.POINT``), and the rows of the graph what that reads; of
     any other reference what comes later in the records of a call inherits.
@@ -50,7 +91,7 @@ def suspect(verdicts: Sequence[Verdict], errors: Iterable[ErrorRecord]) -> list[
     calls: dict[tuple[str, int], list[Verdict]] = {}
     for v in broken:
         calls.setdefault((v.prompt, v.step), []).append(v)
-    inherits = set()
+    inherits: set[Key] = set()
     for its in calls.values():
         seen = {x for v in its if (x := _textbook(names[_key(v)])) is not None}
         first = min(order[_key(v)] for v in its)
@@ -58,14 +99,11 @@ def suspect(verdicts: Sequence[Verdict], errors: Iterable[ErrorRecord]) -> list[
             mine = _textbook(names[_key(v)])
             later = order[_key(v)] > first if mine is None else _inherits(mine, seen, [i for i, _ in seen])
             if later:
-                inherits.add(_key(v))
-    return [
-        msgspec.structs.replace(v, status="input suspect") if v.kind == "formula" and _key(v) in inherits else v
-        for v in verdicts
-    ]
+                inherits.add(("formula", *_key(v)))
+    return inherits
 
 
-def _key(x: ErrorRecord | Verdict) -> tuple[str, int, int | None, str]:
+def _key(x: ErrorRecord | Verdict) -> At:
     return (x.prompt, x.step, x.layer, x.point)
 
 

@@ -19,7 +19,7 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
     if e.skipped is not None:
         return Verdict.of(e, "not run", text=e.skipped)
     if e.nonfinite:
-        return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0)
+        return Verdict.of(e, "nonfinite", metric="nonfinite", value=float(e.nonfinite), limit=0.0, text=e.origin or "")
     if e.unknown is not None:
         return Verdict.of(e, "unknown", text=e.unknown)
     if "nan" in (e.mae, e.max_diff, e.rel_l2):

@@ -22,8 +22,7 @@ def measured(
     axes = POINTS[point].axes
     r, hidden = canonical(reference, axes), masked(point, positions, reference.shape[-1], window)
     if hidden is not None:
-        r = np.where(hidden, 0.0, r)
-        stored = np.where(hidden.transpose(1, 0, 2), np.zeros((), stored.dtype), stored)
+        r, stored = visible(r, hidden), visible(stored, hidden.transpose(1, 0, 2))
     found = sizes(stored, r, axes, positions)
     if hidden is not None:
         found["excluded"] = int(hidden.sum()) * r.shape[1]
@@ -42,6 +41,14 @@ def masked(point: str, positions: Sequence[int] | Array, keys: int, window: int 
         return None
     hidden = unseen(np.asarray(positions), keys, window)[:, None, :]
     return hidden if hidden.any() else None
+
+
+def visible(x: Array, hidden: Array | None) -> Array:
+    """Return an array with 0 for what is masked: the one place where a mask is applied to values that are compared.
+
+    ``hidden``: where, of shapes that broadcast; None: nowhere.
+    """
+    return x if hidden is None else np.where(hidden, np.zeros((), x.dtype), x)
 
 
 def unseen(positions: Array, keys: int, window: int | None) -> Array:

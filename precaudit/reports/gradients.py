@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.gradients.check import KERNEL, REFERENCE, Checked, Found
+from precaudit.gradients.case import KERNEL, REFERENCE, Found
+from precaudit.gradients.check import Checked
 from precaudit.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
 from precaudit.records import value

@@ -78,7 +78,8 @@ def where(v: Verdict) -> str:
 def how_bad(v: Verdict) -> str:
     """Return what is wrong, in words and at most two numbers."""
     if v.status == "nonfinite":
-        return f"{value(v.value):,.0f} elements are NaN or infinite" if v.value is not None else v.text
+        counted = f"{value(v.value):,.0f} elements are NaN or infinite" if v.value is not None else ""
+        return "; ".join(filter(None, (v.text, counted)))
     found, limit = digits(value(v.value)), digits(value(v.limit))
     if v.kind == "state" and v.metric == HASHED:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"

@@ -52,6 +52,7 @@ def message(v: Verdict) -> str:
     if v.kind:
         text += f" [{v.kind}]"
     if v.metric == "nonfinite":
+        text += f" {v.text};" if v.text else ""
         text += f" {value(v.value):.0f} elements are NaN or infinite"
     elif v.metric and v.value is not None and v.limit is not None:
         at = f" at {_at(v)}" if v.scope else ""
@@ -61,7 +62,9 @@ def message(v: Verdict) -> str:
     w = v.worst  # of the finite elements: it is none of those that are not
     if w is not None and not (v.metric == "nonfinite" and isfinite(value(w.candidate))):
         text += f"; worst element {list(w.index)}: {beside(value(w.candidate), value(w.reference))}"
-    return text + (f" {v.text}" if v.text else "") + (f" (budget: {v.why})" if v.why else "")
+    return (
+        text + (f" {v.text}" if v.text and v.metric != "nonfinite" else "") + (f" (budget: {v.why})" if v.why else "")
+    )
 
 
 def digits(x: float) -> str:

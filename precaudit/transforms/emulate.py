@@ -27,6 +27,8 @@ from precaudit.transforms.multiplying import (
     TF32,
     chosen,
     declared,
+    in_own_format,
+    narrow_product,
     near_tie,
     of_rounded_terms,
     on_gpu,
@@ -88,6 +90,8 @@ class Realisation:
     near a tie are rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a
     compiler has them that makes again in each fusion what several read: of two equations that read a result the second
     reads the other. ``flush``: the device makes 0 of subnormals (``transforms.subnormals``).
+    ``narrow_products``: sums of products of narrow operands and results are rounded to their own format after every
+    term, which no program asks for.
     """
 
     unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
@@ -100,6 +104,7 @@ class Realisation:
     ties: bool = False
     apart: bool = False
     flush: bool = False
+    narrow_products: bool = False
 
 
 def emulated(
@@ -193,15 +198,19 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
     return jnp.where(jnp.abs(y) < float(info.smallest_normal), whole, near) / factor
 
 
-def moved(x: Any, dtype: Any, factor: float) -> Any:
+def moved(x: Any, dtype: Any, factor: float, summed: bool = False) -> Any:
     """Return FP64 ``x`` as a draw rounds it: on a grid moved by ``factor``, but left alone where the format has it.
 
-    No rounding error is made of what a format holds: of whole numbers, powers of two, masks.
+    No rounding error is made of what a format holds: of whole numbers, powers of two, masks. ``summed``: a sum was
+    made in float32, which has all such values: whole numbers alone are left.
     """
     near = rounded(x, dtype)
     if isinstance(factor, float) and factor == 1.0:
         return near
-    return jnp.where(near == x, x, rounded(x, dtype, factor))
+    held = near == x
+    if summed:  # to 2**23 every half is a number of float32, too
+        held &= (jnp.round(x) == x) & (jnp.abs(x) < 2.0**23)
+    return jnp.where(held, x, rounded(x, dtype, factor))
 
 
 TO_BFLOAT16 = partial(rounded, dtype=jnp.bfloat16)
@@ -223,6 +232,7 @@ class Emulated(Planted):
         self.held: dict[int, tuple[Any, Any]] = {}  # values, by their ids, and a format that has all of theirs
         self.own: list[bool] = []  # of an equation's inputs, whether each is its format's own
         self.readers: Counter[Any] = Counter()
+        self.summed = False  # whether the last operation was a sum made in its own format
         self.turns: Counter[Any] = Counter()  # how many equations have read a variable
         self.spread: set[Any] = set()  # variables that repeat the elements of a smaller array
 
@@ -289,10 +299,14 @@ class Emulated(Planted):
         mark = _mixed(self.seed, self.count) if self.drawn else 0
         factor = 2.0 ** (0.5 + 0.5 * _unit(mark)) if self.drawn else 1.0
         dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
+        self.summed = False
         if self.how.sums == "own" and narrow_sum(equation):
+            self.summed = True
             out = own(equation, inputs, partial(rounded, dtype=dtype))
         elif name == "custom_linear_solve":  # roundings have no transpose, which its rule asks for
             return self.solved(equation.params, inputs)
+        elif self.how.narrow_products and narrow_product(equation):
+            out = [in_own_format(equation, inputs, partial(rounded, dtype=dtype))]
         elif self.how.unit == "vector" and name == "dot_general" and _few_terms(equation, inputs):
             out = [of_rounded_terms(equation, inputs, partial(rounded, dtype=dtype))]
         elif self.how.unit == "gpu" and name in (*PRODUCTS, GROUPED):
@@ -305,6 +319,7 @@ class Emulated(Planted):
         elif self.how.sums in ("single", "reversed", "shuffled") and (
             in_single(equation) or (dtype == np.complex64 and name in INACCURATE)
         ):
+            self.summed = True
             out = summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)
         elif name == "mul" and dtype == np.complex64:
             out = [_complex_product(inputs[0], inputs[1], partial(moved, dtype=np.float32, factor=factor))]
@@ -364,6 +379,7 @@ class Emulated(Planted):
     def added(self, equation: Any, inputs: list[Any], factor: float) -> Any:
         """Return a product of operands as they are multiplied, its sum as this realisation makes it on a GPU."""
         if self.how.sums in ("single", "reversed", "shuffled") and in_single(equation):
+            self.summed = True
             return summed(equation, inputs, factor if self.how.sums == "shuffled" else 1.0, self.ordered)[0]
         if equation.primitive.name == GROUPED:  # JAX maps it over its groups alone
             alone = jax.custom_batching.sequential_vmap(
@@ -402,9 +418,9 @@ class Emulated(Planted):
             if (self.how.unrounded == "all" or freely) and float_bits(dtype) > 8:
                 return x
             if self.how.unrounded == "single":
-                return moved(x, np.float32, factor)
+                return moved(x, np.float32, factor, self.summed)
             self.before[variable] = x
-        made = moved(x, dtype, factor)
+        made = moved(x, dtype, factor, self.summed)
         if not self.drawn:
             self.keep(made, dtype)
         return made

@@ -129,6 +129,34 @@ def of_rounded_terms(equation: Any, inputs: Sequence[Any], stored: Callable[[Any
 
     Of many terms those of one step along the contracted dimensions are held at a time.
     """
+    x, y, shape = factors(equation, inputs)
+    k = len(x)
+    if k * prod(shape) <= MOST_TERMS:
+        return jnp.sum(stored(x * y), 0)
+
+    def add(i: Any, total: Array) -> Array:
+        return total + stored(x[i] * y[i])
+
+    return lax.fori_loop(0, k, add, jnp.zeros(shape))
+
+
+def in_own_format(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> Any:
+    """Return a product whose sum its result's format holds after every term, as XLA:CPU of JAX 0.12 makes some.
+
+    Term after term with fused multiply-adds; bit for bit what ``einsum("bsef,efd->bsed")`` gives there in bfloat16.
+    """
+    x, y, shape = factors(equation, inputs)
+    return lax.fori_loop(0, len(x), lambda i, total: stored(total + x[i] * y[i]), jnp.zeros(shape))
+
+
+def narrow_product(equation: Any) -> bool:
+    """Whether an equation is a product of operands of 16 bits with such a result: a backend might sum it in that."""
+    avals = [v.aval for v in (*equation.invars, *equation.outvars)]
+    return equation.primitive.name == "dot_general" and all(float_bits(a.dtype) == 16 for a in avals)
+
+
+def factors(equation: Any, inputs: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
+    """Return the operands of a product so that term k is ``x[k] * y[k]``, and its shape."""
     contracted, batched = equation.params["dimension_numbers"]
     sides = []
     for x, c, b in zip(inputs, contracted, batched, strict=True):
@@ -141,13 +169,7 @@ def of_rounded_terms(equation: Any, inputs: Sequence[Any], stored: Callable[[Any
     shape = (*batch, *left[nc + nb :], *right[nc + nb :])
     x = x.reshape(k, *batch, *left[nc + nb :], *(1 for _ in right[nc + nb :]))
     y = y.reshape(k, *batch, *(1 for _ in left[nc + nb :]), *right[nc + nb :])
-    if k * prod(shape) <= MOST_TERMS:
-        return jnp.sum(stored(x * y), 0)
-
-    def add(i: Any, total: Array) -> Array:
-        return total + stored(x[i] * y[i])
-
-    return lax.fori_loop(0, k, add, jnp.zeros(shape))
+    return x, y, shape
 
 
 def _precisions(asked: Any) -> set[str]:

@@ -140,8 +140,8 @@ RULE = Rule(
     "error",
     "jaxpr",
     "Angles of positions made in few bits",
-    "An angle is a position times a frequency, and sine and cosine read its absolute error: in bfloat16 or float16, or "
-    "by one bfloat16 pass of a TPU's matrix unit, it is off by whole turns at positions of a few hundred.",
+    "An angle is a position times a frequency, made in bfloat16, in float16 or by one bfloat16 pass of a TPU's matrix "
+    "unit. Sine and cosine read its absolute error: in bfloat16 an angle of 300 is off by up to a radian.",
     "float32 positions and frequencies, multiplied element by element (positions[..., None] * frequencies), and sine "
     "and cosine of that",
     "the program's equations; jax.lax.Precision (documentation); github.com/huggingface/transformers/pull/29285, "

@@ -118,8 +118,8 @@ RULE = Rule(
     "warning",
     "jaxpr",
     "Running averages kept in bfloat16 or float16",
-    "A running average, such as an optimizer's first or second moment, is kept in bfloat16 or float16: terms smaller "
-    "than half an ulp of it are lost, and with a decay near 1 all are.",
+    "A running average, such as an optimizer's first or second moment, is kept in bfloat16 or float16: what changes it "
+    "by less than half an ulp is lost, and with a decay near 1 it hardly ever falls.",
     "keep it in float32 (optax: mu_dtype=float32, and float32 parameters, whose format the second moment has)",
     "the program's equations; N. J. Higham, Accuracy and Stability of Numerical Algorithms (2002), 2.2",
     check,

@@ -52,11 +52,10 @@ def measure(
     """
     point, dtype = o.place.point, o.stored.dtype.name
     hidden = masked(point, o.positions, reference.shape[2], o.window)
-    shown = reference if hidden is None else np.where(hidden, 0.0, reference)
     middle = reference if centre is None else centre
-    deviations = [np.where(hidden, 0.0, y - middle) if hidden is not None else y - middle for y in made]
+    deviations = [y - middle for y in made]
     shares = weights(len(deviations), dtype)
-    noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
+    noise = Noise.pooled(deviations, reference, FORMATS[dtype].unit_roundoff, common(point, model.config), shares)
     u = inner_roundoff(point, policy, model.config)
     sizes, least = canonical(o.magnitude(u), o.axes), half_ulp(reference, dtype)
     # what the draws lack where a result cancels: their sums are exact below float32, and but three in float32

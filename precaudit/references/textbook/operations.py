@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ from precaudit.arrays import Array, widen
 from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
 from precaudit.graphs.point import Point
 from precaudit.lengths import row_lengths
+from precaudit.metrics.rows import masked, visible
 from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
@@ -63,14 +65,23 @@ class Operation:
 
     @property
     def stored(self) -> Array:
-        """The recorded values of the rows that can be made again."""
-        return self.part.values if "S" in self.axes else self.part.at(self.positions)
+        """The recorded values of the rows that can be made again; 0 where scores are masked."""
+        return visible(self.part.values, self._hidden) if "S" in self.axes else self.part.at(self.positions)
+
+    @cached_property
+    def _hidden(self) -> Array | None:
+        """Where [1, T, S] the point's elements are masked."""
+        if self.row.kind != "score":
+            return None
+        hidden = masked(self.place.point, self.positions, self.part.values.shape[2], self.window)
+        return None if hidden is None else hidden.transpose(1, 0, 2)
 
     def evaluate(
         self, roundings: Sequence[Rounding], inputs: Sequence[Array] | None = None, form: Form | None = None
     ) -> list[Array]:
-        """Return the operation on its recorded inputs, or others, under roundings."""
-        return self.run(self.inputs if inputs is None else inputs, roundings, form)
+        """Return the operation on its recorded inputs, or others, under roundings; 0 where scores are masked."""
+        made = self.run(self.inputs if inputs is None else inputs, roundings, form)
+        return [visible(y, self._hidden) for y in made]
 
 
 def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Operation | None:

@@ -16,6 +16,7 @@ from precaudit.references.traced.remade import (
     HONEST,
     INSIDE,
     NARROW,
+    NARROW_PRODUCTS,
     TERMS,
     UNSHARED,
     Redrawn,
@@ -27,6 +28,8 @@ from precaudit.references.traced.search import Closing, Search
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
 from precaudit.transforms.emulate import Realisation
+from precaudit.transforms.jax_versions import equations
+from precaudit.transforms.multiplying import narrow_product
 from precaudit.transforms.sums import sums_narrow
 
 Cut = Callable[[Place, Array], Array]  # a place's rows [rows, N] out of a point's values
@@ -38,7 +41,8 @@ OPEN_PRODUCTS: dict[Way, str] = {"float32": "products in float32", "rounded prod
 class Realisations:
     """How segments may be made: ``honest`` ways by name, ``first`` those tried of every segment; ``draws``: for noise.
 
-    ``open``: whether of some product it is not known how it is made; ``gpu``: whether one makes them.
+    ``open``: whether of some product it is not known how it is made; ``gpu``: whether one makes them;
+    ``narrow_products``: whether a backend might sum some in a format of 16 bits.
     """
 
     honest: Mapping[Name, Realisation]
@@ -46,6 +50,7 @@ class Realisations:
     draws: tuple[Realisation, ...]
     open: bool
     gpu: bool
+    narrow_products: bool
 
 
 def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realisations:
@@ -67,7 +72,8 @@ def realisations(jaxpr: Any, units: Units | None, flush: bool = False) -> Realis
     first = frozenset(name for name in ways if _declared(name) in tried)
     ways = {name: replace(how, flush=flush) for name, how in ways.items()}
     draws = tuple(replace(how, flush=flush) for how in draws)
-    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu)
+    narrow = units is None and any(map(narrow_product, equations(jaxpr)))
+    return Realisations(ways, first, draws, units is not None and units.leaves_open(jaxpr), gpu, narrow)
 
 
 class Compiled:
@@ -80,6 +86,8 @@ class Compiled:
         self.first = Several(tapped, [self.honest[name] for name in self.names], exact=True)
         self.drawn = Several(tapped, [Remade(tapped, way) for way in how.draws])
         self.redrawn = Redrawn(tapped, replace(how.draws[0], seed=0))
+        narrow = replace(NARROW_PRODUCTS, flush=how.draws[0].flush)
+        self.narrow_products = Remade(tapped, narrow) if how.narrow_products else None
         mine = how.honest.items() if how.gpu else ()
         self.tied = {n: Remade(tapped, replace(way, ties=True)) for n, way in mine if n in how.first}
         twice = self.drawn.ways if how.gpu else ()
@@ -119,6 +127,8 @@ class Compiled:
             search.ways_noted(closing)
         search.inputs(self.drawn.ways)
         search.more_noise(self.redrawn)
+        if self.narrow_products is not None:
+            search.narrow_products(self.narrow_products)
         if self.how.gpu:
             search.on_gpu(self.apart, self.tied)
         return search.found

@@ -6,17 +6,19 @@ from functools import partial
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.records import ErrorRecord
 from precaudit.references.traced.compiled import Compiled, realisations
 from precaudit.references.traced.judged import At, Call, unknown
+from precaudit.references.traced.origins import Origins
 from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
-from precaudit.runs.programs import CARRIED, Opened, places
+from precaudit.runs.programs import CARRIED, Opened, index_of, places
 from precaudit.threads import each, one_blas_thread
 from precaudit.transforms.opaque import KNOWN, Opaque
 from precaudit.transforms.shadow import CannotLift, refusal
@@ -44,7 +46,7 @@ class Emulations:
         self.tapped, self.layers = Tapped(made, layers, self.opaque), layers
         self.states = {n for n, s in zip(numbered(made.states), made.states, strict=True) if s.stacked}
         self.how = realisations(made.jaxpr.jaxpr, units, flush)
-        self.whole = Compiled(self.tapped, self.how)
+        self.whole, self.origins = Compiled(self.tapped, self.how), Origins(self.tapped)
         self._steps: list[tuple[Step, Compiled]] | None = None
 
     def records(
@@ -58,7 +60,8 @@ class Emulations:
         known = [(p, layer) for p, layer, why in blank if why is None]
         try:
             with one_blas_thread(), jax.enable_x64(True):
-                return [*unmeant, *self._known(replace(here, taps=self._decided(taps)), args, known)]
+                decided = replace(here, taps=self._decided(taps))
+                return [*unmeant, *self._arising(decided, args, self._known(decided, args, known))]
         except (CannotLift, NotImplementedError) as error:
             return [*unmeant, *(here.record(p, layer, unknown=refusal(error)) for p, layer in known)]
 
@@ -77,6 +80,21 @@ class Emulations:
         made = each(_one_ahead, [(begin,) for begin in (whole, *scans) if begin])
         found = {(e.point, e.layer): e for records in made for e in records}
         return [found[p.name, layer] for p, layer in every]
+
+    def _arising(self, call: Call, args: tuple[Any, ...], records: list[ErrorRecord]) -> list[ErrorRecord]:
+        """Return records, those that are not finite with the operation that makes them so, where it can be told."""
+        points = {p.name: p for p in call.opened.record.points}
+        origins = self.origins.on(call.taps, args)
+
+        def told(e: ErrorRecord) -> ErrorRecord:
+            p = points[e.point]
+            origin = origins.of(p, index_of(call.opened.record, p, e.layer)) if e.nonfinite else None
+            return e if origin is None else msgspec.structs.replace(e, origin=origin)
+
+        try:
+            return [told(e) for e in records]
+        except (CannotLift, NotImplementedError):
+            return records
 
     def _stepped(self, args: tuple[Any, ...]) -> list[tuple[Step, Compiled]]:
         if self._steps is None:

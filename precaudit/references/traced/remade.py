@@ -41,6 +41,8 @@ HONEST = {
 NARROW = {(OWN_SUMS,): Realisation(sums="own"), (OWN_SUMS, *CONVERTED): Realisation("converted", sums="own")}
 # What a TPU's vector unit may do to products of narrow results, which the compiled program does not say.
 TERMS = "products of rounded terms"
+# Which no program asks for: XLA:CPU of JAX 0.12 makes some batched products so
+NARROW_PRODUCTS = Realisation("converted", narrow_products=True)
 # Its arithmetic is float32 inside fusions, and what they hand on is stored
 UNSHARED = ("results that few read",)
 DRAWS = (

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
 from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
@@ -82,6 +84,17 @@ class Search:
     def more_noise(self, draws: Redrawn) -> None:
         """Draw more of the noise of what is left: of three draws a slice that few elements rule may have little."""
         self._try(lambda left: replace(self.made, drawn=(*self.made.drawn, *self.more.redrawn(draws, left))))
+
+    def narrow_products(self, way: Remade) -> None:
+        """Note of what is left where sums of products in their own format make it; such a record still fails."""
+        if not (left := self.left()):
+            return
+        open_places = self._open()
+        made = replace(self.made, honest={(): self.more.made_by(way, left)}, gpu=False)
+        for i, e in zip(open_places, judged(self.call, [self.every[i] for i in open_places], made), strict=True):
+            if closes(e):
+                summed = self.every[i][0].dtype
+                self.found[i] = structs.replace(self.found[i], summed=summed)
 
     def on_gpu(self, apart: Mapping[Remade, Remade], tied: Mapping[Name, Remade]) -> None:
         """Try inputs that each of its fusions makes once more, and operands near a tie of TF32."""

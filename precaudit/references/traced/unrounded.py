@@ -122,6 +122,10 @@ class Unrounded:
             return self._of(self.honest[name[:at]], left, self._partly(name[at + 1], left))
         return self._of(self.honest[name], left, self._recorded(left))
 
+    def made_by(self, way: Remade, left: Left) -> Rows:
+        """Return what a way that is none of the honest ones makes of recorded values."""
+        return self._of(way, left, self._recorded(left))
+
     def _chosen(self, choice: str) -> set[str]:
         """Return the narrow values whose number has a bit set, or not set: "bit.value"."""
         bit, value = map(int, choice.split("."))

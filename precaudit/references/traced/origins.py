@@ -1,0 +1,149 @@
+"""The operation that first makes what is not finite in a segment: overflow, invalid, division by zero (JAX)."""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.formats import FORMATS
+from precaudit.references.traced.remade import Tapped, Values
+from precaudit.runs.programs import ProgramPoint
+from precaudit.transforms.exceptions import Operation, Watched, Watching
+
+INVALID = dict.fromkeys(("add", "cumsum", "reduce_sum", "sub"), "inf − inf")
+INVALID |= dict.fromkeys(("conv_general_dilated", "dot_general", "ragged_dot_general"), "inf − inf or 0 · inf in a sum")
+INVALID |= {"div": "0/0 or inf/inf", "mul": "0 · inf", "sqrt": "√ of less than 0", "rsqrt": "1/√ of less than 0"}
+INVALID |= {"log": "log of less than 0", "log1p": "log of less than 0"}
+POLES = {"div": "x/0", "log": "log 0", "log1p": "log 0", "rsqrt": "1/√0", "pow": "0 to a negative power"}
+POLES |= {"integer_pow": POLES["pow"], "atanh": "atanh 1", "logistic": "log 0"}
+
+WIDTHS = (8, 16, 32, 64)  # bits of floats
+At = tuple[tuple[int, int], ...]  # the step of each scan, and how many it has
+
+
+class Counted(NamedTuple):
+    """The ``Counts`` of an operation in the steps that are looked at, summed; ``largest``: the largest there."""
+
+    nonfinite: float
+    over: float
+    largest: float
+    invalid: float
+    infinite: float
+
+    @property
+    def arises(self) -> bool:
+        """Whether it makes what is not finite of what is."""
+        return bool(self.over or self.invalid or self.infinite)
+
+
+class Origins:
+    """What is not finite in a program's segments: operations that make it, as they round and in FP64."""
+
+    def __init__(self, tapped: Tapped) -> None:
+        self.tapped = tapped
+        self.rounded, self.exact = (
+            Watching(tapped.call, exact, tapped.steps, tapped.options) for exact in (False, True)
+        )
+
+    def on(self, taps: Values, args: tuple[object, ...]) -> "OfCall":
+        """Return those of a call, on its recorded values."""
+        return OfCall(self, taps, args)
+
+
+class OfCall:
+    """Origins of what is not finite in the segments of one call; made when first asked for."""
+
+    def __init__(self, origins: Origins, taps: Values, args: tuple[object, ...]) -> None:
+        self.origins, self.taps, self.args = origins, taps, args
+
+    def of(self, p: ProgramPoint, step: int) -> str | None:
+        """Return what makes a point's values not finite in a step of its scans, in words; None where nothing is known.
+
+        Followed back are operands that are not finite: what a selection, or a quotient by infinity, takes away makes
+        nothing. Of what arises the first in the program is told; what FP64 makes alike, such as the logarithm of a
+        mask, only where there is nothing else, and not of what was recorded as no number before.
+        """
+        for at in (_at(p, step), ()):
+            found = [(self._alike(n, at), n) for n in self._followed(p, at) if self._counted(n, at).arises]
+            if found and not (min(found)[0] and self._inherited(p)):
+                n = min(found)[1]
+                return said(self.rounded.operations[n], self._counted(n, at))
+        return None
+
+    @cached_property
+    def rounded(self) -> Watched:
+        """What operations count as the equations round."""
+        return self.origins.rounded(self.taps, self.args)
+
+    @cached_property
+    def exact(self) -> Watched:
+        """What they count in FP64."""
+        return self.origins.exact(self.taps, self.args)
+
+    def _followed(self, p: ProgramPoint, at: At) -> set[int]:
+        """Return the operations whose results that are not finite a point's may be made of."""
+        found: set[int] = set()
+        new = set(self.rounded.taps.get(p.name, ()))
+        while new:
+            bad = {n for n in new if n in self.rounded.counts and self._counted(n, at).nonfinite}
+            found |= bad
+            new = {m for n in bad for m in self.rounded.read.get(n, ())} - found
+        return found
+
+    def _inherited(self, p: ProgramPoint) -> bool:
+        """Whether anything that a point's segment may read, of its call's inputs too, is not finite."""
+        read = (
+            self.taps[name] for bits in WIDTHS for name in self.origins.tapped.read(p.name, self.taps, self.args, bits)
+        )
+        return not all(np.isfinite(widen(np.asarray(x))).all() for x in (*read, *_floats(self.args[1:])))
+
+    def _counted(self, n: int, at: At) -> Counted:
+        return _of_step(self.rounded, n, at)
+
+    def _alike(self, n: int, at: At) -> bool:
+        """Whether an operation has as many results in FP64 that are not finite."""
+        return _of_step(self.exact, n, at).nonfinite >= self._counted(n, at).nonfinite
+
+
+def _floats(args: tuple[object, ...]) -> list[Array]:
+    leaves = [np.asarray(x) for x in jax.tree.leaves(args) if hasattr(x, "dtype")]
+    return [x for x in leaves if x.dtype.name in FORMATS]
+
+
+def _at(p: ProgramPoint, step: int) -> At:
+    index = np.unravel_index(step, p.stacked) if p.stacked else ()
+    return tuple((int(i), n) for i, n in zip(index, p.stacked, strict=True))
+
+
+def _of_step(found: Watched, n: int, at: At) -> Counted:
+    """Return an operation's counts at a step of the scans that it shares; over all steps of others."""
+    counts = found.counts[n]
+    steps = [i for (i, length), other in zip(at, np.shape(counts.largest), strict=False) if length == other]
+    one = {name: np.asarray(x)[tuple(steps)] for name, x in counts._asdict().items()}
+    sums = {name: float(np.sum(x)) for name, x in one.items()}
+    return Counted(**sums | {"largest": float(np.max(one["largest"], initial=0.0))})
+
+
+def said(o: Operation, counted: Counted) -> str:
+    """Return what an operation makes, and where: its value and its format's largest, or which rule has no result."""
+    where = f" at {o.source}" if o.source else f" in {o.primitive}"
+    if counted.over:
+        return f"overflow: {_short(counted.largest)} exceeds {o.dtype}'s {_largest(o.dtype)}{where}"
+    if counted.invalid:
+        return f"invalid: {INVALID.get(o.primitive, o.primitive)}{where}"
+    if o.primitive in POLES:
+        return f"division by zero: {POLES[o.primitive]}{where}"
+    return f"overflow: {o.primitive} exceeds float64's {_largest('float64')}{where}"
+
+
+def _largest(dtype: str) -> str:
+    """Return the largest finite number of a format, in words."""
+    x = float(ml_dtypes.finfo(FORMATS[dtype].dtype).max)
+    return f"{x:.0f}" if x < 1e6 else _short(x)
+
+
+def _short(x: float) -> str:
+    return f"{x:.1e}".replace("e+0", "e").replace("e+", "e")
