@@ -50,6 +50,8 @@ def compare(
     for case in opened.record.cases:
         calls = product(range(opened.record.calls), every)
         errors += errors_of(traced, (Place(case, PROGRAM_CALL, call, layer, p.name) for call, (p, layer) in calls))
+        for call in range(opened.record.calls):
+            errors += traced.chosen(case, call)
         if reference is not None:
             errors += _formula(traced, book or reference, case)
     path = opened.folder / "errors.jsonl"

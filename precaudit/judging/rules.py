@@ -30,6 +30,8 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return _state(e)
     if e.kind == "formula":
         return _formula(e)
+    if e.lost:
+        return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
     checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))

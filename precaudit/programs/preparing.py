@@ -134,6 +134,7 @@ def points_of(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint,
         ProgramPoint(
             name=name, shape=s.shape, stacked=stacked(s.stacked), dtype=np.dtype(s.dtype).name,
             source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
+            whole=made.tags[s.name].whole,
         )
         for name, s in zip(numbered(made.sites), made.sites, strict=True)
     )  # fmt: skip

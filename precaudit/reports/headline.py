@@ -83,6 +83,10 @@ def how_bad(v: Verdict) -> str:
     found, limit = digits(value(v.value)), digits(value(v.limit))
     if v.kind == "state" and v.metric == HASHED:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"
+    if v.kind == "state" and v.phase == PROGRAM_CALL:
+        return f"{value(v.value):,.0f} choices are not those of the recorded values, by more than rounding"
+    if v.metric == "lost":
+        return f"{value(v.value):,.0f} whole numbers are held as others: its format does not have them"
     if v.kind == "state" and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
     if v.kind == "formula" and not v.why:

@@ -27,7 +27,10 @@ CARRIED = "carry"  # what made a point that is a loop's state: nothing that is j
 
 
 class ProgramPoint(Record, frozen=True, omit_defaults=False):
-    """A point of a program: where it was made, its own shape, and what it is stacked over (steps of scans)."""
+    """A point of a program: where it was made, its own shape, and what it is stacked over (steps of scans).
+
+    ``whole``: it holds whole numbers, by what made it.
+    """
 
     name: str
     shape: tuple[Index, ...]
@@ -36,6 +39,7 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
     source: str
     scope: str
     primitive: str
+    whole: bool = False
 
 
 class Disturbance(Record, frozen=True, omit_defaults=False):

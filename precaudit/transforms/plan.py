@@ -6,7 +6,7 @@ output), what is written into a cache, and the program's float results.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.extend.core as jex
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from precaudit.transforms.jax_versions import bodies, called, closed, scanned
 from precaudit.transforms.labels import Label, of_equation
 from precaudit.transforms.primitives import CALLS
+from precaudit.transforms.sites import STATE
+from precaudit.transforms.whole import Whole
 
 PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 WRITES = {"dynamic_update_slice", "scatter", "scatter-add"}
@@ -22,18 +24,24 @@ LAYOUT = {
     "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "optimization_barrier", "reshape",
     "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient", "transpose",
 }  # fmt: skip
+CHOICES = {"approx_top_k", "argmax", "argmin", "sort", "top_k"}
 CARRIED = "carry"  # the primitive of a tap on a scan's state
 MOVES = LAYOUT - {"concatenate", "select_n"}  # of one array of values
 
 
 @dataclass(frozen=True)
 class Tag:
-    """An automatic tap: its name, the user's line, the name scopes around it and what made it."""
+    """An automatic tap: its name, the user's line, the name scopes around it and what made it.
+
+    ``whole``: it holds whole numbers, by what made it. ``by``: of a choice, the format of what is chosen by.
+    """
 
     name: str
     source: str
     scope: str
     primitive: str
+    whole: bool = False
+    by: str = ""
 
 
 @dataclass
@@ -50,6 +58,7 @@ class Plan:
     given: dict[str, dict[Any, int]] = field(default_factory=lambda: defaultdict(dict))
     carried: bool = False  # whether the states of outermost scans are tapped
     depth: int = 0  # scans around
+    whole: Whole = field(default_factory=Whole)
     own: bool = False  # whether the program has taps of its own: no others than those of states
 
     def walk(self, jaxpr: Any, fixed: Sequence[bool], scope: str = "") -> None:
@@ -64,6 +73,8 @@ class Plan:
             if name in PRODUCTS:
                 for v in e.invars:
                     self._operand(v, e, here)
+            if name in CHOICES:
+                self._choice(e, here)
             if name == "scan" and params["length"] == 0:
                 pass
             elif name == "scan":
@@ -93,6 +104,7 @@ class Plan:
                         self._made(v, *found)
             elif name in MOVES and e.invars[0] in self.covered:
                 self.covered.update(e.outvars)
+            self.whole.note(e, self.fixed)
 
     def _loop(
         self, e: Any, body: Any, lengths: tuple[int, int], given: Sequence[Any], fixed: Sequence[bool], scope: str
@@ -132,10 +144,43 @@ class Plan:
                 self.counted[inner] = found
             if _integers(inner.aval) and inner.aval.shape == outer.aval.shape:  # no slice of it, as a scan's are
                 self.handed[inner] = outer
+            self.whole.handed(inner, outer)
         self.walk(body, fixed, scope)
         for inner, outer in zip(body.outvars, made, strict=True):
             if (found := self._count([inner])) is not None:
                 self.counted[outer] = found
+            self.whole.returned(outer, inner)
+
+    def _choice(self, e: Any, scope: str) -> None:
+        """Tap the floats by which a sort, a top-k or an argmax chooses, and note the choice as a state of the run."""
+        keys, chosen = e.invars[: e.params.get("num_keys", 1)], [v for v in e.outvars if _integers(v.aval)]
+        if e.primitive.name == "sort":  # of what lies along it the numbers of places alone
+            given = zip(e.invars, e.outvars, strict=True)
+            chosen = [v for x, v in given if _integers(v.aval) and self._places(x) and len(keys) == 1]
+        chosen = [v for v in chosen if type(v).__name__ != "DropVar"]
+        by = [v for v in keys if _floats(v.aval) and not (isinstance(v, jex.Literal) or v in self.fixed)]
+        if not by or not chosen:
+            return
+        found = of_equation(e)
+        for v in by:
+            self._operand(v, e, scope)
+        for v in chosen:
+            self.names[v] = Tag(self._numbered(f"{STATE}{found.name}", found, e.primitive.name), found.source, scope,
+                                e.primitive.name, by=by[0].aval.dtype.name)  # fmt: skip
+
+    def _places(self, v: Any) -> bool:
+        """Whether a variable numbers the places along an axis."""
+        while v in self.maker and self.maker[v][0].primitive.name in MOVES:
+            v = self.maker[v][0].invars[0]
+        return v in self.maker and self.maker[v][0].primitive.name == "iota"
+
+    def counts(self) -> None:
+        """Tap whole numbers that a narrow format holds and that are used as something else."""
+        for v, e in self.whole.last().items():
+            if v not in self.covered:
+                self.tap(v, of_equation(e), e.primitive.name, str(e.source_info.name_stack))
+            if v in self.names:
+                self.names[v] = replace(self.names[v], whole=True)
 
     def _count(self, variables: Sequence[Any]) -> tuple[Label, str, str] | None:
         """Return what gave integers that are among variables, a product; None where none are."""
@@ -190,11 +235,14 @@ class Plan:
         if known or not _floats(v.aval) or v.aval.size == 0:
             return
         base = f"{found.name}.grad" if "transpose(" in scope else found.name
+        self.names[v] = Tag(self._numbered(base, found, primitive), found.source, scope, primitive)
+        self.covered.add(v)
+
+    def _numbered(self, base: str, found: Label, primitive: str) -> str:
+        """Return a name that other places do not have."""
         met = self.given[base]
         number = met.setdefault((found.stack, primitive), len(met))
-        name = f"{base}~{number}" if number else base
-        self.names[v] = Tag(name, found.source, scope, primitive)
-        self.covered.add(v)
+        return f"{base}~{number}" if number else base
 
 
 def _moves(e: Any) -> bool:

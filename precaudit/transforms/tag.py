@@ -90,6 +90,7 @@ def tagged(
         plan.walk(jaxpr.jaxpr, [i < weights for i in range(len(jaxpr.jaxpr.invars))])
     if not own:
         plan.results(jaxpr.jaxpr)
+        plan.counts()
     if renamed:
         plan.names = _renamed(plan.names, renamed, bool(own))
     taps = {v: tag.name for v, tag in plan.names.items()}

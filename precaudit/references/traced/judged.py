@@ -112,10 +112,11 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
     if made.open and np.isnan(restored(every[()], p.dtype)[np.isfinite(exact)]).any():
         return call.record(p, layer, unknown=OPEN)
     stored = call.rows(p, layer)(whole)
+    lost = lost_of(stored, exact) if p.whole else 0
     drawn = [restored(rows[place], p.dtype) for rows in made.drawn if place in rows]
     smallest = floor_of(p.dtype, flushes_of(call.opened.record))
     if not drawn:
-        return call.record(p, layer, **undrawn(stored, exact, every, p.shape, smallest))
+        return call.record(p, layer, lost=lost, **undrawn(stored, exact, every, p.shape, smallest))
     honest = {name: restored(x, p.dtype) for name, x in every.items()}
     moved = [rows[place] for rows in made.moved if place in rows]
     tied = {name: rows[place] for name, rows in made.tied.items() if place in rows}
@@ -123,7 +124,7 @@ def _record(call: Call, p: ProgramPoint, layer: int | None, made: Segments) -> E
     found = numbers(
         stored, exact, honest, drawn, moved, tied, again, made.gpu, p.shape, made.sizes.get(place), smallest
     )
-    return call.record(p, layer, **found)
+    return call.record(p, layer, lost=lost, **found)
 
 
 def numbers(
@@ -197,6 +198,13 @@ def floor_of(dtype: str, flush: bool) -> float:
     """Return what any element may be off by: half the smallest subnormal's distance, or all that a device flushes."""
     smallest = smallest_normal(dtype)
     return smallest if flush and FORMATS[dtype].dtype in FLUSHED else smallest * FORMATS[dtype].unit_roundoff
+
+
+def lost_of(stored: Array, exact: Array) -> int:
+    """Return how many whole numbers a run holds as others; 0 where FP64 makes other numbers, too."""
+    if not np.array_equal(exact, np.rint(exact)):
+        return 0
+    return int(np.count_nonzero(widen(stored) != exact))
 
 
 def unknown(call: Call, p: ProgramPoint, layer: int | None, why: str) -> ErrorRecord:

@@ -13,6 +13,7 @@ from precaudit.places import Place
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
 from precaudit.records import ErrorRecord
+from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
 from precaudit.references.traced.judged import lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
@@ -39,6 +40,7 @@ class Traced:
         units, flush = units_of(opened.record), flushes_of(opened.record)
         seen, opaque = without_opaque(made, program.params, *next(iter(program.cases.values())))
         self.segments = Emulations(seen, opened.record.layers, units, opaque, flush)
+        self.choices = Choices(seen, opened.record.layers)
         self.chains = Chains(program, seen, units, flush)
         self.following, self.unknown = opaque.following, _unknown(program, made, opaque)
         self.exact: list[dict[str, Array]] = []
@@ -73,6 +75,11 @@ class Traced:
         """Yield the record of a point or an output against the program in FP64, chained through its own state."""
         self._chained(place.prompt)
         yield self._forwards[place.step, place.layer, place.point]
+
+    def chosen(self, case: str, call: int) -> Iterator[ErrorRecord]:
+        """Yield the records of a call's choices."""
+        taps = self.opened.tensors(case, call, "taps")
+        yield from self.choices.records(self.opened, case, call, taps, (self.program.params, *self.inputs(case, call)))
 
     def inputs(self, case: str, call: int) -> tuple[Any, ...]:
         """Return what a call was given, as recorded."""

@@ -1,0 +1,69 @@
+"""Whether what a recorded program's sorts, top-ks and argmaxes chose is what its recorded values choose (JAX)."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from msgspec import structs
+
+from precaudit.arrays import Array
+from precaudit.formats import FORMATS
+from precaudit.records import PROGRAM_CALL, ErrorRecord
+from precaudit.runs.programs import Opened
+from precaudit.transforms.choices import choices
+from precaudit.transforms.shadow import CannotLift, refusal
+from precaudit.transforms.sites import STATE, Site, numbered
+from precaudit.transforms.tag import Tagged
+
+ROUNDINGS = 4.0  # unit roundoffs that two values may be apart, of which a compiler compares the unrounded ones
+
+
+class Choices:
+    """A program's choices, compiled once."""
+
+    def __init__(self, made: Tagged, layers: Sequence[int] | None = None) -> None:
+        known = zip(numbered(made.states), made.states, strict=True)
+        self.states: dict[str, Site] = {name: s for name, s in known if s.name in made.tags}
+        self.units = {s.name: FORMATS[made.tags[s.name].by].unit_roundoff for s in self.states.values()}
+        self.layers, self.distances = layers, jax.jit(choices(made.call, layers))
+
+    def records(
+        self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
+    ) -> Iterator[ErrorRecord]:
+        """Yield a record of every choice, of each step of its outermost scan where it is in one."""
+        if not self.states:
+            return
+        found, why = self._distances(taps, args)
+        for name, site in self.states.items():
+            limit, steps = ROUNDINGS * self.units[site.name], prod(site.stacked)
+            off = (found[name] > limit).reshape(steps, -1) if name in found else None
+            for layer in range(steps) if site.stacked else (None,):
+                here = self._record(opened, case, call, name, layer)
+                if off is None:
+                    yield structs.replace(here, unknown=why or "what is chosen by is not made here")
+                else:
+                    yield structs.replace(here, dtype=np.dtype(site.dtype).name, **_counted(off[layer or 0]))
+
+    def _distances(self, taps: dict[str, Array], args: tuple[Any, ...]) -> tuple[dict[str, Array], str | None]:
+        """Return how far each choice is from that of the recorded values, and why there is none."""
+        try:
+            with jax.enable_x64(True):
+                given = {n: jnp.asarray(x) for n, x in taps.items()}
+                return {n: np.asarray(x) for n, x in self.distances(given, *args).items()}, None
+        except (CannotLift, NotImplementedError) as error:
+            return {}, refusal(error)
+
+    def _record(self, opened: Opened, case: str, call: int, name: str, layer: int | None) -> ErrorRecord:
+        return ErrorRecord(
+            prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=name.removeprefix(STATE), kind="state",
+            candidate=opened.record.id, reference="recorded values",
+        )  # fmt: skip
+
+
+def _counted(off: Array) -> dict[str, Any]:
+    """Return how many choices there are, how many are off, and which."""
+    places = tuple((int(i), int(i) + 1) for i in np.flatnonzero(off))
+    return {"n": off.size, "mismatched": len(places), "rows": places or None}
