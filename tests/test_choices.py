@@ -8,6 +8,7 @@ import pytest
 
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
+from precaudit.diagnosis.programs import diagnose
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.tracing import prepared, trace
@@ -142,6 +143,13 @@ def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
     held = np.asarray(opened.tensors("a", 0, "taps")["pos"], np.float64)
     assert (v.point, v.metric, v.value) == ("pos", "lost", np.count_nonzero(held != np.arange(300)))
     assert "whole numbers are held as others" in headline(found, "run").sentence
+    (told,) = diagnose(opened, program).findings
+    assert (told.kind, told.cause, told.point) == ("format", "whole numbers in bfloat16", "pos")
+    assert (
+        f"{int(v.value)} of 300 whole numbers are held as others, by up to {np.abs(held - np.arange(300)).max():g}"
+        in told.says
+    )
+    assert "test_choices.py:" in told.says
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])

@@ -1,5 +1,7 @@
 """Products that a backend sums in a format of 16 bits: they fail, and what made them is told."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from precaudit import Program
+from precaudit.evidence.held import told
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.tracing import prepared, trace
@@ -50,19 +53,24 @@ def recorded(tmp_path_factory):
         found = Emulations(prepared(program)).records(opened, "a", 0, given, (W, X))
         return next(e for e in found if e.point == point.name)
 
-    return records, wide
+    return records, wide, point
 
 
 def test_a_product_summed_in_its_own_format_fails_and_says_so(recorded):
-    records, wide = recorded
+    records, wide, point = recorded
     e = records(term_by_term(*wide))
     assert not closes(e)
     assert e.summed == "bfloat16"
     assert judge(e, default_limits()).status == "fail"
+    cause = told(e, point)
+    assert cause.cause == "XLA sums this product in bfloat16"
+    exact = np.einsum("bsef,efd->bsed", *wide)
+    gain = np.linalg.norm(term_by_term(*wide) - exact) / np.linalg.norm(rounded(exact) - exact)
+    assert float(re.search(r"× (\S+) less error", cause.says)[1]) == pytest.approx(gain, rel=0.02)
 
 
 def test_an_honest_product_says_nothing(recorded):
-    records, wide = recorded
+    records, wide, _ = recorded
     e = records(rounded(np.einsum("bsef,efd->bsed", *wide)))
     assert closes(e)
     assert e.summed is None
@@ -70,7 +78,7 @@ def test_an_honest_product_says_nothing(recorded):
 
 @pytest.mark.parametrize("fault", ["scale", "transposed", "halves"])
 def test_another_fault_is_not_called_so(recorded, fault):
-    records, (x, w) = recorded
+    records, (x, w), _ = recorded
     made = {
         "scale": 1.02 * np.einsum("bsef,efd->bsed", x, w), "transposed": np.einsum("bsef,efd->bsed", x, w[::-1]),
         "halves": rounded(term_by_term(x, w) * 1.02),

@@ -15,6 +15,7 @@ from precaudit.diagnosis.diagnose import check_objective
 from precaudit.errors import UserError
 from precaudit.evidence.declared import declared, where
 from precaudit.evidence.effects import Effects, effects
+from precaudit.evidence.held import told
 from precaudit.evidence.records import Finding, findings_frame
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.programs import errors_of, marks_of, suspect
@@ -27,10 +28,11 @@ from precaudit.mutations.fitting import Fit, fits, minimise
 from precaudit.mutations.forms import Form, Inputs, made, plain
 from precaudit.mutations.products import narrow_constants
 from precaudit.numpy_decoder.rounding import FP64
+from precaudit.places import Place
 from precaudit.policies import load_policy
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance, silent
-from precaudit.records import number, value, write_lines
+from precaudit.records import ErrorRecord, number, value, write_lines
 from precaudit.references.formula import Shown, shown
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
@@ -102,7 +104,7 @@ def diagnose(
     off = ("fail", "nonfinite", "input suspect")
     formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
     named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
-    findings = [*named, *_segments(opened, bad)]
+    findings = [*named, *_segments(opened, bad, errors)]
     if bad and not findings:
         worst = bad[0]
         says = f"{len(bad)} {worst.kind} records are off, and no segment or formula that was recorded is"
@@ -122,17 +124,27 @@ def _effects(opened: Opened, program: Program | str | None, objective: str, tell
         return Effects(unknown=str(error))
 
 
-def _segments(opened: Opened, bad: Sequence[Verdict]) -> Iterator[Finding]:
+def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Finding]:
     """Yield one finding for every point whose own segment leaves more than its equations' rounding."""
-    source = {p.name: p.source for p in opened.record.points}
+    points = {p.name: p for p in opened.record.points}
+    source = {name: p.source for name, p in points.items()}
+    known = {Place.of(e): t for e in errors if e.kind == "local" and (t := told(e, points[e.point])) is not None}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
         if v.kind == "local":
             found.setdefault(v.point, []).append(v)
+    for point in dict.fromkeys(v.point for v in bad if v.kind == "state"):
+        its = [v for v in bad if v.kind == "state" and v.point == point]
+        off = sum(int(value(v.value or 0.0)) for v in its)
+        says = f"{off:,} choices are not those of the recorded values, by more than rounding: {point}"
+        yield finding("state", "another choice", says, point, its, None)
     for point, its in found.items():
         arises = next((v for v in its if v.status == "nonfinite" and v.metric and v.text), None)
         if arises is not None:
             yield finding("format", arises.text.partition(":")[0], arises.text, point, its, arises.rel_l2)
+            continue
+        if (cause := next((known[v.place] for v in its if v.place in known), None)) is not None:
+            yield finding(cause.kind, cause.cause, cause.says, point, its, its[0].rel_l2)
             continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
