@@ -281,10 +281,11 @@ class ErrorRecord(Record, frozen=True):
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
     format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
-    ``lost``: how many whole numbers of positions, counts or indices the run holds as others. ``slices``: how many
-    tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the run. ``skipped``: in a
-    branch that was not taken. ``origin``: the operation that makes what is not finite, in words. ``gain``:
-    ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
+    ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
+    like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others.
+    ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
+    run. ``skipped``: in a branch that was not taken. ``origin``: the operation that makes what is not finite, in words.
+    ``gain``: ⟨e, r⟩ / ⟨r, r⟩; ``mean``: of e, signed.
     ``mismatched``: elements of a cache, or of a stream that was handed on, whose bits differ from the rows written; at
     steps where caches are hashed (``dtype`` uint32, ``n`` rows) the rows that differ; of a program's sort, top-k or
     argmax the choices that are not those of the recorded values. ``rows``: which rows, as [first, end).
@@ -318,6 +319,7 @@ class ErrorRecord(Record, frozen=True):
     costly: str | None = None
     summed: str | None = None
     lost: Count = 0
+    unsteady: Count = 0
     unexplained: Unexplained | None = None
     ratio: Number | None = None
     scopes: dict[str, Scope] | None = None

@@ -9,10 +9,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from precaudit import Program
 from precaudit.comparison.programs import compare
+from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.tracing import prepared, trace
-from precaudit.references.traced.judged import closes
+from precaudit.records import ErrorRecord
+from precaudit.references.traced.judged import closes, numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.transforms.emulate import Realisation, emulated
@@ -132,3 +134,27 @@ def test_a_program_of_small_numbers_that_is_off_fails(tmp_path):
     off = taps | {name: taps[name] * np.float32(1.0001)}
     assert not any(closes(e) for e in emulations.records(opened, "a", 0, off, args))
     assert {judge(e, default_limits()).status for e in compare(opened, program)} == {"pass"}
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 8.0), ("float32", 100.0)])
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, times):
+    """A comparison that turned in it: a fault of that size would pass as noise."""
+    u = FORMATS[dtype].unit_roundoff
+    exact = np.random.default_rng(2).standard_normal((40, 64))
+    stored = exact.astype(FORMATS[dtype].dtype)
+    near = stored.astype(np.float64)
+    size = np.linalg.norm(near - exact)
+    least = max(size, u / 3**0.5 * np.linalg.norm(exact))
+    turned = exact.copy()
+    turned[3] += times * most * least / 8.0  # 64 elements
+    draws = [near, turned, exact * (1 + u / 3**0.5)]
+    found = numbers(stored, exact, {(): near}, draws)
+    assert found.get("unsteady", 0) == (times > 1)
+    fault = near.copy()
+    fault[3] += times * most * least / 8.0
+    e = ErrorRecord(
+        prompt="a", phase="call", step=0, layer=None, point="x", kind="local", candidate="r", reference="fp64",
+        **numbers(fault.astype(stored.dtype), exact, {(): near}, draws),
+    )  # fmt: skip
+    assert times < 1 or not closes(e)

@@ -98,6 +98,12 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
         "ratio: over what its rounding makes of it."
     )
     yield from _narrow_sums(local)
+    if unsteady := [e.point for e in local if e.unsteady]:
+        points = ", ".join(dict.fromkeys(unsteady))
+        yield (
+            f"Noise of {len(unsteady)} records leaves out draws in which something other than a rounding turned, such "
+            f"as a comparison: {points}."
+        )
     yield from _tokens(errors)
     yield from _formula(errors)
     for n in opened.record.neutrality:

@@ -11,26 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.transforms.plant import Planted, Values, planting
-from precaudit.transforms.sites import STATE
+from precaudit.transforms.sites import STATE, Site
 
-FIRST = {"approx_top_k", "argmax", "argmin", "sort", "top_k"}  # they choose by their first operand
+FIRST = {"argmax", "argmin", "sort", "top_k"}  # they choose by their first operand
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def choices(function: Callable[..., Any], steps: Sequence[int] | None = None) -> Callable[..., Values]:
-    """Return ``g(values, *args) → {state: distance}`` of the choices among the states of a program with taps.
+def choices(
+    function: Callable[..., Any], mine: Collection[str], steps: Sequence[int] | None = None
+) -> Callable[..., Values]:
+    """Return ``g(values, *args) → {state: distance}`` of the states of a program with taps that are choices, ``mine``.
 
     Distance, FP64 in the shape of the choice: |x[own] − x[recorded]| / max of both sizes, x what is chosen by; 0 where
-    both are NaN. ``values``, ``steps``: as ``planting``. Under ``jax.enable_x64(True)``; raises as ``plant`` does.
+    both are NaN, and NaN where it is not known what is chosen by. ``values``, ``steps``: as ``planting``. Under
+    ``jax.enable_x64(True)``; raises as ``plant`` does.
     """
-    return planting(function, Chosen, steps=steps)
+    return planting(function, lambda names: Chosen(names, mine), steps=steps)
 
 
 class Chosen(Planted):
     """Evaluates a planted shadow and holds what was chosen to what the planted values choose."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], mine: Collection[str]) -> None:
         super().__init__({}, "read", names)
+        self.mine = mine
         self.made: dict[
             int, tuple[Any, Any, int]
         ] = {}  # choices, by their ids, with what they are chosen by, and where
@@ -49,8 +53,15 @@ class Chosen(Planted):
         if equation.primitive.name != "name" or not equation.params["name"].startswith(STATE):
             return super().enter(equation, inputs, values)
         out, _ = super().enter(equation, inputs, values)
+        if equation.params["name"] not in self.mine:
+            return out, [None]
         known = self.made.get(id(inputs[0]))
-        return out, [None if known is None else _distance(known[1], known[0], values[0], known[2])]
+        unknown = jnp.full(jnp.shape(values[0]), np.nan)
+        return out, [unknown if known is None else _distance(known[1], known[0], values[0], known[2])]
+
+    def untaken(self, site: Site, value: Any) -> Any:
+        """Return what is told of a choice whose branch was not taken: it is right."""
+        return jnp.zeros(jnp.shape(value)) if site.name in self.mine else None
 
     def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
         """Go on with the planted value."""

@@ -24,7 +24,7 @@ LAYOUT = {
     "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "optimization_barrier", "reshape",
     "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient", "transpose",
 }  # fmt: skip
-CHOICES = {"approx_top_k", "argmax", "argmin", "sort", "top_k"}
+CHOICES = {"argmax", "argmin", "sort", "top_k"}
 CARRIED = "carry"  # the primitive of a tap on a scan's state
 MOVES = LAYOUT - {"concatenate", "select_n"}  # of one array of values
 

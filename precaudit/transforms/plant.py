@@ -177,6 +177,10 @@ class Planted(Shadow):
         """Return the value of a step that has one, else what was computed."""
         return value if self.here is None else jnp.where(self.here, value, x)
 
+    def untaken(self, site: Site, value: Any) -> Any:
+        """Return what is told of a tap or a state whose branch was not taken."""
+        return None if site.name.startswith(STATE) else self.none(value)
+
     def none(self, value: Any) -> Any:
         """Return what is told of a tap whose branch was not taken."""
         return None if value is None or self.mode == "add" else jnp.zeros_like(up(value))
@@ -278,7 +282,7 @@ class Planted(Shadow):
         """Run a cond; the taps of a branch that is not taken have no error."""
         branches = [closed(b) for b in params["branches"]]
         found, places = merged([sites(b, self.names) for b, _ in branches])
-        zeros = [None if s.name.startswith(STATE) else self.none(v) for s, v in zip(found, values, strict=True)]
+        zeros = [self.untaken(s, v) for s, v in zip(found, values, strict=True)]
 
         def filled(branch: tuple[Any, Any], at: list[int]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:

@@ -28,7 +28,7 @@ class Choices:
         known = zip(numbered(made.states), made.states, strict=True)
         self.states: dict[str, Site] = {name: s for name, s in known if s.name in made.tags}
         self.units = {s.name: FORMATS[made.tags[s.name].by].unit_roundoff for s in self.states.values()}
-        self.layers, self.distances = layers, jax.jit(choices(made.call, layers))
+        self.layers, self.distances = layers, jax.jit(choices(made.call, self.units, layers))
 
     def records(
         self, opened: Opened, case: str, call: int, taps: dict[str, Array], args: tuple[Any, ...]
@@ -39,7 +39,9 @@ class Choices:
         found, why = self._distances(taps, args)
         for name, site in self.states.items():
             limit, steps = ROUNDINGS * self.units[site.name], prod(site.stacked)
-            off = (found[name] > limit).reshape(steps, -1) if name in found else None
+            apart = found.get(name)
+            known = apart is not None and not np.isnan(apart).any()
+            off = (apart > limit).reshape(steps, -1) if known and apart is not None else None
             for layer in range(steps) if site.stacked else (None,):
                 here = self._record(opened, case, call, name, layer)
                 if off is None:

@@ -26,6 +26,9 @@ from precaudit.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, 
 from precaudit.threads import each
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
+# Times the emulation's own error that a draw's may be: honest ones reach 1.2 below float32, and 25 in float32, where
+# functions are drawn off by 4 ulp. What is farther turned something else than a rounding, such as a comparison.
+MOST_NARROW, MOST_SINGLE = 8.0, 100.0
 SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/design.md §1, ensemble)
 FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)
 ORDERS = 3.0  # times as far off as one order of a sum, another may be
@@ -152,6 +155,10 @@ def numbers(
     if wide and moved and {INPUTS, SOME} & set(best):
         members, around = [canonical(y, "TD") for y in moved], None
     shown = finite(reference)
+    steady = members
+    if around is reference:
+        steady = _steady(members, emulations[best], reference, (MOST_SINGLE if wide else MOST_NARROW), u)
+    unsteady, members = len(members) - len(steady), steady
     noise = Noise.pooled(members, shown, u, RECIPROCAL if wide else 0.0, around=around)
     each = stored.shape if shape is None else shape
     noise = with_floors(noise, members, around, shown, each, smallest)
@@ -179,7 +186,17 @@ def numbers(
     error = norm(finite(candidate - reference))
     made = finite(emulations[best])
     share = explained(clean, norm(clean - shown), made)
-    return fields(stored, exact, best, residue, share, ratio(error, norm(made - shown)))
+    told = {"unsteady": unsteady} if unsteady else {}
+    return fields(stored, exact, best, residue, share, ratio(error, norm(made - shown))) | told
+
+
+def _steady(members: list[Array], emulated: Array, reference: Array, most: float, u: float) -> list[Array]:
+    """Return the realisations that are no farther from FP64 than ``most`` times the emulation, or one rounding, is."""
+    with np.errstate(invalid="ignore"):
+        sizes = [norm(finite(y - reference)) for y in (emulated, *members)]
+    limit = most * max(sizes[0], u / 3**0.5 * norm(finite(reference)))
+    near = [y for y, size in zip(members, sizes[1:], strict=True) if size <= limit]
+    return near or [emulated]
 
 
 def with_floors(
