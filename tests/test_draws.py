@@ -14,12 +14,14 @@ from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
 from precaudit.programs.tracing import prepared, trace
 from precaudit.records import ErrorRecord
+from precaudit.references.traced import judged
 from precaudit.references.traced.judged import closes, numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.transforms.emulate import Realisation, emulated
 from precaudit.transforms.subnormals import SMALLEST, device_flushes, flushed
 from tests.audited_cases import program as case
+from tests.test_axes import SUITE
 
 SEEN = "att~1"  # the probabilities of both mask cases, bfloat16 [2, B, G, R, T, S]
 
@@ -158,3 +160,24 @@ def test_a_draw_many_times_as_far_off_as_the_emulation_is_no_noise(dtype, most, 
         **numbers(fault.astype(stored.dtype), exact, {(): near}, draws),
     )  # fmt: skip
     assert times < 1 or not closes(e)
+
+
+@pytest.mark.slow  # a minute: what the limits of judged._steady come from
+def test_honest_draws_are_as_far_off_as_the_emulation(tmp_path, monkeypatch):
+    sizes = {True: [0.0], False: [0.0]}
+    kept = judged._steady
+
+    def seen(members, emulated, reference, most, u):
+        with np.errstate(invalid="ignore"):
+            off = [np.linalg.norm(np.nan_to_num(y - reference, posinf=0, neginf=0)) for y in (emulated, *members)]
+        least = max(off[0], u / 3**0.5 * np.linalg.norm(np.nan_to_num(reference, posinf=0, neginf=0)))
+        sizes[u < 2.0**-20].append(max(off[1:]) / least if least else 0.0)
+        return kept(members, emulated, reference, most, u)
+
+    monkeypatch.setattr(judged, "_steady", seen)
+    for name, make in SUITE.items():
+        with jax.numpy_dtype_promotion("standard"):
+            compare(trace(make(), tmp_path / name.replace(":", "-")), make())
+    narrow, single = max(sizes[False]), max(sizes[True])
+    assert 1 < narrow < judged.MOST_NARROW / 4
+    assert 5 < single < judged.MOST_SINGLE / 2
