@@ -4,8 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate oracle bench tiny tpu kernels \
-	schemas clean
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate cuts cut-exam cut-diagnose \
+	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
 	@echo 'make demo      audit SmolLM2-135M: trace, compare, report on screen'
@@ -21,6 +21,7 @@ help:
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
+	@echo 'make cuts      a part of these exams, another every day: every cell within a month (calibrate: a tenth)'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make kernels   the kernels that ship at full size against FP64, and compiled for TPUs'
 	@echo 'make tpu       what TPUs that are not here would make of tiny and SmolLM2, beside this CPU'
@@ -104,6 +105,21 @@ fuzz: .venv/fuzz
 calibrate: .venv/test
 	$(BIN)/python -m benchmarks.calibrate
 
+cuts: .venv/test
+	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-programs cut-calibrate
+
+cut-exam: .venv/test
+	$(BIN)/python -m benchmarks.exam --part today/28
+
+cut-diagnose: .venv/test
+	$(BIN)/python -m benchmarks.exam_diagnose --part today/28
+
+cut-programs: .venv/test
+	$(BIN)/python -m benchmarks.programs --only examples/ --part today/28
+
+cut-calibrate: .venv/test
+	$(BIN)/python -m benchmarks.calibrate --anew --part today/280
+
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
 	$(BIN)/python -m pytest -n 2 -m "oracle and not slow" tests/test_files.py tests/test_configs.py
@@ -116,11 +132,11 @@ kernels: .venv/test
 	$(BIN)/python -m benchmarks.shipped
 
 bench: .venv/oracle
-	$(BIN)/python benchmarks/main_job.py
-	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python -m benchmarks.main_job
+	$(BIN)/python -m benchmarks.moments
 	$(BIN)/python -m benchmarks.decoding
 	$(BIN)/python -m benchmarks.generating
-	$(BIN)/python benchmarks/judging.py
+	$(BIN)/python -m benchmarks.judging
 	$(BIN)/python -m benchmarks.programs_speed
 
 tiny: .venv/test

@@ -7,7 +7,7 @@ Errors: relative, of attn_out over all layers against FP64 on the program's own 
 FP64 of the whole model; KL in nats, the mean over positions.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Iterator
 from statistics import median
@@ -88,7 +88,10 @@ def measured(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=("tiny", "smollm2"))
+    given = parser.parse_args()
     print(f"{'model':8} {'attention':22} {'time':>11} {'':7} {'attn_out':>9} {'logits':>9} {'KL':>9}")
-    for model in sys.argv[1:] or ("tiny", "smollm2"):
+    for model in given.models:
         for line in measured(model):
             print(line, flush=True)

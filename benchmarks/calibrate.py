@@ -11,6 +11,7 @@ another JAX, run it with that; on another device, with --device.
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -26,6 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.stats import beta
 
+from benchmarks.cut import Cut, add_part
 from benchmarks.rewrites import DEVICES, REWRITES, points, rewritten
 from benchmarks.traits import models, prompts
 from precaudit.comparison.compare import Options as CompareOptions
@@ -68,12 +70,13 @@ class Honest:
 def honest(folder: Path, device: str = "cpu") -> Iterator[Honest]:
     """Yield every honest run of the calibration."""
     yield from _bundled(device)
+    paths = models(folder / "models")
     for policy in ("bf16", "bf16-fp32-scores", "fp32-highest"):
         for name in (n for n in REWRITES if device == "cpu" or n not in DEVICES):
             yield _run(
                 f"tiny {policy}, {name}", lambda n=name, p=policy: rewritten(n, p, device), _texts(2), points(name)
             )
-        for trait, path in models(folder / "models").items():
+        for trait, path in paths.items():
             for seed in (5, 6):
                 given = prompts(512 if "tiny" not in trait else 250, seed)
                 yield _run(f"{trait}, {policy}, {seed}", lambda m=path, p=policy: load(str(m), p, None, device), given)
@@ -82,17 +85,14 @@ def honest(folder: Path, device: str = "cpu") -> Iterator[Honest]:
             short = [replace(p, tokens=(p.tokens or ())[:30]) for p in given]  # one bucket: half the programs
             opened = str(REFS / name)
             yield _run(f"{name}, {policy}", lambda m=opened, p=policy: load(m, p, None, device), short)
-    for trait, path in models(folder / "models").items():
+    for trait, path in paths.items():
         strict = {"excess_precision": "off"}
         given = prompts(250, 8)
         yield _run(f"{trait}, excess off", lambda m=path, s=strict: load(str(m), "bf16", s, device), given)
     for length in (1, 7, 33, 129, 700, 4096):
         given = [Prompt(id="c0", tokens=tuple(int(t) for t in np.random.default_rng(length).integers(1, 250, length)))]
-        path = models(folder / "models")["massive activations"]
-        yield _run(
-            f"length {length}", lambda m=path: load(str(m), "bf16", None, device), given,
-            "q,k,v,attn_out,logits", "0,-1",
-        )  # fmt: skip
+        make = partial(load, str(paths["massive activations"]), "bf16", None, device)
+        yield _run(f"length {length}", make, given, "q,k,v,attn_out,logits", "0,-1")
 
 
 def _bundled(device: str) -> Iterator[Honest]:
@@ -190,33 +190,39 @@ def unit_limits() -> Limits:
     return Limits(*tables, **forward)
 
 
-def main() -> None:
+def main() -> int:
+    """Make the runs and print the table; return 1 where an honest run in it raised an alarm."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the runs, to be made side by side")
+    add_part(parser)
+    parser.add_argument("--anew", action="store_true", help="runs that were made before, too; keep none of them")
     parser.add_argument("--table", action="store_true", help="make no run, print the table of those made")
     parser.add_argument("--device", default="cpu", choices=("cpu", "gpu", "tpu"))
     given = parser.parse_args()
-    part, parts = (int(x) for x in given.part.split("/"))
-    RESULTS.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        runs = list(honest(Path(name), given.device))
-        order = [int(i) for i in np.random.default_rng(1).permutation(len(runs))]
-        here = (jax.__version__, given.device)
-        done = {x["name"] for x in lines() if (x["jax"], x.get("device", "cpu")) == here}
-        for i in [] if given.table else order[part - 1 :: parts]:
-            if runs[i].name in done:
-                continue
-            line = made(runs[i], Path(name), given.device)
+    here = []
+    if not given.table:
+        with tempfile.TemporaryDirectory() as name:
+            here = list(made_here(Path(name), given.part, given.device, given.anew))
+    told = here if given.anew else lines()
+    table(told)
+    smallest_faults()
+    print(f"part {given.part}: {len(here)} runs made")
+    return 1 if not told or any(line["alarms"] for line in told) else 0
+
+
+def made_here(folder: Path, part: Cut, device: str, anew: bool) -> Iterator[dict[str, Any]]:
+    """Make a part of the runs; ``anew``: keep nothing, and skip none."""
+    runs = list(honest(folder, device))
+    known = (jax.__version__, device)
+    done = set() if anew else {x["name"] for x in lines() if (x["jax"], x.get("device", "cpu")) == known}
+    for one in (r for r in part.of(runs) if r.name not in done):
+        line = made(one, folder, device)
+        if not anew:
+            RESULTS.parent.mkdir(exist_ok=True)
             with RESULTS.open("a") as f:
                 f.write(json.dumps(line) + "\n")
-            print(
-                f"{line['name']}: {line['records']} records, {line['seconds']} s",
-                *line["alarms"],
-                sep="\n  ALARM ",
-                flush=True,
-            )
-    table(lines())
-    smallest_faults()
+        told = f"{line['name']}: {line['records']} records, {line['seconds']} s"
+        print(told, *line["alarms"], sep="\n  ALARM ", flush=True)
+        yield line
 
 
 def lines() -> list[dict[str, Any]]:
@@ -276,4 +282,4 @@ def smallest_faults() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

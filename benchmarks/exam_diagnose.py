@@ -12,8 +12,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
+from benchmarks.cut import Cut, add_part
 from benchmarks.mistakes import MISTAKES, TEXT, Mistake, placed
 from benchmarks.pairs import Pair, pairs
 from benchmarks.rewrites import REWRITES, points, rewritten
@@ -26,6 +28,7 @@ from precaudit.tracing.subject import Subject
 from precaudit.tracing.trace import Options, trace
 
 MIDDLE = 2
+RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -92,52 +95,64 @@ def say(right: bool, line: str) -> None:
     print("right" if right else "WRONG", line, flush=True)
 
 
-def harmless(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield (rewrite, exit code, first finding) of honest programs."""
-    for policy in ("bf16", "fp32-highest"):
-        for name in REWRITES:
-            found = traced(folder, rewritten(name, policy), recorded=points(name))
-            told = found.findings[0].cause if found.findings else "; ".join(found.unknown)
-            yield f"{policy}, {name}", found.exit_code, told
+def harmless(folder: Path, policy: str, name: str) -> tuple[int, str]:
+    """Diagnose an honest program; return the exit code and the first finding."""
+    found = traced(folder, rewritten(name, policy), recorded=points(name))
+    return found.exit_code, found.findings[0].cause if found.findings else "; ".join(found.unknown)
+
+
+def mistakes() -> list[tuple[Mistake, str]]:
+    """Return (mistake, in which layers it is made)."""
+    return [(m, layers) for m in MISTAKES for layers in (("own",) if m.whole else ("middle", "all"))]
+
+
+def rewrites() -> list[tuple[str, str]]:
+    """Return (policy, name) of the honest programs."""
+    return list(product(("bf16", "fp32-highest"), REWRITES))
+
+
+def asked(folder: Path, only: str, part: Cut) -> Iterator[tuple[str, bool, Cell | None]]:
+    """Ask; yield (kind, whether it is right, what is kept of a mistake)."""
+    for mistake, layers in part.of([m for m in mistakes() if only in m[0].name]):
+        c = cell(folder, mistake, layers)
+        share = "" if c.explained is None else f"{c.explained:.4f}"
+        where = f"layer {c.layer} {c.found[0]}"
+        say(
+            c.right, f"{c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}",
+        )  # fmt: skip
+        yield "mistakes", c.right, c
+    for pair in part.of([p for p in pairs() if only in p.name]):
+        right, told = both(folder, pair)
+        say(right, f"pair: {pair.name}: {told}")
+        yield "pairs", right, None
+    for policy, name in part.of([] if only else rewrites()):
+        code, told = harmless(folder, policy, name)
+        say(code == 0, f"harmless: {f'{policy}, {name}':36} exit {code} {told}")
+        yield "rewrites", code == 0, None
 
 
 def main() -> int:
+    """Ask; return 1 where a cell is wrong or none was asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="mistakes whose name holds this")
-    only = parser.parse_args().only
-    cells = []
+    parser.add_argument("--only", default="", help="mistakes and pairs whose name holds this, and no rewrites")
+    add_part(parser)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        for mistake in (m for m in MISTAKES if only in m.name):
-            for layers in ("own",) if mistake.whole else ("middle", "all"):
-                c = cell(Path(name), mistake, layers)
-                cells.append(c)
-                share = "" if c.explained is None else f"{c.explained:.4f}"
-                where = f"layer {c.layer} {c.found[0]}"
-                say(
-                    c.right,
-                    f"{c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}",
-                )
-        twice = []
-        for pair in (p for p in pairs() if only in p.name):
-            right, told = both(Path(name), pair)
-            twice.append(right)
-            say(right, f"pair: {pair.name}: {told}")
-        rewrites = []
-        for variant, code, cause in harmless(Path(name)) if not only else ():
-            rewrites.append(code)
-            say(code == 0, f"harmless: {variant:36} exit {code} {cause}")
-    results = Path(__file__).parent / "results"
-    results.mkdir(exist_ok=True)
-    (results / "exam-diagnose.jsonl").write_text(
+        answers = list(asked(Path(name), given.only, given.part))
+    cells = [c for _, _, c in answers if c is not None]
+    RESULTS.mkdir(exist_ok=True)
+    whole = given.part.parts == 1 and not given.only
+    (RESULTS / ("exam-diagnose.jsonl" if whole else "exam-diagnose-part.jsonl")).write_text(
         "".join(json.dumps(asdict(c) | {"right": c.right}) + "\n" for c in cells)
     )
     confusion = Counter((c.wanted[1], c.found[1] or "nothing") for c in cells)
     print("\nclass made, class found, cells")
     for (made, found), n in sorted(confusion.items()):
         print(f"{made:12} {found:12} {n}")
-    wrong = sum(not c.right for c in cells) + sum(code != 0 for code in rewrites) + sum(not r for r in twice)
-    print(f"{len(cells)} mistakes, {len(twice)} pairs, {len(rewrites)} rewrites, {wrong} wrong")
-    return 1 if wrong else 0
+    kinds, wrong = Counter(kind for kind, _, _ in answers), sum(not right for _, right, _ in answers)
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("mistakes", "pairs", "rewrites"))
+    print(f"part {given.part}: {counts}, {wrong} wrong")
+    return 1 if wrong or not answers else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Put the exam's faults into recorded tensors, and into the program through ``Parts``; every one is a cell."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ MADE_BY = {
 
 
 OPERATIONS = tuple(p for p in present(False) if POINTS[p].inputs and not POINTS[p].state)
+Asked = Iterable[tuple[str, Fault]]  # (point, fault), those of a point one after another
 
 
 @dataclass(frozen=True)
@@ -112,18 +114,16 @@ def applies(fault: Fault, axes: str, heads: int) -> bool:
     return not (fault.name == "channel's sign" and axes[-1] not in "KDF")
 
 
-def into_files(subject: str, run: Run, layer: int) -> Iterator[Cell]:
-    """Put every fault into the recorded tensor of every point of a layer."""
+def into_files(subject: str, run: Run, layer: int, asked: Asked) -> Iterator[Cell]:
+    """Put the faults that apply into recorded tensors of a layer."""
     model, prompt = model_of(run), next(iter(run.prompts))
-    for point in OPERATIONS:
+    for point, faults in groupby(asked, lambda x: x[0]):
         axes = POINTS[point].axes
         place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
         stored = Recorded.of(run).tensor(*_key(place))
         truth, honest = reference(run, model, place), canonical(stored, axes)
         g = Target.of(honest)
-        for fault in FAULTS:
-            if not applies(fault, axes, honest.shape[1]):
-                continue
+        for fault in (f for _, f in faults if applies(f, axes, honest.shape[1])):
             with np.errstate(all="ignore"):
                 made = fault.change(arranged(stored, axes).astype(np.float32), g, np, stored.dtype.name)
                 changed = back(made.astype(stored.dtype), axes, stored.shape)
@@ -169,17 +169,17 @@ def _faulted(fault: Fault, y: Any, axes: str, g: Target) -> Any:
     return back(made, axes, y.shape).astype(y.dtype)
 
 
-def into_program(
-    folder: Path, subject: str, policy: str, honest: Run, layer: int, points: tuple[str, ...]
-) -> Iterator[Cell]:
-    """Trace once a point, every fault in a row of the batch of its own."""
+def into_program(folder: Path, subject: str, policy: str, honest: Run, layer: int, asked: Asked) -> Iterator[Cell]:
+    """Trace once a point, every fault that applies in a row of the batch of its own."""
     model, prompt = model_of(honest), next(iter(honest.prompts))
-    for point in points:
+    for point, some in groupby(asked, lambda x: x[0]):
         place = Place(prompt, "prefill", 0, layer if POINTS[point].per_layer else None, point)
         axes, stored = POINTS[point].axes, Recorded.of(honest).tensor(*_key(place))
         before, truth = canonical(stored, axes), reference(honest, model, place)
         g = Target.of(before)
-        faults = [f for f in FAULTS if applies(f, axes, before.shape[1])]
+        faults = [f for _, f in some if applies(f, axes, before.shape[1])]
+        if not faults:
+            continue
         select = Selection.parse(points=point, phases="prefill", layers=None if point == "final_norm" else str(layer))
         parts = faulty_parts(faults, point, g, model.config.head_dim)
         run = record(folder / "program", subject, policy, select, parts, rows=len(faults))

@@ -1,8 +1,9 @@
 """Time the gate on long files of error records against its bounds, beside the physical limit: reading the file.
 
-Records are those of a traced and compared tiny model, under new prompt names. Run: python benchmarks/judging.py
+Records are those of a traced and compared tiny model, under new prompt names. Run: python -m benchmarks.judging
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def records(folder: Path) -> list[ErrorRecord]:
 
 def main() -> int:
     """Print the times; return 1 where a record was not judged."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

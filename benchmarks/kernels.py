@@ -5,6 +5,7 @@ make kernels        # some minutes on two cores; interpret mode: no time of it s
 Exit code 1 where a gate is broken; over hidden states, where the kernel is worse than the plain formula.
 """
 
+import argparse
 import sys
 
 import jax
@@ -223,6 +224,7 @@ def logits_memory():
 
 def main():
     """Print what both kernels are off by and take; return 1 where a gate is broken."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     held = over_logits()
     products()
     held &= over_hidden(LINEAR, SEEDS)

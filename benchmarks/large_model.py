@@ -4,6 +4,7 @@ Weights and tokens are random; two prompts of 24 tokens. Files' pages in memory 
 6.3 GB of disk. Run: python -m benchmarks.large_model
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         writing = f"from benchmarks.large_reference import *; write(Path({place!r}), {SHAPE!r})"

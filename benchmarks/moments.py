@@ -1,6 +1,6 @@
 """Measure one pass over two tensors on disk, each read from the page cache, beside copying the same bytes in memory.
 
-    python benchmarks/moments.py [--quick] [--folder DIR]
+    python -m benchmarks.moments [--quick] [--folder DIR]
 
 Writes two files of 512 MiB of float32 and what is made from them to DIR (a temporary folder there), and deletes them.
 What is compared alternates in one run; times are medians of warm runs, ratios medians of the pairs' ratios.
@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from main_job import COPY, Jobs, Line, alternated, compared
 
+from benchmarks.main_job import COPY, Jobs, Line, alternated, compared
 from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.metrics.moments import moments

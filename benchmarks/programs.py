@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.cut import add_part
 from precaudit import Program, gate
 from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
@@ -250,11 +251,12 @@ def main() -> int:
     """Print the table; 1 unless every gate passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="those whose names hold this")
+    add_part(parser)
     asked = parser.parse_args()
     print(HEAD)
     passed, findings = [], []
     kinds: dict[tuple[str, str], list[tuple[float, bool]]] = {}
-    for i, (name, make) in enumerate(programs(asked.only)):
+    for i, (name, make) in enumerate(asked.part.of(list(programs(asked.only)))):
         with tempfile.TemporaryDirectory() as folder:
             text, said, ok = row(name, make(), Path(folder) / str(i), kinds)
         print(text, flush=True)
@@ -264,7 +266,8 @@ def main() -> int:
     print(f"\nAll their segments, by what they end in {told}:\n\n" + kinds_table(kinds))
     if findings:
         print("\nWhat the textbook finds, as `precaudit diagnose` says it:\n\n" + "\n".join(findings))
-    print(f"\njax {jax.__version__}, {jax.devices()[0].platform}: {sum(passed)} of {len(passed)} are as known.")
+    where = f"jax {jax.__version__}, {jax.devices()[0].platform}, part {asked.part}"
+    print(f"\n{where}: {sum(passed)} of {len(passed)} are as known.")
     return 0 if passed and all(passed) else 1
 
 

@@ -4,6 +4,7 @@ Sums of digits and of number words are drawn by a fixed seed; countries and capi
 python -m benchmarks.questions
 """
 
+import argparse
 import json
 import random
 from collections.abc import Iterator
@@ -48,4 +49,5 @@ def questions() -> Iterator[dict[str, str | bool]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write_whole(FILE, "".join(f"{json.dumps(q, ensure_ascii=False)}\n" for q in questions()))

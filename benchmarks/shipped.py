@@ -6,7 +6,7 @@ A number is ‖error‖ over what rounding FP64 once to the format leaves, 1 at 
 worst gradient. Plain inputs of one seed; below the table what is wrong, and with inputs that have a name, too.
 """
 
-import sys
+import argparse
 from importlib import import_module
 
 from precaudit.gradients.case import KERNEL, REFERENCE
@@ -51,4 +51,6 @@ def main(names):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the checks, by default all")
+    main(parser.parse_args().names)

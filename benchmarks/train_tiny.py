@@ -126,14 +126,14 @@ def main() -> None:
     decoder = Decoder(config, Arithmetic.of(policy), parts(config))
     tables = jax.tree.map(jnp.asarray, rope_tables(config, WINDOW, policy))
     tensors = initial_tensors(config, rng)
-    params = parameters(config, tensors.__getitem__, np.float32, jax.devices()[0])
+    params = parameters(config, tensors.__getitem__, lambda name: None, np.float32, jax.devices()[0])
     rows = jnp.broadcast_to(jnp.arange(WINDOW), (BATCH, WINDOW))
 
     def loss_of(params, tokens):
         logits, _ = decoder.prefill(params, tables, tokens[:, :-1], jnp.zeros(BATCH, jnp.int32), rows, None)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    schedule = optax.warmup_cosine_decay_schedule(0.0, RATE, 100, args.steps, RATE / 30)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, RATE, min(100, args.steps // 2), args.steps, RATE / 30)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
     state = optimizer.init(params)
 
@@ -151,7 +151,7 @@ def main() -> None:
         if step % 100 == 0 or step == args.steps - 1:
             print(f"step {step} loss {float(loss):.4f} {time.time() - began:.0f} s", flush=True)
     final = checkpoint_tensors(config, params)
-    params = parameters(config, final.__getitem__, np.float32, jax.devices()[0])
+    params = parameters(config, final.__getitem__, lambda name: None, np.float32, jax.devices()[0])
     at = np.linspace(0, len(held) - WINDOW - 2, 8 * BATCH).astype(int)
     windows = np.stack([held[i : i + WINDOW + 1] for i in at]).reshape(8, BATCH, -1)
     held_loss = float(np.mean([jax.jit(loss_of)(params, w) for w in windows]))

@@ -1,6 +1,7 @@
 """The exam in short (``make exam`` asks it all), and decoders that are broken in ways people have broken them."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,8 @@ from jax import lax
 
 from benchmarks.absences import ABSENCES, against_baseline, between_runs
 from benchmarks.absences import judged as judged_altered
-from benchmarks.injection import COUNTS, into_files, into_program
+from benchmarks.faults import FAULTS
+from benchmarks.injection import COUNTS, OPERATIONS, into_files, into_program
 from benchmarks.injection import record as record_exam
 from benchmarks.mistakes import MISTAKES, TEXT, other_base, placed
 from benchmarks.rewrites import REWRITES
@@ -36,7 +38,7 @@ def honest(request, tmp_path_factory):
 
 @pytest.mark.slow  # a minute
 def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
-    cells = list(into_files("tiny", honest, 1))
+    cells = list(into_files("tiny", honest, 1, product(OPERATIONS, FAULTS)))
     assert len(cells) > 100
     assert not [c for c in cells if c.size >= COUNTS and not c.flagged]
     assert sum(c.size < 2 for c in cells) <= 0.1 * len(cells)
@@ -45,7 +47,8 @@ def test_every_counted_fault_in_a_tensor_is_flagged_there(honest):
 
 @pytest.mark.slow
 def test_every_counted_fault_in_the_program_is_flagged_there(tmp_path, honest):
-    cells = list(into_program(tmp_path, "tiny", honest.record.policy["name"], honest, 1, ("attn_out",)))
+    asked = product(("attn_out",), FAULTS)
+    cells = list(into_program(tmp_path, "tiny", honest.record.policy["name"], honest, 1, asked))
     assert not [c for c in cells if c.size >= COUNTS and not c.flagged]
 
 
