@@ -318,8 +318,8 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
     prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
     if not prompts:
         raise UserError(f"{folder / 'prompts.jsonl'}: no prompt is in it; a run has at least one")
-    if odd := {p.id for p in prompts} ^ {*record.requested.prompts}:
-        raise UserError(f"{path}: prompt {min(odd)!r} is here or in prompts.jsonl alone; the run was altered")
+    if odd := {p.id for p in prompts} - {*record.requested.prompts}:  # what was asked for and is not there is missing
+        raise UserError(f"{path}: prompt {min(odd)!r} is in prompts.jsonl alone; the run was altered")
     once(folder / "prompts.jsonl", (p.id for p in prompts))
     once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
     for line, point in enumerate(points, 1):

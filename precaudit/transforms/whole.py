@@ -28,11 +28,12 @@ class Whole:
     """Variables that are whole numbers; ``counts``: those in a narrow format, as their makers hold them, in order.
 
     ``passed``: those of which other whole numbers in floats are made: what these hold says more. ``free``: variables
-    that are made of literals alone.
+    that are made of literals alone; ``constant``: of one literal, moved or converted.
     """
 
     known: set[Any] = field(default_factory=set)
     free: set[Any] = field(default_factory=set)
+    constant: set[Any] = field(default_factory=set)
     counts: dict[Any, Any] = field(default_factory=dict)
     passed: set[Any] = field(default_factory=set)
 
@@ -47,6 +48,8 @@ class Whole:
         name, floats = e.primitive.name, [v for v in e.outvars if _floating(v.aval)]
         if all(isinstance(v, jex.Literal) or v in self.free for v in e.invars):
             self.free.update(e.outvars)
+        if e.invars and name not in COUNTS and all(isinstance(v, jex.Literal) or v in self.constant for v in e.invars):
+            self.constant.update(e.outvars)
         if not floats or name not in MAKES or not all(self.of(v) for v in e.invars):
             return
         self.known.update(floats)
@@ -55,7 +58,12 @@ class Whole:
         counts = name in COUNTS or (name == "convert_element_type" and _wide_integer(e.invars[0].aval))
         moved = any(v in self.counts for v in e.invars if not isinstance(v, jex.Literal))
         for v in floats:
-            if float_bits(v.aval.dtype) <= 16 and (counts or moved) and (v not in fixed or v in self.free):
+            if (
+                v not in self.constant
+                and float_bits(v.aval.dtype) <= 16
+                and (counts or moved)
+                and (v not in fixed or v in self.free)
+            ):
                 self.counts[v] = e
 
     def handed(self, inner: Any, outer: Any) -> None:
@@ -64,6 +72,8 @@ class Whole:
             self.known.add(inner)
         if isinstance(outer, jex.Literal) or outer in self.free:
             self.free.add(inner)
+        if isinstance(outer, jex.Literal) or outer in self.constant:
+            self.constant.add(inner)
 
     def returned(self, outer: Any, inner: Any) -> None:
         """Take note that a result of a call is what its body gives."""
