@@ -78,15 +78,11 @@ def assert_within_budget(
     What is missing, stale or unknown does not pass. Raises UserError for what is no run or was not compared.
     """
     __tracebackhide__ = True
-    judged = gate(run, _path(budgets), _path(baseline))
+    judged = gate(run, budgets, baseline)
     if judged.exit_code != 0:
         told = headline(judged, str(run.run.folder if isinstance(run, Comparison) else run))
         next_ = [f"Next: {told.next}"] if told.next else []
         raise AssertionError("\n".join([told.text, *lines(judged), *next_]))
-
-
-def _path(x: Path | str | None) -> Path | None:
-    return None if x is None else Path(x)
 
 
 def _floats(x: Any, name: str) -> Array:

@@ -136,6 +136,26 @@ def header_of(data):
     return json.loads(data[8 : 8 + length]), 8 + length
 
 
+def laid(edit):
+    """Return a change of the tensors {name: (dtype, shape, bytes)} of a safetensors file, one behind the other."""
+
+    def change(data):
+        raw, start = header_of(data)
+        tensors = {
+            name: (t["dtype"], t["shape"], data[slice(*(start + n for n in t["data_offsets"]))])
+            for name, t in raw.items() if name != "__metadata__"
+        }  # fmt: skip
+        edit(tensors)
+        made, body = {}, b""
+        for name, (dtype, shape, held) in tensors.items():
+            made[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(held)]}
+            body += held
+        text = json.dumps(made).encode()
+        return len(text).to_bytes(8, "little") + text + body
+
+    return change
+
+
 def patched(data, at, change=None):
     """Replace bytes; without any, flip a bit."""
     at %= len(data)
@@ -222,6 +242,15 @@ def header(edit):
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 FAR, EXTRA = 10**9, {Q_NORM: {"dtype": "BF16", "shape": [32], "data_offsets": [0, 64]}}
+OWN = {Q_NORM: ("BF16", [32], bytes(64))}
+
+
+def spread(t):
+    """Leave 2 bytes between the last tensor and the one before, which are of no tensor."""
+    last = max(t, key=lambda name: t[name]["data_offsets"])
+    t[last]["data_offsets"] = [n + 2 for n in t[last]["data_offsets"]]
+
+
 MODELS = {
     "no config": ("config.json", lambda _: None, ["config.json"]),
     "architecture": ("config.json", fields(model_type="gpt2"), ["not supported", "'gpt2'", "gemma2, gemma3_text"]),
@@ -238,8 +267,16 @@ MODELS = {
     "deep header": (WEIGHTS, lambda data: struct.pack("<Q", 10**6) + b"[" * 10**6, ["header", "not JSON"]),
     "offsets outside": (WEIGHTS, header(lambda t: t[NORM].update(data_offsets=[FAR, FAR + 256])), [NORM, str(FAR)]),
     "shape against config": (WEIGHTS, header(lambda t: t[NORM].update(shape=[64, 2])), [NORM, "[64, 2]", "[128]"]),
-    "missing tensor": (WEIGHTS, header(lambda t: t.pop(Q_PROJ)), [Q_PROJ, "missing"]),
-    "extra tensor": (WEIGHTS, header(lambda t: t.update(EXTRA)), [Q_NORM, "not part of", "llama"]),
+    "missing tensor": (WEIGHTS, laid(lambda t: t.pop(Q_PROJ)), [Q_PROJ, "missing"]),
+    "extra tensor": (WEIGHTS, laid(lambda t: t.update(OWN)), [Q_NORM, "not part of", "llama"]),
+    "overlapping tensors": (WEIGHTS, header(lambda t: t.update(EXTRA)), [WEIGHTS, Q_NORM, "overlap at byte 0"]),
+    "bytes of no tensor": (
+        WEIGHTS,
+        header(lambda t: t.pop(Q_PROJ)),
+        [WEIGHTS, "before tensor", "of no tensor"],
+    ),
+    "a gap": (WEIGHTS, lambda data: header(spread)(data) + b"00", [WEIGHTS, "of no tensor"]),
+    "bytes behind": (WEIGHTS, lambda data: data + b"00", [WEIGHTS, "2 bytes behind the last tensor"]),
     "index outside": (INDEX, lambda _: b'{"weight_map":{"a":"../other.safetensors"}}', ["'../other.saf", "index"]),
     "index at the root": (INDEX, lambda _: b'{"weight_map":{"a":"/etc/hostname"}}', ["'/etc/hostname'", "index"]),
 }

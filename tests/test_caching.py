@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ def altered(path, change):
     line, rest = data.split(b"\n", 1)
     header = msgspec.json.decode(line)
     x = change(np.frombuffer(rest[:-16], header["dtype"]).reshape(header["shape"]))
-    line = msgspec.json.encode({"dtype": x.dtype.str, "shape": x.shape})
+    line = msgspec.json.encode(header | {"dtype": x.dtype.str, "shape": x.shape})
     path.write_bytes(line + b"\n" + x.tobytes() + data[-16:])
 
 
@@ -233,6 +234,25 @@ def test_many_threads_may_write_one_reference(tmp_path):
     np.testing.assert_array_equal(place.load(0, "v", rows), x)
     assert [p.name for p in place.folder.iterdir()] == ["0.v.fp64"]
     assert not place.said
+
+
+def test_a_reference_is_read_as_no_other_s(tmp_path):
+    """Files that changed places, between layers or between sequences, are whole and of something else."""
+    config = load("tiny", device="cpu").config
+    here, there = (References.of(tmp_path, "w", config, tokens) for tokens in ((1, 2, 3), (1, 2, 4)))
+    rows = np.arange(3)
+    for place in (here, there):
+        for layer in (0, 1):
+            place.save(layer, "v", rows, np.full((3, 2), float(layer)))
+    first, second = here.folder / "0.v.fp64", here.folder / "1.v.fp64"
+    first.rename(tmp_path / "held")
+    second.rename(first)
+    (tmp_path / "held").rename(second)
+    shutil.copy(here.folder / "0.v.fp64", there.folder / "1.v.fp64")
+    assert all(here.load(layer, "v", rows) is None for layer in (0, 1))
+    assert there.load(1, "v", rows) is None
+    np.testing.assert_array_equal(there.load(0, "v", rows), np.zeros((3, 2)))
+    assert [text.endswith("was damaged and is computed again") for text in (*here.said, *there.said)] == [True] * 3
 
 
 def test_references_are_read_without_parsing_python(tmp_path, monkeypatch):

@@ -310,6 +310,18 @@ def test_a_baseline_that_cannot_be_written_is_said(honest, tmp_path):
         freeze(honest, tmp_path / "file" / "b.jsonl")
 
 
+def test_paths_may_be_texts(honest, frozen, tmp_path):
+    path = budgets(tmp_path, 'points = "q"\nmetric = "rel_l2"\nratchet = 1.5')
+    by_paths = gate(honest.folder, path, frozen)
+    by_texts = gate(str(honest.folder), budgets=str(path), baseline=str(frozen))
+    assert (by_texts.counts, by_texts.verdicts) == (by_paths.counts, by_paths.verdicts)
+    for name, what in (("budgets", "no budgets at"), ("baseline", "no baseline at")):
+        with pytest.raises(UserError, match=f"{what} .*nowhere"):
+            gate(honest, **{name: str(tmp_path / "nowhere")})
+        with pytest.raises(UserError, match=rf"{name}= takes a path, not dict"):
+            gate(honest, **{name: {}})
+
+
 def test_nothing_ratchets_from_a_stale_baseline(honest, frozen, tmp_path):
     path = budgets(tmp_path, 'points = "q"\nmetric = "rel_l2"\nratchet = 1.5')
     assert gate(honest, path, frozen).exit_code == 0

@@ -46,7 +46,7 @@ class Entry:
 
 
 def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Entry]:
-    """Return the tensors of a safetensors file; raises UserError when the header contradicts the file.
+    """Return the tensors of a safetensors file; raises UserError when the header contradicts the file or itself.
 
     ``also``: formats to take that no model has, ``WORDS`` or ``ANYTHING``.
     """
@@ -66,7 +66,31 @@ def read_header(path: Path, also: Mapping[str, str] = NOTHING) -> dict[str, Entr
     for name, item in header.items():
         if name != "__metadata__":
             entries[name] = _entry(path, name, item, start, size, also)
+    _check_bytes(path, entries, start, size)
     return entries
+
+
+def _check_bytes(path: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
+    """Raise UserError unless the tensors lie one behind the other and fill the file, as the format has it.
+
+    A file that says one byte of two tensors, or of none, shows another reader other weights.
+    """
+    end, before = start, ""
+    for name, e in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if e.begin < end:
+            raise UserError(
+                f"{path}: tensors {before!r} and {name!r} overlap at byte {e.begin - start}: written wrongly or altered"
+            )
+        if e.begin > end:
+            raise UserError(
+                f"{path}: bytes {end - start} to {e.begin - start}, before tensor {name!r}, are of no tensor: "
+                "written wrongly or altered"
+            )
+        end, before = e.end, name
+    if end < size:
+        raise UserError(
+            f"{path}: {size - end} bytes behind the last tensor are of no tensor: written wrongly or altered"
+        )
 
 
 def _entry(path: Path, name: str, item: Any, start: int, size: int, also: Mapping[str, str]) -> Entry:

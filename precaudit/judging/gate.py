@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,20 +173,23 @@ class Rules:
 
 def gate(
     source: Path | str | Comparison | Run | Opened | ProgramErrors,
-    budgets: Path | None = None,
-    baseline: Path | None = None,
+    budgets: Path | str | None = None,
+    baseline: Path | str | None = None,
     across_devices: bool = False,
     limits: Limits | None = None,
 ) -> Judgement:
     """Judge a compared run, or a file of error records. No JAX, no tensors.
 
-    Raises UserError for what is no run, was not compared, or was altered, and for budgets or baselines that are wrong.
+    ``budgets``, ``baseline``: the paths of a budgets.toml and of frozen errors. Raises UserError for what is no run,
+    was not compared, or was altered, and for budgets or baselines that are not there or wrong.
     """
+    budgets = None if budgets is None else path_of(budgets, "budgets")
+    baseline = None if baseline is None else path_of(baseline, "baseline")
     if isinstance(source, ProgramErrors):
         source = source.opened
     if isinstance(source, Run | Opened):
         source = source.folder
-    frozen = read_baseline(baseline) if baseline is not None else None
+    frozen = None if baseline is None else read_baseline(baseline)
     rules = Rules(limits or default_limits(), (), frozen)
     if not isinstance(source, Comparison) and is_program_run(source):
         return _gate_program(Path(source), rules, budgets, across_devices)
@@ -194,6 +198,13 @@ def gate(
     rules.budgets = read_budgets(budgets) if budgets is not None else ()
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
+
+
+def path_of(given: Path | str, name: str) -> Path:
+    """Return a path that was given as a text, too; raises UserError, which names the argument, for anything else."""
+    if not isinstance(given, str | PathLike):
+        raise UserError(f"{name}= takes a path, not {type(given).__name__}")
+    return Path(given)
 
 
 def judge_records(

@@ -1,8 +1,9 @@
 """FP64 forward values on disk, one file a point, named by the hash of everything they depend on.
 
-A file is a line of JSON (format and shape, padded to whole cache lines), the values, and the XXH3-128 of both: one
-that was damaged or altered is computed again. It is no .npy, whose header is Python source: CPython 3.11 cannot parse
-that in two threads at once (SystemError, "AST constructor recursion depth mismatch").
+A file is a line of JSON (what it is of, format and shape, padded to whole cache lines), the values, and the XXH3-128 of
+both: one that was damaged, altered, or lies under another's name is computed again. It is no .npy, whose header is
+Python source: CPython 3.11 cannot parse that in two threads at once (SystemError, "AST constructor recursion depth
+mismatch").
 """
 
 import hashlib
@@ -28,8 +29,12 @@ LINE = 64  # bytes of a cache line, to which values are aligned
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file's first line says of its values: NumPy's name of their format, and the shape."""
+    """What a file's first line says of its values: whose they are, NumPy's name of their format, and the shape.
 
+    ``of``: the folder's name, which is that of the sequence and its model, and the file's.
+    """
+
+    of: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -68,6 +73,9 @@ class References:
             name += "." + hashlib.sha256(rows.astype(np.int64).tobytes()).hexdigest()[:12]
         return f"{name}.fp64"
 
+    def _of(self, name: str) -> str:
+        return f"{self.folder.name}/{name}"
+
     def load(self, layer: int | None, point: str, rows: Array) -> Array | None:
         """Return the values by mmap, or None when they are not there or not what was written."""
         name = self.name(layer, point, rows)
@@ -83,6 +91,8 @@ class References:
                 self.checked.add(name)
             start = stored.find(b"\n") + 1
             header = msgspec.json.decode(stored[:start], type=Header)
+            if header.of != self._of(name):
+                raise ValueError("it is of another point or sequence")
             return np.frombuffer(stored, np.dtype(header.dtype), prod(header.shape), start).reshape(header.shape)
         except FileNotFoundError:
             return None
@@ -95,7 +105,7 @@ class References:
         name = self.name(layer, point, rows)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            header = msgspec.json.encode(Header(values.dtype.str, values.shape))
+            header = msgspec.json.encode(Header(self._of(name), values.dtype.str, values.shape))
             header += b" " * (-(len(header) + 1) % LINE) + b"\n"
             data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
             digest = xxhash.xxh3_128(header)

@@ -7,7 +7,7 @@ from math import isnan
 from pathlib import Path
 
 from precaudit.judging.baselines import version_suspects
-from precaudit.judging.gate import Judgement
+from precaudit.judging.gate import Judgement, path_of
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.records import Number, number, value
 from precaudit.rollouts.answers import MARGIN, Paired, compared, kept, sentence
@@ -32,15 +32,19 @@ KIND = "mismatch"
 
 
 def gate_rollouts(
-    source: Path, budgets: Path | None = None, baseline: Path | None = None, across_devices: bool = False
+    source: Path | str,
+    budgets: Path | str | None = None,
+    baseline: Path | str | None = None,
+    across_devices: bool = False,
 ) -> Judgement:
     """Judge the records of a rollout; raises UserError for a file, budgets or a baseline that are wrong.
 
     Without budgets and baseline only faults and causes are judged: where there are none, nothing is.
     """
+    source = path_of(source, "source")
     found = read_written(source)
-    stated = () if budgets is None else read_rollout_budgets(budgets, found)
-    frozen = None if baseline is None else read_rollout_baseline(baseline)
+    stated = () if budgets is None else read_rollout_budgets(path_of(budgets, "budgets"), found)
+    frozen = None if baseline is None else read_rollout_baseline(path_of(baseline, "baseline"))
     reasons = [] if frozen is None else stale(frozen, found.origin, across_devices)
     rules = _Rules(found, stated, frozen, tuple(reasons))
     verdicts = list(rules.verdicts())
