@@ -272,6 +272,19 @@ class Distribution(Record, frozen=True, omit_defaults=False):
 Scope = dict[str, tuple[Number, int]]
 
 
+class Narrow(Record, frozen=True, omit_defaults=False):
+    """A narrow format inside an operation that makes its values, where the textbook with float32 inside does not.
+
+    ``error``: ‖c − r‖ / ‖r‖ from FP64 of the textbook's operation on the recorded inputs; ``wide``: the same of what
+    float32 inside would make of them. ``says``: what is rounded, in words.
+    """
+
+    cause: str
+    says: str
+    error: Number
+    wide: Number
+
+
 class ErrorRecord(Record, frozen=True):
     """A line of errors.jsonl; ``unknown`` says why there are no numbers.
 
@@ -281,6 +294,7 @@ class ErrorRecord(Record, frozen=True):
     was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
     ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
     format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
+    ``narrow``: the format inside that a program declares and its textbook does not have.
     ``unsteady``: draws that are left out of noise, many times as far off as the emulation: in them a comparison or the
     like turned, no rounding. ``lost``: how many whole numbers of positions, counts or indices the run holds as others.
     ``slices``: how many tokens, heads and channels the worst was chosen from. ``missing``: requested and not in the
@@ -318,6 +332,7 @@ class ErrorRecord(Record, frozen=True):
     inherits: str | None = None
     costly: str | None = None
     summed: str | None = None
+    narrow: Narrow | None = None
     lost: Count = 0
     unsteady: Count = 0
     unexplained: Unexplained | None = None

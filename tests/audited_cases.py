@@ -44,4 +44,6 @@ def audited(folder: Path, name: str, mapped: bool = False) -> Audited:
         run = trace(subject, folder / "run", f"{CASES}/{name}", force=True)
         names = names_of(MAP if mapped else None, None, None)
         found = compare(run, subject, names)
-        return Audited(tuple(found), gate(found), diagnose(run, subject))
+        case = Audited(tuple(found), gate(found), diagnose(run, subject))
+        assert (case.judgement.exit_code == 1) == (case.diagnosis.exit_code == 1), "gate and diagnose contradict"
+        return case

@@ -12,12 +12,12 @@ from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.errors import UserError
 from precaudit.evidence.remedies import candidates
-from precaudit.evidence.replay import replay
 from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.arithmetic import Arithmetic, batched
 from precaudit.jax_decoder.kernels import flash, sdpa
 from precaudit.judging.gate import gate
 from precaudit.lint.linting import lint_model
+from precaudit.mutations.replay import replay
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
 from precaudit.policies import Policy, apply_settings, completed, load_policy

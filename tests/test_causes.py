@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from precaudit.checkpoints import open_checkpoint
-from precaudit.evidence.replay import read_by, replay
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, present
 from precaudit.jax_decoder.parts import attention_scores, masked_softmax
 from precaudit.mutations.candidates import variants
 from precaudit.mutations.forms import made
+from precaudit.mutations.replay import read_by, replay
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.places import Place

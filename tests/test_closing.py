@@ -14,7 +14,6 @@ from precaudit.diagnosis.diagnose import diagnose
 from precaudit.evidence.positions import by_position, described, shape, spans
 from precaudit.evidence.record import unrecognised, worst_inside
 from precaudit.evidence.records import Finding
-from precaudit.evidence.replay import read_by, replay
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import default_limits
@@ -25,6 +24,7 @@ from precaudit.mutations.fitting import minimise, shortest
 from precaudit.mutations.forms import constant, finished, made, plain
 from precaudit.mutations.keys import unseen_key, valueless
 from precaudit.mutations.normalisation import without_weight
+from precaudit.mutations.replay import read_by, replay
 from precaudit.mutations.rotation import shifted
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.records import ErrorRecord, Requested, Signed, Unexplained, Worst

@@ -12,9 +12,9 @@ from precaudit.comparison.compare import compare
 from precaudit.configs import attended
 from precaudit.errors import UserError
 from precaudit.evidence.remedies import candidates
-from precaudit.evidence.replay import replay
 from precaudit.judging.gate import gate
 from precaudit.metrics.sizes import canonical
+from precaudit.mutations.replay import replay
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import of_policy
 from precaudit.places import Place

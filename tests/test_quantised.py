@@ -15,13 +15,13 @@ from precaudit.checkpoints import open_checkpoint
 from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
 from precaudit.evidence.caches import cache_state
-from precaudit.evidence.replay import replay
 from precaudit.formats import FORMATS, INTEGERS, Integers
 from precaudit.integers import InRows, dequantise, in_rows, quantise
 from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.jax_decoder.integers import IntegerMatrix, dequantised, product, quantised
 from precaudit.jax_decoder.parts import Parts, cache_read
 from precaudit.judging.gate import gate
+from precaudit.mutations.replay import replay
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
 from precaudit.policies import Policy, load_policy, recorded_policy, shipped

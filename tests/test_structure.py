@@ -17,7 +17,7 @@ PACKAGE = ROOT / "precaudit"
 FLOORS = {
     "__main__": 6, "pytest_plugin": 6, "schemas": 5, "cli": 5, "assertions": 4.5, "reports": 4, "audit": 4.15,
     "verbs": 4.1, "sweep": 4.3, "starter": 4.2, "several": 4.2,
-    "diagnosis": 3.7, "between": 3.4, "evidence": 3.3, "mutations": 3.2, "comparison": 3, "references": 2.7,
+    "diagnosis": 3.7, "between": 3.4, "evidence": 3.3, "mutations": 2.9, "comparison": 3, "references": 2.7,
     "judging": 2.5, "programs": 2.3, "lint": 3, "tracing": 2, "dumps": 1.9, "runs": 1.7, "store": 1.5,
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,

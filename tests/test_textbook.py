@@ -1,5 +1,6 @@
 """Programs beside a reference: their FP64 shadow is the textbook's or the user's, or what it is instead is named."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from precaudit.cli import run as command
 from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose, name_formula
 from precaudit.errors import UserError
+from precaudit.mutations import declared as formats
+from precaudit.mutations.forms import plain
+from precaudit.mutations.replay import Replay, Tried
+from precaudit.mutations.variants import Variant
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import prepared, trace
 from precaudit.records import value, write_lines
@@ -486,34 +491,50 @@ resid_mid = "middle"
 mlp_norm = "second"
 """
 DECLARED = {
-    "nothing": ("", "", None, set()),
+    "nothing": ("", "", None, set(), False),
     "norm": (
         "wide = x.astype(jnp.float32)\n    return (wide *", "wide = x\n    return (wide *",
-        "norm's statistics in bfloat16", {"attn_norm", "mlp_norm"},
+        "norm's statistics in bfloat16", {"normed", "second"}, False,
     ),
     "scores wider than the policy's": (
         'jnp.einsum("thk,shk->hts", q, k) * jnp.bfloat16(0.25)',
-        'jnp.einsum("thk,shk->hts", 4 * q, k, preferred_element_type=jnp.float32) * 0.0625', None, set(),
+        'jnp.einsum("thk,shk->hts", 4 * q, k, preferred_element_type=jnp.float32) * 0.0625', None, set(), False,
     ),
     "angles": (
         "angle = jnp.arange(T, dtype=jnp.float32)[:, None] * speed",
         "angle = (jnp.arange(T).astype(jnp.bfloat16)[:, None] * speed.astype(jnp.bfloat16)).astype(jnp.float32)",
-        "RoPE", {"q", "k"},
+        "RoPE", {"q", "k"}, True,
     ),
     "tables": ("cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]",
                "cos, sin = (f(angle).astype(jnp.bfloat16).astype(jnp.float32)[:, None] for f in (jnp.cos, jnp.sin))",
-               "RoPE tables in bfloat16", {"q", "k"}),
+               "RoPE tables in bfloat16", {"q", "k"}, False),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", few(DECLARED, "norm"))  # 10 s each
+@pytest.mark.parametrize("name", few(DECLARED, "norm", "angles"))  # 10 s each
 def test_narrow_formats_that_a_program_declares_are_named_beside_the_textbook(name, tmp_path):
-    """Its own equations explain them, so the gate passes; what they cost is told."""
-    old, new, cause, points = DECLARED[name]
+    """Up to twice the error that float32 inside leaves is a note with its price; beyond, gate and diagnose fail it."""
+    old, new, cause, points, beyond = DECLARED[name]
     program, names = tapped(tmp_path, old, new)
     opened = trace(program, tmp_path / "run")
-    compare(opened, program, names)
-    found = diagnose(opened, program).findings
-    assert {f.kind for f in found} <= {"format"}
-    assert [cause in f.cause for f in found] == [True] * bool(cause)
-    assert {p for p in points if found and f"{p}" in found[0].says.split("(")[0]} == points
+    errors = compare(opened, program, names)
+    assert {e.point for e in errors if e.narrow is not None} == points
+    assert all(cause in e.narrow.cause for e in errors if e.narrow is not None)
+    judged, found = gate(opened.folder), diagnose(opened, program)
+    assert (judged.exit_code, found.exit_code) == ((1, 1) if beyond else (0, 0))
+    told = [f.says for f in found.findings] if beyond else list(found.notes)
+    assert [f.kind for f in found.findings] == ["format"] * beyond
+    assert len(told) == bool(cause)
+    for says in told:
+        assert all(point in says for point in points)
+        off, wide = (float(x) for x in re.findall(r"([\d.]+) u", says)[-2:])
+        assert (off > 2 * wide) is beyond
+
+
+def test_a_format_that_leaves_as_much_as_float32_inside_is_not_told():
+    """A form that closes one record by little, as one of many tried may: float32 inside leaves hardly more."""
+    form = Variant("sums of 64 keys in bfloat16", "format", "sums of 64 keys are kept in bfloat16", plain)
+    announced, near, exact = (Tried(form, x, 0.9, 0.9) for x in (0.80, 0.90, 0.96))
+    zero = np.zeros((1, 1, 1))
+    told = [formats._told(Replay((announced,), announced, x, zero, zero, zero, zero)) for x in (near, exact, None)]
+    assert told == [False, True, False]

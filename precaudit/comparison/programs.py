@@ -1,6 +1,6 @@
 """Errors of a program's run: every segment between points made again in FP64 and as its equations round (JAX)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import msgspec
 
 from precaudit.comparison.against import errors_of
 from precaudit.errors import UserError, enough_memory
+from precaudit.limits.checks import SAME, farthest
+from precaudit.mutations.declared import declared
 from precaudit.places import Place, spans
 from precaudit.programs.agreement import check
 from precaudit.programs.loading import line_of, load, trusted
@@ -54,6 +56,8 @@ def compare(
             errors += traced.chosen(case, call)
         if reference is not None:
             errors += _formula(traced, book or reference, case)
+    if book is not None:
+        errors = _declared(opened, book, errors)
     path = opened.folder / "errors.jsonl"
     write_lines(path, errors)
     marks = Compared(
@@ -89,6 +93,19 @@ def _formula(traced: Traced, reference: OwnReference | Names | Textbook, case: s
         except Exception as error:
             raise UserError(f"the reference raised {type(error).__name__}: {error}{line_of(error)}") from None
         yield from callable_errors(opened, expected, case, call, values)
+
+
+def _declared(opened: Opened, book: Textbook, errors: Sequence[ErrorRecord]) -> list[ErrorRecord]:
+    """Return the records, those of the first case with the narrow format inside that the textbook does not have."""
+    case = opened.record.cases[0]
+    other = {e.point for e in errors if e.kind == "formula" and not farthest(e)[0] <= SAME}
+    found = {(call, p.step, p.shown.name): narrow for call, p, narrow in declared(opened, book, case, other)}
+    return [
+        msgspec.structs.replace(e, narrow=narrow)
+        if e.kind == "local" and e.prompt == case and (narrow := found.get((e.step, e.layer, e.point))) is not None
+        else e
+        for e in errors
+    ]
 
 
 def _named(opened: Opened, program: str | None) -> str:

@@ -26,13 +26,13 @@ from precaudit.evidence.positions import by_position
 from precaudit.evidence.program import Program
 from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
 from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
-from precaudit.evidence.replay import Replay, replay
 from precaudit.evidence.streams import stream_state
 from precaudit.evidence.views import summary
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, suspect
 from precaudit.limits import default_limits
+from precaudit.mutations.replay import Replay, replay
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import LAST, ORDER, Place, spans
@@ -132,8 +132,9 @@ def diagnose(
         )
         formula = establish(recorded, model, prompt, program_on, kept=subject is None)
     findings = _with_formula(_merged(findings), formula)
+    findings = findings or list(_unplaced(standing, compared, record_more(recorded)))
     write_lines(compared.folder / "findings.jsonl", findings)
-    unknown = list(_unknown(standing, compared, bool(findings), record_more(recorded)))
+    unknown = list(_unknown(standing))
     judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors) + len(compared.prefill_decode)
     whole = select is None
     program = Program(recorded, model, program_on, whole, objective)
@@ -386,16 +387,27 @@ def _same_place(f: Finding, d: Differs) -> bool:
     return same and f.layer == d.layer and d.phase in f.phases
 
 
-def _unknown(verdicts: Sequence[Verdict], compared: Comparison, found: bool, more: str) -> Iterator[str]:
+def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield what could not be established."""
     for status in ("missing", "unknown"):
         some = [v for v in verdicts if v.status == status]
         if some:
             yield f"{len(some)} records are {status}, first {some[0].point} of layer {some[0].layer}: {some[0].text}"
-    if not found:
-        far = [v for v in verdicts if v.kind == "forward" and v.status in ("fail", "nonfinite")]
-        pairs = [p for p in compared.prefill_decode if judge_pair(p).status == "fail"]
-        if far or pairs:
-            yield (
-                f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: {more}"
-            )
+
+
+def _unplaced(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> Iterator[Finding]:
+    """Yield a finding where the gate fails sizes or tokens, and no operation that was recorded makes them."""
+    far = [v for v in verdicts if v.kind == "forward" and v.status in ("fail", "nonfinite")]
+    pairs = [p for v, p in ((judge_pair(p), p) for p in compared.prefill_decode) if v.status == "fail"]
+    if not far and not pairs:
+        return
+    says = f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: {more}"
+    first = far[0] if far else judge_pair(pairs[0])
+    prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])
+    yield Finding(
+        kind="unknown", cause="no operation that was recorded", says=says, layer=first.layer, point=first.point,
+        layers=tuple(sorted({v.layer for v in far if v.layer is not None})),
+        phases=tuple(dict.fromkeys([*(v.phase for v in far), *("decode" for _ in pairs[:1])])),
+        prompts=tuple(sorted(prompts)), records=len(far) + len(pairs), rel_l2=first.rel_l2, explained=None, equal=None,
+        second=None, worst=first.worst,
+    )  # fmt: skip

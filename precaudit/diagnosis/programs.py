@@ -13,9 +13,9 @@ from precaudit.brief import Brief
 from precaudit.comparison.programs import traced_program
 from precaudit.diagnosis.diagnose import check_objective
 from precaudit.errors import UserError
-from precaudit.evidence.declared import declared, where
 from precaudit.evidence.effects import Effects, effects
 from precaudit.evidence.held import told
+from precaudit.evidence.inside import formats_inside, inside_findings, sentence
 from precaudit.evidence.records import Finding, findings_frame
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.programs import errors_of, marks_of, suspect
@@ -24,6 +24,7 @@ from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
 from precaudit.mutations.candidates import variants
+from precaudit.mutations.declared import where
 from precaudit.mutations.fitting import Fit, fits, minimise
 from precaudit.mutations.forms import Form, Inputs, made, plain
 from precaudit.mutations.products import narrow_constants
@@ -62,12 +63,16 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diagnosed(Brief):
-    """The findings of a program's run in its order, what was not told, and how many records rounding explains."""
+    """The findings of a program's run in its order, what was not told, and how many records rounding explains.
+
+    ``notes``: what is not as the textbook has it and within rounding, with its price; no finding.
+    """
 
     findings: tuple[Finding, ...]
     unknown: tuple[str, ...]
     explained: int
     effects: Effects = field(default_factory=Effects)
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -104,7 +109,8 @@ def diagnose(
     off = ("fail", "nonfinite", "input suspect")
     formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
     named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
-    findings = [*named, *_segments(opened, bad, errors)]
+    inside = formats_inside(errors)
+    findings = [*named, *_segments(opened, bad, errors), *inside_findings(inside, opened.record.points)]
     if bad and not findings:
         worst = bad[0]
         says = f"{len(bad)} {worst.kind} records are off, and no segment or formula that was recorded is"
@@ -113,7 +119,8 @@ def diagnose(
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
     told = (f"{len(unknown)} records are unknown, first {unknown[0].point}: {unknown[0].text}",) if unknown else ()
     effect = Effects() if objective is None else _effects(opened, program, objective, tell)
-    return Diagnosed(tuple(findings), told, passed, effect)
+    notes = tuple(sentence(one, opened.record.points) for one in inside if not one.beyond)
+    return Diagnosed(tuple(findings), told, passed, effect, notes)
 
 
 def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Advance) -> Effects:
@@ -131,7 +138,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
     known = {Place.of(e): t for e in errors if e.kind == "local" and (t := told(e, points[e.point])) is not None}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
-        if v.kind == "local":
+        if v.kind == "local" and v.metric != "price":
             found.setdefault(v.point, []).append(v)
     for point in dict.fromkeys(v.point for v in bad if v.kind == "state"):
         its = [v for v in bad if v.kind == "state" and v.point == point]
@@ -168,11 +175,10 @@ def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
 def _beside(
     opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Advance
 ) -> Iterator[Finding]:
-    """Yield what a program does otherwise than the textbook: in its formulas, and in the formats it declares."""
+    """Yield what a program does otherwise than the textbook in its formulas."""
     found, made = traced_program(opened, program)
     book = textbook_of(names, found, opened)
     yield from _named(opened, book, Chains(found, made), formula, tell)
-    yield from declared(opened, book, {v.point for v in formula})
 
 
 def _named(

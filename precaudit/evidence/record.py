@@ -6,9 +6,9 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.evidence.positions import described
-from precaudit.evidence.replay import Replay
 from precaudit.judging.verdicts import Verdict
 from precaudit.metrics.sizes import own_index
+from precaudit.mutations.replay import Replay
 from precaudit.records import Worst, number, value
 
 

@@ -11,13 +11,14 @@ import msgspec
 
 from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import POINTS
+from precaudit.limits.checks import narrow_checks
 from precaudit.records import ErrorRecord, of_table, value
 from precaudit.selection import PHASES, parse_layers
 from precaudit.toml import toml_bytes, toml_table
 
 METRICS = (
     "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",
-    "componentwise", "kl", "mismatched",
+    "componentwise", "kl", "mismatched", "price",
 )  # fmt: skip
 AT_LEAST = ("cosine", "snr")  # larger is better
 SCOPES = ("tensor", "token", "head", "channel")
@@ -220,6 +221,8 @@ def metric_of(e: ErrorRecord, metric: str, scope: str) -> tuple[float, Any] | No
     if metric in ("excess", "componentwise"):
         part = getattr(e.unexplained, metric, None)
         return None if part is None else (value(part[0]), part[1]) if metric == "componentwise" else (value(part), None)
+    if metric == "price":
+        return next(((found, index) for _, _, found, _, index in narrow_checks(e)), None)
     number = getattr(e, metric)
     size = None if number is None else value(number)
     return None if size is None else (abs(size) if metric in ("gain", "mean") else size, None)

@@ -3,7 +3,7 @@
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
-from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks
+from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks
 from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
 
 
@@ -37,11 +37,13 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
     checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
+    checks += narrow_checks(e)
     broken = [c for c in checks if not c[2] <= c[3]]  # NaN is not within a limit
     if not broken:
         return PASS
     metric, scope, found, limit, index = max(broken, key=lambda c: c[2] / c[3])
-    return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index)
+    text = e.narrow.says if e.narrow is not None and metric == "price" else ""
+    return Verdict.of(e, "fail", metric=metric, scope=scope, value=found, limit=limit, index=index, text=text)
 
 
 def _state(e: ErrorRecord) -> Verdict:

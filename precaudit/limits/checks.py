@@ -9,6 +9,8 @@ from precaudit.records import ErrorRecord, Neutrality, Number, Signed, value
 
 # Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6
+# Of a narrow format inside an operation: how many times the error that float32 inside leaves is still its rounding.
+PRICE = 2.0
 # A check: metric, scope, value, limit, index
 Check = tuple[str, str, float, float, Any]
 
@@ -32,6 +34,13 @@ def local_checks(e: ErrorRecord, limits: Local) -> Iterator[Check]:
         if metric in scopes.get("head", {}):
             found, index = scopes["head"][metric]
             yield metric, "head", value(found), getattr(limits, f"head_{metric}").at(slices.get("head", 1)), index
+
+
+def narrow_checks(e: ErrorRecord) -> Iterator[Check]:
+    """Yield how many times the error of float32 inside a narrow format inside an operation makes, beside its limit."""
+    if e.narrow is not None:
+        error, wide = value(e.narrow.error), value(e.narrow.wide)
+        yield "price", "tensor", error / wide if wide else float("inf") if error else 0.0, PRICE, None
 
 
 def units(x: Signed) -> float:

@@ -43,6 +43,11 @@ def own_sequences(opened: Opened, book: Textbook, case: str) -> dict[Pair, Array
     return _joined(book, stored, calls, len(sequences))
 
 
+def calls_of(opened: Opened, book: Textbook, case: str) -> list[slice]:
+    """Return each call's rows of a case's sequences."""
+    return _sequences(opened, book, case, opened.record.calls)[1]
+
+
 def _sequences(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
     """Return the token ids [B, T] of a case's first calls, and each call's rows."""
     given = [opened.tensors(case, call, "inputs") for call in range(calls)]

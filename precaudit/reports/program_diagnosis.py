@@ -36,6 +36,7 @@ def text(found: Diagnosed, errors: Sequence[ErrorRecord], verbose: bool = False)
         lines.append("? nothing was judged.")
     elif not found.findings and not found.unknown:
         lines.append(f"✓ rounding explains all {found.explained:,} errors that were judged.")
+    lines += [f"Note: {x}; within rounding" for x in found.notes]
     lines += [f"Growth: {x}." for x in growth(errors)[: None if verbose else 1]]
     lines += [f"Output: {shared(s)}" for s in found.effects.shares[: None if verbose else 1]]
     lines += list(_remedies(found.effects.lines, verbose))

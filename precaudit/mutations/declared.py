@@ -6,49 +6,45 @@ they are seen: the same replay as for the decoder's own runs, on what the progra
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.evidence.records import Finding
-from precaudit.evidence.replay import replay
-from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.metrics.sizes import canonical, norm, ratio
-from precaudit.mutations.variants import Variant
+from precaudit.mutations.replay import Replay, replay
 from precaudit.numpy_decoder.rounding import elisions, of_policy
 from precaudit.places import spans
 from precaudit.policies import Policy, load_policy, on_device
-from precaudit.records import device_kind, number
-from precaudit.references.formula import own_sequences
+from precaudit.records import Narrow, device_kind, number
+from precaudit.references.formula import calls_of, own_sequences
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.textbook.closing import yardstick
 from precaudit.references.textbook.operations import Operation, of_arrays
 from precaudit.runs.programs import Opened
 
 SHOWN = 4  # points that a finding lists
+LEFT = 0.25  # of what float32 inside leaves, squared, that a format may leave: a declared one leaves next to nothing
 
 
-class Declared(NamedTuple):
-    """A format inside an operation: where, the variant, its error and what float32 inside would leave, relative."""
-
-    pair: Pair
-    variant: Variant
-    error: float
-    announced: float
-    explained: float
-    equal: float
-
-
-def declared(opened: Opened, book: Textbook, skip: Collection[str]) -> Iterator[Finding]:
-    """Yield one finding for every narrow format that makes an operation's values, and float32 inside does not.
+def declared(opened: Opened, book: Textbook, case: str, skip: Collection[str]) -> Iterator[tuple[int, Pair, Narrow]]:
+    """Yield (call, pair, format) of every operation that a narrow format inside makes, and float32 inside does not.
 
     ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose
-    inputs are shown, stored in one format, of the first case.
+    inputs are shown, stored in one format.
     """
-    found: dict[str, list[Declared]] = {}
-    case = opened.record.cases[0]
+    rows = calls_of(opened, book, case)
+    for pair, o, policy in _operations(opened, book, case, skip):
+        found = None if _closes(o, book, policy) else replay(o, book.model, policy)
+        if found is not None and _told(found):
+            for call, some in enumerate(rows):
+                yield call, pair, _narrow(found, some)
+
+
+def _operations(
+    opened: Opened, book: Textbook, case: str, skip: Collection[str]
+) -> Iterator[tuple[Pair, Operation, Policy]]:
+    """Yield the operations of a case's first sequence that can be judged, each with the policy of its format."""
     seen = own_sequences(opened, book, case)
     shown = {(p.layer, p.point): x for p, x in seen.items()}
     for pair, stored in seen.items():
@@ -58,21 +54,8 @@ def declared(opened: Opened, book: Textbook, skip: Collection[str]) -> Iterator[
             continue
         policy = on_device(_policy(stored.dtype.name), device_kind(opened.record.device))
         o = of_arrays(book.model, opened.record.id, pair.point, pair.layer, stored[0], [x[0] for x in inputs])
-        if o is not None and (one := _narrow(o, book, policy, pair)) is not None:
-            found.setdefault(one.variant.name, []).append(one)
-    for cause, its in found.items():
-        worst = max(its, key=lambda d: d.error)
-        u = FORMATS[worst.pair.shown.dtype].unit_roundoff
-        says = (
-            f"{worst.variant.says}: {where([d.pair for d in its])}; {worst.error / u:.1f} u off at {worst.pair.point}, "
-            f"with float32 inside {worst.announced / u:.1f} u"
-        )
-        yield Finding(
-            kind="format", cause=cause, says=says, layer=its[0].pair.layer, point=its[0].pair.point,
-            layers=tuple(sorted({d.pair.layer for d in its if d.pair.layer is not None})), phases=("call",),
-            prompts=(case,), records=len(its), rel_l2=number(worst.error), explained=number(worst.explained),
-            equal=number(worst.equal), second=None, worst=None,
-        )  # fmt: skip
+        if o is not None:
+            yield pair, o, policy
 
 
 def _layer(book: Textbook, pair: Pair, name: str) -> int | None:
@@ -89,20 +72,29 @@ def _policy(dtype: str) -> Policy:
     return replace(bf16, **changed)
 
 
-def _narrow(o: Operation, book: Textbook, policy: Policy, pair: Pair) -> Declared | None:
-    """Return the narrow format inside that makes an operation's values; None where float32 inside does, or nothing."""
+def _closes(o: Operation, book: Textbook, policy: Policy) -> bool:
+    """Whether the textbook with float32 inside makes an operation's values."""
     yard = yardstick(o, book.model, policy)
     base = of_policy(policy)
-    roundings = [base.eliding(places) for places in elisions(pair.point, book.config, policy)]
-    if any(yard.badness(canonical(y, o.axes)) <= 1.0 for y in o.evaluate(roundings)):
-        return None
-    found = replay(o, book.model, policy)
+    roundings = [base.eliding(places) for places in elisions(o.place.point, book.config, policy)]
+    return any(yard.badness(canonical(y, o.axes)) <= 1.0 for y in o.evaluate(roundings))
+
+
+def _told(found: Replay) -> bool:
+    """Whether a narrow format is what makes the values: it closes, and leaves far less than float32 inside."""
     one = found.named
     if one is None or one.variant.kind != "format":
-        return None
-    size = norm(_finite(found.reference))
-    error, announced = (ratio(norm(_finite(x - found.reference)), size) for x in (found.candidate, found.made))
-    return Declared(pair, one.variant, error, announced, one.explained, one.equal)
+        return False
+    return 1 - one.explained <= LEFT * (1 - found.announced.explained)
+
+
+def _narrow(found: Replay, rows: slice) -> Narrow:
+    """Return the format that is named, its error in some rows, and what float32 inside leaves there."""
+    assert found.named is not None
+    candidate, made, reference = (x[rows] for x in (found.candidate, found.made, found.reference))
+    size = norm(_finite(reference))
+    error, wide = (ratio(norm(_finite(x - reference)), size) for x in (candidate, made))
+    return Narrow(found.named.variant.name, found.named.variant.says, number(error), number(wide))
 
 
 def _finite(x: Array) -> Array:
