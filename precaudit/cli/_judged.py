@@ -20,7 +20,7 @@ def show(
     """Print a judgement, write the files asked for, and return the exit code."""
     from precaudit.records import encode
     from precaudit.reports import judgement, pull_request
-    from precaudit.reports.headline import headline
+    from precaudit.reports.headline import headline, how_far
 
     if junit is not None:
         from precaudit.reports.junit import render
@@ -36,8 +36,12 @@ def show(
             click.echo(encode(v), nl=False)
     else:
         announce(headline(j, run))
-        for line in judgement.lines(j, verbose):
+        *rest, counted = judgement.lines(j, verbose)
+        for line in rest:
             say(line)
+        if j.farthest is not None:
+            say(f"size: {how_far(j.farthest, j.sources)}")
+        say(counted)
     return j.exit_code
 
 

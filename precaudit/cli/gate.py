@@ -9,6 +9,13 @@ import click
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|ERRORS|ROLLOUTS")
 @click.option("--budgets", type=click.Path(path_type=Path), help="budgets.toml [default limits].")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Frozen errors to hold the run against.")
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="KIND=SIZE",
+    help="Largest relative error from FP64 that passes, whatever explains it: forward=0.1, local=1e-2.",
+)
 @click.option("--across-devices", is_flag=True, help="Allow a baseline of another kind of device.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown for a pull request here.")
@@ -19,6 +26,7 @@ def command(
     source: Path,
     budgets: Path | None,
     baseline: Path | None,
+    limits: tuple[str, ...],
     across_devices: bool,
     junit: Path | None,
     markdown: Path | None,
@@ -33,13 +41,31 @@ def command(
     Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """
     from precaudit.cli._judged import show
+    from precaudit.errors import UserError
     from precaudit.judging.gate import gate
     from precaudit.rollouts.kinds import is_rollouts
 
+    stated = limits_of(limits)
     if is_rollouts(source):
+        if stated:
+            raise UserError(f"{source} holds rollouts, which have no relative errors; leave out --limit")
         from precaudit.rollouts.gating import gate_rollouts
 
         judged = gate_rollouts(source, budgets, baseline, across_devices)
     else:
-        judged = gate(source, budgets, baseline, across_devices)
+        judged = gate(source, budgets, baseline, across_devices, at_most=stated)
     return show(judged, str(source), junit, markdown, github, as_json, verbose)
+
+
+def limits_of(items: tuple[str, ...]) -> dict[str, float]:
+    """Return the sizes that options state by kind; raises UserError for what is no KIND=SIZE."""
+    from precaudit.errors import UserError
+
+    found = {}
+    for item in items:
+        kind, _, size = item.partition("=")
+        try:
+            found[kind] = float(size)
+        except ValueError:
+            raise UserError(f"--limit {item!r} is no KIND=SIZE, such as forward=0.1") from None
+    return found

@@ -20,6 +20,7 @@ from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
+from precaudit.judging.farthest import Farthest, Sizes, ways_made
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
 from precaudit.limits import Limits, default_limits
@@ -31,6 +32,7 @@ from precaudit.runs.written import Comparison, recall
 from precaudit.store import Run, once
 
 CHUNK = 1 << 22
+STATED = ("forward", "local")
 JUDGED = ("local", "forward", "state", "formula", "product")
 
 
@@ -40,7 +42,7 @@ class Judgement(Brief):
 
     ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point;
     ``of``: what the records are of; ``besides``: what makes a run's errors besides rounding, and is meant
-    (``policies.besides``).
+    (``policies.besides``); ``farthest``: how far values are from FP64, whatever explains it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Judgement(Brief):
     sources: Mapping[str, str] = field(default_factory=dict)
     of: Literal["errors", "rollouts"] = "errors"
     besides: str = ""
+    farthest: Farthest | None = None
 
     @property
     def exit_code(self) -> int:
@@ -95,6 +98,8 @@ class Rules:
     free: int = 0  # products that no budget is of: they have no limit of their own
     ran: set[str] = field(default_factory=set)  # points with numbers
     places: dict[tuple[int | None, str], None] = field(default_factory=dict)
+    stated: Mapping[str, float] = field(default_factory=dict)  # of rel_l2, by kind, beside whatever else judges it
+    sizes: Sizes = field(default_factory=Sizes)
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
@@ -112,11 +117,24 @@ class Rules:
         if e.kind == "product" and not under:
             self.free += 1
             return None
-        verdict = self._budgeted(e, under) if under else judge(e, self.limits)
+        self.sizes.add(e)
+        verdict = self._within(e, self._budgeted(e, under) if under else judge(e, self.limits))
         if verdict is not None and verdict.status == "pass":
             self.passed += 1
             return None
         return verdict
+
+    def _within(self, e: ErrorRecord, verdict: Verdict | None) -> Verdict | None:
+        """Return the verdict, or where it passes that on a stated limit of the record's relative error."""
+        limit = self.stated.get(e.kind)
+        if limit is None or e.rel_l2 is None or verdict is None or verdict.status != "pass":
+            return verdict
+        size = value(e.rel_l2)
+        if within("rel_l2", size, limit):
+            return verdict
+        return Verdict.of(
+            e, "fail", metric="rel_l2", scope="tensor", value=size, limit=limit, why=f"--limit {e.kind}={limit:g}"
+        )  # fmt: skip
 
     def _budgeted(self, e: ErrorRecord, under: Sequence[Budget]) -> Verdict | None:
         """Judge by budgets: a limit or ratchet stands in for the default rule, ``unexplained`` for its excess limit."""
@@ -177,8 +195,12 @@ def gate(
     baseline: Path | str | None = None,
     across_devices: bool = False,
     limits: Limits | None = None,
+    at_most: Mapping[str, float] | None = None,
 ) -> Judgement:
     """Judge a compared run, or a file of error records. No JAX, no tensors.
+
+    ``at_most``: the largest relative error from FP64 that passes, whatever explains it, of records of a kind: forward
+    or local, such as ``{"forward": 0.1}``.
 
     ``budgets``, ``baseline``: the paths of a budgets.toml and of frozen errors. Raises UserError for what is no run,
     was not compared, or was altered, and for budgets or baselines that are not there or wrong.
@@ -190,7 +212,7 @@ def gate(
     if isinstance(source, Run | Opened):
         source = source.folder
     frozen = None if baseline is None else read_baseline(baseline)
-    rules = Rules(limits or default_limits(), (), frozen)
+    rules = Rules(limits or default_limits(), (), frozen, stated=checked_limits(at_most or {}))
     if not isinstance(source, Comparison) and is_program_run(source):
         return _gate_program(Path(source), rules, budgets, across_devices)
     if not isinstance(source, Comparison) and Path(source).is_file():
@@ -198,6 +220,16 @@ def gate(
     rules.budgets = read_budgets(budgets) if budgets is not None else ()
     found = source if isinstance(source, Comparison) else recall(source)
     return _gate_run(found, rules, budgets, across_devices)
+
+
+def checked_limits(stated: Mapping[str, float]) -> dict[str, float]:
+    """Return limits of relative errors by kind; raises UserError for a kind that has none, or what is no limit."""
+    for kind, limit in stated.items():
+        if kind not in STATED:
+            raise UserError(f"limit {kind}={limit}: a relative error is that of {' or '.join(STATED)}")
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit < math.inf:
+            raise UserError(f"limit {kind}={limit}: a relative error is a finite number, 0 or more, such as 0.1")
+    return {kind: float(limit) for kind, limit in stated.items()}
 
 
 def path_of(given: Path | str, name: str) -> Path:
@@ -234,7 +266,8 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
     whole = _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
-    return replace(whole, sources=programs.sources(opened))
+    made = ways_made(n.made for n in opened.record.neutrality)
+    return replace(whole, sources=programs.sources(opened), farthest=rules.sizes.farthest(made))
 
 
 def _against(
@@ -274,7 +307,8 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     more, told, drifted = _against(rules, found.errors, run.record.versions)
     ordered = suspect(_once([*verdicts, *more]), layers)
     made = _judgement(run.record.id, ordered, rules, [*found.notes, *told], drifted)
-    return replace(made, besides=besides(run.record.policy))
+    farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
+    return replace(made, besides=besides(run.record.policy), farthest=farthest)
 
 
 def judge_found(found: Comparison) -> Judgement:
@@ -287,7 +321,8 @@ def judge_found(found: Comparison) -> Judgement:
     verdicts += disturbed(found.run, found.errors, rules.limits)
     layers = int(found.run.record.model.config["layers"])
     made = _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
-    return replace(made, besides=besides(found.run.record.policy))
+    farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
+    return replace(made, besides=besides(found.run.record.policy), farthest=farthest)
 
 
 def _caches(found: Comparison) -> set[str]:

@@ -1,19 +1,22 @@
 """The sentence every command begins with: what is wrong and where, or that nothing is; and the command that helps."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Literal
 
+from precaudit.judging.farthest import Farthest
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import HASHED, Verdict
-from precaudit.places import LAST
+from precaudit.places import LAST, Place
 from precaudit.records import PROGRAM_CALL, value
 from precaudit.reports.judgement import NOTHING, digits
 
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
+LARGE = 0.1  # of the values themselves: from here on the first sentence says how far off they are
 KINDS = ("formula", "state", "local", "forward")  # of one place, what says most first
 
 
@@ -54,7 +57,31 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
     if j.of == "rollouts":
         return Headline("✓", f"all {passed:,} values that were judged keep their limits.")
     explains = f"rounding and {j.besides} explain" if j.besides else "rounding explains"
-    return Headline("✓", f"{explains} all {passed:,} errors that were judged{among}.")
+    far = j.farthest
+    size = f"; {how_far(far, j.sources)}" if far is not None and far.whole >= LARGE else ""
+    return Headline("✓", f"{explains} all {passed:,} errors that were judged{among}{size}.")
+
+
+def how_far(far: Farthest, sources: Mapping[str, str]) -> str:
+    """Return how far the farthest values are from FP64, and which operation adds most by itself."""
+    told = f"{_named(far.at)} is {percent(far.whole)} off FP64"
+    if far.made_at is None or not far.own:
+        return told
+    source = sources.get(far.made_at.point, "")
+    line = f" ({source.rpartition('/')[2]})" if source else ""
+    made = f", products in {' or '.join(far.ways)}" if far.ways else ""
+    return (
+        f"{told}; the largest error of one operation by itself is {percent(far.own)}: {_named(far.made_at)}{line}{made}"
+    )
+
+
+def _named(place: Place) -> str:
+    return place.point if place.layer is None else f"{place.point} of layer {place.layer}"
+
+
+def percent(x: float) -> str:
+    """Return a share in at most two significant digits: 73 %, 0.41 %, 1.2e-05 %."""
+    return f"{100 * x:.2g} %" if x < 1 else f"{100 * x:.0f} %"
 
 
 def _first(verdicts: list[Verdict]) -> Verdict:
