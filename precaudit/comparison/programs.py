@@ -1,6 +1,7 @@
 """Errors of a program's run: every segment between points made again in FP64 and as its equations round (JAX)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from precaudit.references.traced.judged import record_of
 from precaudit.references.traced.reference import Traced
 from precaudit.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
 from precaudit.store import file_hash
+from precaudit.transforms.explicit import hosted, unmeshed, unsharded
 from precaudit.transforms.tag import Tagged
 from precaudit.writing import write_whole
 
@@ -45,6 +47,22 @@ def compare(
         held = spans(opened.record.layers)
         raise UserError(f"{opened.folder} holds layers {held} alone; a reference needs all of them")
     found, made = traced_program(opened, program)
+    with unmeshed():
+        errors = _errors(opened, found, made, reference, tell)
+    path = opened.folder / "errors.jsonl"
+    write_lines(path, errors)
+    marks = Compared(
+        run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
+        names=reference.record() if isinstance(reference, Names) else {},
+    )  # fmt: skip
+    write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
+    return ProgramErrors(errors, opened)
+
+
+def _errors(
+    opened: Opened, found: Program, made: Tagged, reference: OwnReference | Names | None, tell: Advance
+) -> list[ErrorRecord]:
+    """Return the error records of every case."""
     book = textbook_of(reference, found, opened) if isinstance(reference, Names) else None
     traced = Traced(opened, found, made, tell, kept=reference is not None)
     every = [*places(opened.record), *((p, None) for p in opened.record.outputs)]
@@ -56,24 +74,21 @@ def compare(
             errors += traced.chosen(case, call)
         if reference is not None:
             errors += _formula(traced, book or reference, case)
-    if book is not None:
-        errors = _declared(opened, book, errors)
-    path = opened.folder / "errors.jsonl"
-    write_lines(path, errors)
-    marks = Compared(
-        run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
-        names=reference.record() if isinstance(reference, Names) else {},
-    )  # fmt: skip
-    write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
-    return ProgramErrors(errors, opened)
+    return errors if book is None else _declared(opened, book, errors)
 
 
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
-    """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``."""
+    """Return a run's program, and with its taps; raises UserError where it is not what was traced, as ``compare``.
+
+    Where its types carry shardings, as one device makes it, to be run under ``unmeshed``.
+    """
     found = program if isinstance(program, Program) else load(_named(opened, program))
     made = prepared(found, opened.record.renamed, opened.record.layers, opened.record.loops)
     check(opened, found, made)
-    return found, made
+    alone = unsharded(made, found.params, *next(iter(found.cases.values())))
+    if alone is not made:
+        found = replace(found, params=hosted(found.params), cases={n: hosted(x) for n, x in found.cases.items()})
+    return found, alone
 
 
 def _formula(traced: Traced, reference: OwnReference | Names | Textbook, case: str) -> Iterator[ErrorRecord]:

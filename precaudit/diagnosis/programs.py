@@ -38,6 +38,7 @@ from precaudit.references.formula import Shown, shown
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.runs.programs import Opened
+from precaudit.transforms.explicit import unmeshed
 from precaudit.transforms.shadow import CannotLift, refusal
 
 UNNAMED = "none reproduces it"
@@ -126,7 +127,9 @@ def diagnose(
 def _effects(opened: Opened, program: Program | str | None, objective: str, tell: Advance) -> Effects:
     """Return what changed the outputs and what would help; not told where the program may not or cannot be run."""
     try:
-        return effects(opened, *traced_program(opened, program), objective, tell)
+        found, made = traced_program(opened, program)
+        with unmeshed():
+            return effects(opened, found, made, objective, tell)
     except UserError as error:
         return Effects(unknown=str(error))
 
@@ -178,7 +181,9 @@ def _beside(
     """Yield what a program does otherwise than the textbook in its formulas."""
     found, made = traced_program(opened, program)
     book = textbook_of(names, found, opened)
-    yield from _named(opened, book, Chains(found, made), formula, tell)
+    with unmeshed():
+        causes = list(_named(opened, book, Chains(found, made), formula, tell))
+    yield from causes
 
 
 def _named(

@@ -1,7 +1,7 @@
 """What differs between JAX 0.8.2 and the newest: the shape of jaxpr parameters and how an equation is bound again."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -10,6 +10,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 from jax.extend import source_info_util
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def closed(jaxpr: Any, consts: Sequence[Any] = ()) -> tuple[Any, Sequence[Any]]:
@@ -48,14 +49,17 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 yield from equations(body)
 
 
-def bind(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
+def bind(
+    equation: Any, arguments: Sequence[Any], params: Mapping[str, Any] | None = None, mesh: Any = None
+) -> list[Any]:
     """Apply an equation's primitive to new arguments; up to JAX 0.9 bind parameters come with sub-functions.
 
-    ``params``: other parameters than the equation's own.
+    ``params``, ``mesh``: other parameters than the equation's own, and another abstract mesh.
     """
     found = equation.primitive.get_bind_params(equation.params if params is None else params)
     functions, known = found if isinstance(found, tuple) else ((), found)
-    with equation.ctx.manager:
+    other = nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+    with equation.ctx.manager, other:
         result = equation.primitive.bind(*functions, *arguments, **known)
     return list(result) if equation.primitive.multiple_results else [result]
 
@@ -118,6 +122,31 @@ def varying(x: Any, axes: Sequence[str]) -> Any:
     known = aval.vma if hasattr(aval, "vma") else aval.mat.varying
     missing = tuple(axis for axis in axes if axis not in known)
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def resized(x: Any, count: int | None) -> jax.ShapeDtypeStruct:
+    """Return the description of ``count`` arrays like one, on a new leading axis; None: of one along its leading axis.
+
+    Its type carries the sharding that theirs does.
+    """
+    shape, sharding = (x.shape[1:] if count is None else (count, *x.shape)), _explicit(x)
+    if sharding is not None:
+        spec = tuple(sharding.spec)
+        spec = spec[1:] if count is None else (None, *spec)
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+
+def typed_as(x: Any, shape: Any) -> Any:
+    """Return a value with the sharding that a description's type carries; where it carries none as it is."""
+    sharding = _explicit(shape)
+    return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
+def _explicit(x: Any) -> NamedSharding | None:
+    sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
+    known = isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    return sharding if known else None
 
 
 def walk(

@@ -14,7 +14,17 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
-from precaudit.transforms.jax_versions import bind, called, closed, manual_axes, scanned, varying, walk
+from precaudit.transforms.jax_versions import (
+    bind,
+    called,
+    closed,
+    manual_axes,
+    resized,
+    scanned,
+    typed_as,
+    varying,
+    walk,
+)
 from precaudit.transforms.loops import mapped
 from precaudit.transforms.primitives import CALLS
 from precaudit.transforms.rules import select_batched
@@ -122,7 +132,7 @@ class _Reaper:
 
     def zeros(self, shapes: Any) -> Any:
         """Return zeros (False of ``taken``) of shapes."""
-        return jax.tree.map(lambda s: self.each(jnp.zeros(s.shape, s.dtype)), shapes)
+        return jax.tree.map(lambda s: self.each(typed_as(jnp.zeros(s.shape, s.dtype), s)), shapes)
 
     def full(self, tap: Tap | None, shapes: Tap) -> Tap:
         """Return a branch's tap, zeros and not taken where the branch lacks it."""
@@ -130,7 +140,8 @@ class _Reaper:
             return self.zeros(shapes)
         taken = jnp.asarray(True) if tap.taken is None else tap.taken
         axes = tuple(range(taken.ndim, len(shapes.taken.shape)))
-        return Tap(tap.value, self.each(jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape)))
+        taken = jnp.broadcast_to(jnp.expand_dims(taken, axes), shapes.taken.shape)
+        return Tap(typed_as(tap.value, shapes.value), self.each(typed_as(taken, shapes.taken)))
 
     def enter(self, equation: Any, inputs: list[Any]) -> tuple[list[Any], list[Tap]]:
         """Evaluate an equation whose body holds a wanted tap."""
@@ -190,9 +201,9 @@ class _Reaper:
         kept = [i for i in self.layers if i < length]
         slots = np.full(length, len(kept), np.int32)
         slots[kept] = np.arange(len(kept))
-        xs_one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacked]
+        xs_one = [resized(x, None) for x in stacked]
         shapes = jax.eval_shape(lambda c, x: body(c, x)[2], first, xs_one)
-        buffers = self.zeros(jax.tree.map(lambda s: jax.ShapeDtypeStruct((len(kept) + 1, *s.shape), s.dtype), shapes))
+        buffers = self.zeros(jax.tree.map(lambda s: resized(s, len(kept) + 1), shapes))
 
         def some(state: Any, xs: Any) -> tuple[Any, Any]:
             (carry, held), (slot, inner) = state, xs
