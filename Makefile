@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose families programs fuzz calibrate cuts cut-exam cut-diagnose \
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells families programs fuzz calibrate cuts cut-exam cut-diagnose \
 	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make audit     hold this repository to precaudit.toml and traces/baselines'
 	@echo 'make exam      inject faults and run honest programs: every cell must be right'
 	@echo 'make exam-diagnose  make mistakes: diagnose must place and name every one'
+	@echo 'make exam-cells  make faults that diagnose was never told of: none may be named wrongly'
 	@echo 'make families  every family end to end on random models'
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
@@ -83,6 +84,9 @@ exam: .venv/test
 
 exam-diagnose: .venv/test
 	$(BIN)/python -m benchmarks.exam_diagnose
+
+exam-cells: .venv/test
+	$(BIN)/python -m benchmarks.exam_cells
 
 families: .venv/test
 	$(BIN)/python -m benchmarks.families --all
