@@ -17,7 +17,7 @@ from precaudit.store import tensor_hash
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import program_for
 from precaudit.transforms.bounded import counting
-from precaudit.transforms.keys import on_host
+from precaudit.transforms.keys import on_host, readable
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.tag import Tagged, tagged
 from precaudit.transforms.wide import narrowed
@@ -33,7 +33,8 @@ def prepared(
 
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
-    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations.
+    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. Raises
+    CannotJudge where what the program is given lies with other processes, too.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -43,6 +44,7 @@ def prepared(
                 f"case {name!r} has other shapes or formats than {first[0]!r}: give it a Program of its own"
             )
     carried = layers is not None
+    _here(program)
     made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()})
     outputs_of(program)
     if made.loops and loops is None:
@@ -52,6 +54,14 @@ def prepared(
     if layers is not None:
         _within(made, layers)
     return made
+
+
+def _here(program: Program) -> None:
+    """Raise CannotJudge where parameters or inputs lie with other processes, too."""
+    for what, tree in (("params", program.params), *program.cases.items()):
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            if not readable(x):
+                on_host(x, f"{what}{jax.tree_util.keystr(path)}")
 
 
 def _tagged(

@@ -105,7 +105,7 @@ def trace(
             named = program.named(out)
             for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
-                arrays = {k: np.asarray(on_host(x), order="C") for k, x in tensors.items()}
+                arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
                 hashes[name], nbytes = write_tensors(folder, name, arrays)
                 written += nbytes
             tell(i * calls + call + 1, calls * len(program.cases), f"{case}, call {call}")

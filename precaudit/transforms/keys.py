@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.errors import CannotJudge
 
 
 def is_key(x: Any) -> bool:
@@ -36,6 +37,18 @@ def _impl(like: Any) -> Any:
     return found[0]
 
 
-def on_host(x: Any) -> Array:
-    """Return a value as an array of the host, keys as their bits."""
+def readable(x: Any) -> bool:
+    """Whether all elements of an array lie with this process, or a copy of each does."""
+    return not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+
+
+def on_host(x: Any, name: str = "an array of the program") -> Array:
+    """Return a value as an array of the host, keys as their bits; raises CannotJudge where parts of it are not here."""
+    if not readable(x):
+        shape, n = list(np.shape(x)), jax.process_count()
+        raise CannotJudge(
+            f"{name} {shape} lies with {n} processes, and only its part in this one can be read: run the program in "
+            f"one process (on a CPU with XLA_FLAGS=--xla_force_host_platform_device_count={jax.device_count()}), or "
+            "give arrays that every process holds whole"
+        )
     return np.asarray(bits(x))
