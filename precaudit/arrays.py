@@ -52,6 +52,22 @@ def rounder(name: str) -> Callable[[Array], Array]:
     return round_to
 
 
+def cutter(name: str) -> Callable[[Array], Array]:
+    """Return the function that cuts FP64 values to a format of 8 or 16 bits toward zero, kept in FP64."""
+    dtype = FORMATS[name].dtype
+    word = np.dtype(f"u{FORMATS[name].itemsize}")
+
+    def cut(x: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            nearest = np.ascontiguousarray(x).astype(dtype)
+            beyond = np.abs(nearest.astype(np.float64)) > np.abs(x)
+        bits = nearest.view(word)
+        bits[beyond] -= 1  # of sign and magnitude: the next number toward zero
+        return nearest.astype(np.float64)
+
+    return cut
+
+
 def rescaled(place: Callable[[Array], Array], factor: float) -> Callable[[Array], Array]:
     """Return x ↦ place(x · factor) / factor, in one pass where ``place`` is a rounder that has one."""
     if isinstance(place, partial) and place.func is _in_one_pass:

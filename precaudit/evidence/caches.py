@@ -34,6 +34,9 @@ def explain(
             narrow = expected.astype(np.float32).astype(FORMATS[kind].dtype).astype(np.float32)
         if np.array_equal(f[bad], narrow[bad].astype(np.float64)):
             return State(f"{name} in {kind}", "format", f"the {says} rows are rounded to {kind}", 1.0, rows)
+    if (factor := _factor(f[bad], e[bad], expected)) is not None:
+        says_so = f"the {says} rows {_span(rows)} are multiplied by {factor:g}"
+        return State(f"rows × {factor:g}", "state", says_so, 1.0, rows)
     for width in (8, 4):
         made = widen(quantised(width)(e[bad]).astype(expected.dtype))
         share = float(np.mean(f[bad] == made)) if bad.size else 0.0
@@ -43,6 +46,17 @@ def explain(
     keys, written = _keys(bits(found)), {name: _keys(bits(x)) for name, x in (others or {}).items()}
     zeros = {keys[s] for s in rows if not f[s].any()}
     return _told(rows, keys, _keys(bits(expected)), zeros, written)
+
+
+def _factor(found: Array, expected: Array, like: Array) -> float | None:
+    """Return the factor of fewest digits on rows [N, G, K] that gives nearly all elements bit for bit; None if none."""
+    size = float((expected * expected).sum())
+    x = float((found * expected).sum()) / size if size and np.isfinite(found).all() else 0.0
+    for digits in range(5) if x else ():
+        short = float(f"{x:.{digits}e}")
+        if short != 1 and np.mean(found == widen((expected * short).astype(like.dtype))) >= ENOUGH:
+            return short
+    return None
 
 
 def explain_hashes(found: Array, expected: Array, zero: Array, others: Mapping[str, Array] | None = None) -> State:

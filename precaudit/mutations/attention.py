@@ -13,7 +13,7 @@ from precaudit.graphs.point import Point
 from precaudit.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
 from precaudit.mutations.flash import narrow_softmax, not_rescaled, unshifted
 from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
-from precaudit.mutations.variants import NARROW, Variant, at, roundings_of, stored, sums
+from precaudit.mutations.variants import NARROW, Variant, at, cut, roundings_of, stored, sums
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import FLASH_BLOCK, Policy
 
@@ -29,8 +29,10 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
     if row.weighs:
         yield from _softmaxes(policy)
         yield from masks(config.window_of(layer))
+        yield from _window_elsewhere(config, layer)
     if row.kind == "mix":
         yield from stored(row.place, policy.attn_out)
+        yield from cut(row.place, policy.attn_out)
         for name, says, form in not_rescaled(FLASH_BLOCK) if policy.attention == "flash" else ():
             yield semantics(name, says=says, form=form)
         yield from _cached(policy)
@@ -164,8 +166,21 @@ def masks(window: int | None) -> Iterator[Variant]:
     yield semantics("no window", says="a row sees every key before it", form=constant(window=None))
 
 
+def _window_elsewhere(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield the window that other layers have, in a layer that has none."""
+    others = {w for i in range(config.layers) if (w := config.window_of(i)) is not None}
+    if config.window_of(layer) is None:
+        for window in sorted(others):
+            form = configured(partial(_windowed, window))
+            yield semantics("window of other layers", says=f"a row sees {window} keys, as in other layers", form=form)
+
+
+def _windowed(window: int, config: DecoderConfig, layer: int | None) -> dict[str, Any]:
+    return {"window": window, "full_layers": ()}
+
+
 def _cached(policy: Policy) -> Iterator[Variant]:
-    stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,)}
+    stores = {"keys and values": (1, 2), "keys": (1,), "values": (2,), "queries": (0,)}
     for what, which in stores.items():
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if policy.kv_cache != "int8" and FORMATS[name].unit_roundoff > FORMATS[policy.kv_cache].unit_roundoff:

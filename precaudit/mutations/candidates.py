@@ -14,7 +14,7 @@ from precaudit.mutations.products import (
     residual_variants,
     rotation_variants,
 )
-from precaudit.mutations.variants import Variant, stored
+from precaudit.mutations.variants import Variant, cut, stored
 from precaudit.policies import Policy
 
 
@@ -29,6 +29,7 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
     yield from norm_variants(row, config)
     if row.kind == "norm":
         yield from stored(row.place, policy.activations)
+        yield from cut(row.place, policy.activations)
         if row.norm(config) is not None:
             yield from other_layers(config, layer)
     if row.projects:
@@ -36,6 +37,6 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
         yield from integer_variants(row, policy, config)
         yield from other_layers(config, layer)
     if row.kind == "sum":
-        yield from residual_variants()
+        yield from residual_variants(policy.residual)
     if row.kind == "head":
         yield from logit_variants(row, policy, config)

@@ -6,11 +6,13 @@ from functools import partial
 
 import numpy as np
 
+from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.mutations.attention import scaled_by, seeing
-from precaudit.mutations.forms import Form, Inputs, configured, constant
+from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, rescored
 from precaudit.mutations.rotation import base_of, shifted, with_base
 from precaudit.mutations.variants import Variant
+from precaudit.numpy_decoder.rounding import Rounding
 
 STEPS = 40  # of the golden section: a bracket shrinks to 1e-8 of itself
 GOLDEN = (5**0.5 - 1) / 2
@@ -121,6 +123,10 @@ def fits(o: Inputs) -> Iterator[Fit]:
         yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
     if o.row.weighs:
         yield from _windows(o)
+    if o.row.kind == "mix" and o.probs is None:
+        grid = tuple(float(x) for x in range(1, 11))
+        yield Fit("significant bits of values", lambda x: fed(partial(_cut_values, int(x))), grid, 53.0, whole=True,
+                  source="FP64 has")  # fmt: skip
     if o.row.norm(c) is not None:
         yield Fit("epsilon", lambda x: constant(norm_eps=x), logarithmic(1e-12, 1, 49), c.norm_eps)
     if o.row.rotates:
@@ -144,8 +150,30 @@ def _windows(o: Inputs) -> Iterator[Fit]:
         "window", lambda x: configured(lambda c, layer: {"window": int(x), "full_layers": ()}), grid,
         None if window is None else float(window), whole=True,
     )  # fmt: skip
+    slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(top - 1, 2), 24).astype(int)))
+    yield Fit("first key seen", lambda x: rescored(partial(_hidden, slice(0, int(x)))), slots, 0.0, whole=True,
+              source="it should be")  # fmt: skip
+    yield Fit("keys seen at most", lambda x: rescored(partial(_hidden, slice(int(x), None))), slots, float(top),
+              whole=True, source="there are")  # fmt: skip
     offsets = tuple(float(x) for x in range(-min(top - 1, 8), 9) if x)
     yield Fit(AHEAD, lambda x: seeing(int(x)), offsets, 0.0, whole=True, source="it should be")
+
+
+def _hidden(some: slice, o: Inputs, s: Array) -> Array:
+    """Return scores [H, T, S] without some keys, as another row's padding hides them; a row keeps its last key."""
+    s = s.copy()
+    kept = np.minimum(np.asarray(o.positions), s.shape[2] - 1)
+    own = s[:, np.arange(len(kept)), kept].copy()
+    s[:, :, some] = -np.inf
+    s[:, np.arange(len(kept)), kept] = own
+    return s
+
+
+def _cut_values(bits: int, o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    """Return values that keep their first significant bits and are zero below."""
+    q, k, v = o.values
+    mantissa, exponent = np.frexp(v)
+    return q, k, np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits)
 
 
 def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[Fit]:

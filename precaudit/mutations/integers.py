@@ -11,7 +11,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.formats import INTEGERS, Integers
 from precaudit.graphs.point import Point
 from precaudit.integers import ROWS, dequantise, quantise
-from precaudit.mutations.forms import Form, Inputs, Weight, holding
+from precaudit.mutations.forms import Form, Inputs, Weight, holding, quantised
 from precaudit.mutations.variants import Variant, at
 from precaudit.policies import Policy
 
@@ -20,7 +20,10 @@ Held = Callable[[Array, Array], tuple[Array, Array]]  # integers [G, N, n] and s
 
 def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield other integers and scales of a layer's projections, and other quantisation of what they read."""
-    if not row.projects or policy.weights not in INTEGERS:
+    if not row.projects:
+        return
+    if policy.weights not in INTEGERS:
+        yield from _not_announced(policy)
         return
     to = INTEGERS[policy.weights]
     for zero in (1, -1):
@@ -36,6 +39,24 @@ def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
         yield Variant("inputs not quantised", "quantisation", "products read activations", change=at(operand=identity))
         says = "what is multiplied has one scale for all tokens"
         yield Variant("inputs with one scale", "quantisation", says, change=at(operand=_as_one))
+
+
+def _not_announced(policy: Policy) -> Iterator[Variant]:
+    """Yield weights with a scale an output channel, and inputs with one a token, in integers that nothing announces."""
+    for bits in (8, 4):
+        says = f"weights are quantised to {bits} bits, one scale an output channel"
+        yield Variant(f"weights in int{bits}", "quantisation", says, holding(partial(_in_bits, bits)))
+        if policy.projection_inputs != "int8":
+            says = f"what is multiplied is quantised to {bits} bits, one scale a token"
+            yield Variant(f"inputs in int{bits}", "quantisation", says, change=at(operand=quantised(bits)))
+
+
+def _in_bits(bits: int, o: Inputs, weight: Weight) -> Weight:
+    def found(name: str) -> Array | None:
+        w = weight(name)
+        return w if w is None or not name.endswith(PROJECTIONS) else quantised(bits)(w)
+
+    return found
 
 
 def _held(name: str, says: str, to: Integers, change: Held) -> Variant:

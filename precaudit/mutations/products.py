@@ -9,14 +9,16 @@ from precaudit.configs import DecoderConfig
 from precaudit.graphs.point import Point
 from precaudit.mutations.forms import Form, Inputs, Weight, constant, fed, holding
 from precaudit.mutations.rotation import (
+    cosines_in,
     interleaved,
     no_rope,
     positions_in,
     shifted,
+    sines_in,
     tables_in,
     with_frequencies,
 )
-from precaudit.mutations.variants import NARROW, STORED, Variant, first, roundings_of, stored, sums
+from precaudit.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
 from precaudit.numpy_decoder.operators import NARROW_CONSTANTS
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.policies import Policy
@@ -70,11 +72,15 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
 def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of a product with a matrix."""
     yield from stored(row.place, getattr(policy, row.format))
+    yield from cut(row.place, getattr(policy, row.format))
     if row.biased(config):
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
     if row.activates(config):
         yield from _activations(config)
+        for name in NARROW:
+            says = f"the logistic function, tanh or erf in {CALLED[config.activation]} is rounded to {name}"
+            yield Variant(f"activation's curve in {name}", "format", says, change=at(curve=rounder(name)))
     if row.place == "proj" and config.residual_scale != 1.0:
         yield semantics(
             "residual factor left out", says="the factor on what is added is left out",
@@ -128,6 +134,10 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         yield Variant(
             f"RoPE tables in {name}", "format", f"RoPE's tables are rounded to {name}", change=tables_in(narrow)
         )
+        for what, half in (("sines", sines_in), ("cosines", cosines_in)):
+            yield Variant(
+                f"RoPE {what} in {name}", "format", f"RoPE's {what} alone are rounded to {name}", change=half(narrow)
+            )  # fmt: skip
         yield Variant(
             f"RoPE frequencies in {name}", "format", f"RoPE's frequencies are rounded to {name}",
             with_frequencies(narrow),
@@ -135,11 +145,12 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         yield Variant(f"positions in {name}", "format", f"RoPE takes positions rounded to {name}", positions_in(narrow))
 
 
-def residual_variants() -> Iterator[Variant]:
+def residual_variants(announced: str) -> Iterator[Variant]:
     """Yield variants of the sums into the residual stream."""
     for name in STORED:
         says = f"the sum is rounded to {name} before it is stored"
         yield Variant(f"residual in {name}", "format", says, change=first("residual", name))
+    yield from cut("residual", announced)
     yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
     yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
     yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
@@ -154,6 +165,7 @@ def weighted(*factors: float) -> Form:
 def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield variants of the output matrix, its factor and cap."""
     yield from stored(row.place, policy.logits)
+    yield from cut(row.place, policy.logits)
     if config.logit_scale != 1.0:
         yield semantics("logit factor left out", says="the logits' factor is left out", form=constant(logit_scale=1.0))
         yield from roundings_of("logit factor", config.logit_scale, lambda x: constant(logit_scale=x))

@@ -12,8 +12,10 @@ from precaudit.metrics.sizes import canonical, half_ulp, norm, ratio
 from precaudit.mutations.candidates import variants
 from precaudit.mutations.fitting import AHEAD, Fit, fits, minimise, shortest
 from precaudit.mutations.forms import Form, Inputs, made, plain
+from precaudit.mutations.heads import head_variants
 from precaudit.mutations.keys import missing_keys
 from precaudit.mutations.parts import scaled_parts
+from precaudit.mutations.stochastic import stochastic_variants
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, formula, of_policy, sharing_products
@@ -241,6 +243,9 @@ def replay(
         named = _after(whole, announced, [*rest, *known], probs)
         tried += [] if named is None else [named]
     if named is None:
+        tried += [whole.tried(v, floor) for v in _others(whole)]
+        named = _confirmed(whole, part, tried)
+    if named is None:
         scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
         tried += scaled
         named = _simplest(scaled) or _confirmed(whole, part, tried)
@@ -333,6 +338,15 @@ def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
     """Yield attention without a key."""
     if whole.inputs.row.weighs:
         yield from missing_keys(whole.inputs, whole.yardstick.candidate, emulated)
+
+
+def _others(whole: Bench) -> Iterator[Variant]:
+    """Yield attention that reads other key heads, and results that are rounded at random."""
+    c, row = whole.yardstick.candidate, whole.inputs.row
+    yield from head_variants(whole.inputs, c)
+    for r in whole.roundings:
+        unrounded = canonical(made(plain, whole.inputs, r.eliding((row.place,))), whole.axes)
+        yield from stochastic_variants(whole.axes, whole.yardstick.dtype, c, unrounded)
 
 
 def _parts_of(whole: Bench) -> Iterator[Variant]:

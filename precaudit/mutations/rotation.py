@@ -98,3 +98,13 @@ def positions_in(narrow: Callable[[Array], Array]) -> Form:
 def tables_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
     """Round RoPE's tables."""
     return lambda r: replace(r, rope_table=narrow)
+
+
+def sines_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
+    """Round RoPE's sines, and its cosines as the policy says."""
+    return lambda r: replace(r, rope_sine=narrow)
+
+
+def cosines_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
+    """Round RoPE's cosines, and its sines as the policy says."""
+    return lambda r: replace(r, rope_table=narrow, rope_sine=r.rope_table)

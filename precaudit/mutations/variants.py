@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from precaudit.arrays import rounder
+from precaudit.arrays import cutter, rounder
 from precaudit.formats import FORMATS
 from precaudit.graphs.point import Point
 from precaudit.mutations.flash import Flash
@@ -84,6 +84,14 @@ def stored(place: str, announced: str) -> Iterator[Variant]:
             yield Variant(
                 f"stored in {name}", "format", f"results are rounded to {name}", plain, first(place, name)
             )  # fmt: skip
+
+
+def cut(place: str, announced: str) -> Iterator[Variant]:
+    """Yield results that are cut to 16 bits toward zero, as by dropping a float32's lower bits, in place of rounded."""
+    for name in NARROW:
+        if FORMATS[name].unit_roundoff >= FORMATS[announced].unit_roundoff:
+            places: dict[str, Any] = {place: cutter(name)}
+            yield Variant(f"cut to {name}", "format", f"results are cut to {name} toward zero", change=at(**places))
 
 
 def sums(row: Point) -> Iterator[Variant]:

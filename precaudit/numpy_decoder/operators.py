@@ -100,7 +100,8 @@ def rope(x: Array, positions: Array, frequencies: tuple[Array, float], r: Roundi
 
     each, factor = frequencies
     at = np.asarray(positions, np.float64)
-    cos, sin = (r.rope_table(x) for x in _turns(at.tobytes(), each.tobytes(), each.shape, factor))
+    cos, sin = _turns(at.tobytes(), each.tobytes(), each.shape, factor)
+    cos, sin = r.rope_table(cos), (r.rope_table if r.rope_sine is None else r.rope_sine)(sin)
     out = np.empty(x.shape) if out is None else out
     _rope_kernel.rotate(np.ascontiguousarray(x), cos, sin, out)
     return out

@@ -35,6 +35,7 @@ class Blocks:
 class Rounding:
     """One callable per named place, with the policy key of its format, and ``dot``, the product all sums go through.
 
+    ``rope_sine``: of RoPE's sines where they are rounded otherwise than its cosines.
     ``score_product``: that of q · kᵀ where it is another than ``dot``. ``blocks``: where attention runs over blocks of
     keys under a running maximum, which ones.
 
@@ -75,6 +76,7 @@ class Rounding:
     added: Annotated[Cast, "residual"] = identity
     dot: Callable[[Array, Array], Array] = np.matmul
     score_product: Callable[[Array, Array], Array] | None = None
+    rope_sine: Cast | None = None
     blocks: Blocks | None = None
 
     def eliding(self, places: tuple[str, ...]) -> "Rounding":
@@ -98,7 +100,7 @@ class Rounding:
 
 
 FP64 = Rounding()
-PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "blocks"))
+PLACES = tuple(f.name for f in fields(Rounding) if f.name not in ("dot", "score_product", "rope_sine", "blocks"))
 _HINTS = get_type_hints(Rounding, include_extras=True)
 FORMAT_OF = {name: get_args(_HINTS[name])[1] for name in PLACES if _HINTS[name] != Cast}
 
