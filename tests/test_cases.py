@@ -11,6 +11,7 @@ from precaudit.gradients.check import gradcheck
 from precaudit.gradients.subjects import named
 from precaudit.lint.linting import lint_program
 from precaudit.programs.loading import load_attribute
+from precaudit.reports.gradients import table
 from precaudit.reports.headline import headline
 from tests.audited_cases import CASES, audited, program
 from tests.conftest import few
@@ -62,6 +63,27 @@ def test_each_group_of_failing_inputs_is_explained_by_itself():
     assert re.search(r"1.00136e-05 at \S+two_faults.py:16:\d+ \(bad\) stands for 1e-06 at \S+two_faults.py:11:", tiny)
 
 
+@pytest.mark.parametrize("file", few(("xent.py", "xent_pallas.py"), "xent.py"))
+def test_a_rounding_that_xla_leaves_out_fails_strictly_at_its_line(file):
+    line = line_of(file, "jnp.dot(h")
+    h, w, y = load_attribute(f"{CASES}/xent.py:inputs")(0)
+    given = h, w[:, :256], y % 256
+    for name, fails in (("buggy", True), ("fixed", False)):
+        it = named(f"{CASES}/{file}:{name}", f"{CASES}/xent.py:reference", f"{CASES}/xent.py:inputs", (0,))
+        with jax.numpy_dtype_promotion("standard"):
+            found = gradcheck(it.kernel, it.reference, given, argnums=(0,), hostile=False)
+        assert found.exit_code == fails
+        status = {side: {f.verdict.status for f in found.found if f.side == side} for side in ("kernel", "strict")}
+        assert status == {"kernel": {"pass"}, "strict": {"fail"} if fails else set()}
+        assert {r.candidate for r in found.records if r.point.startswith("strict.")} == ({"strict"} if fails else set())
+        if fails:
+            assert "the kernel without excess precision: out (given)" in found.conclusions[0]
+            assert f"tests/cases/{line}:" in found.conclusions[0].partition("rounding explains it")[2]
+            note = next(x for x in found.notes if "are not made here" in x)
+            assert f"declares at tests/cases/{line}:" in note
+            assert "strict" in {row[1] for row in table(found).rows}
+
+
 @pytest.mark.slow  # 20 s
 def test_two_faults_are_told_among_hostile_inputs():
     found = held_to_reference("two_faults.py:bad", hostile=True)
@@ -69,6 +91,19 @@ def test_two_faults_are_told_among_hostile_inputs():
         cause: [x for x in found.conclusions if cause in x] for cause in ("rounding explains", "stands for 1e-06")
     }
     assert all(groups.values())
+
+
+NUMBERS = {"less": "3e-06", "least": "1e-06", "none": None}
+
+
+@pytest.mark.parametrize("name", few(NUMBERS, "least"))
+def test_an_epsilon_is_told_by_its_number_beside_the_textbook(name, tmp_path):
+    found = audited(tmp_path, f"epsilon.py:{name}", mapped=True)
+    (one,) = (f for f in found.diagnosis.findings if f.kind == "semantics")
+    says = (
+        "epsilon is left out" if NUMBERS[name] is None else f"epsilon is {NUMBERS[name]}, the configuration says 1e-05"
+    )
+    assert one.says.startswith(says)
 
 
 def linted(program):

@@ -14,6 +14,7 @@ from precaudit.gradients.formula import Formula, differentiated
 from precaudit.gradients.shrinking import shrunk
 from precaudit.gradients.subjects import read, write
 from precaudit.judging.gate import gate
+from precaudit.transforms.subnormals import device_flushes
 from tests.conftest import few
 
 T, V, TILE = 6, 40, 8
@@ -176,6 +177,21 @@ def test_a_minimum_keeps_its_derivative_in_every_realisation():
         less = 3 * x < 0.7 * y
         np.testing.assert_allclose(dx, np.where(less, 3.0, 0.0), rtol=1e-6)
         np.testing.assert_allclose(dy, np.where(less, 0.0, 0.7), rtol=1e-6)
+
+
+@pytest.mark.skipif(not device_flushes(), reason="this device keeps subnormals")
+def test_what_a_device_flushes_is_noise_and_a_factor_a_fault_still():
+    def weighted(x, a):
+        return (jnp.exp(x) * a).sum(-1)
+
+    def draw(seed):  # rows of exp(x) below the smallest normal number, of products far above
+        r = np.random.default_rng(seed)
+        x = np.linspace(-95, -80, 16)[:, None] + r.standard_normal((16, 8)) / 4
+        return np.float32(x), np.float32(1e4 + r.standard_normal((16, 8)))
+
+    how = {"seeds": 1, "hostile": False}
+    assert gradcheck(weighted, weighted, draw, **how).exit_code == 0
+    assert gradcheck(lambda x, a: weighted(x, a) * 1.001, weighted, draw, **how).exit_code == 1
 
 
 def test_lost_determinism_is_found():

@@ -53,7 +53,7 @@ def test_the_markdown_has_the_verdict_and_tables(honest, mistaken):
     (distances,) = tables(text)
     assert [row[:2] for row in distances[1:]] == [[a, s] for a in ("out", "dx") for s in ("kernel", "reference")]
     distances, wrong = tables(as_markdown(mistaken))
-    assert {row[2] for row in wrong[1:]} == {"kernel"}
+    assert {row[2] for row in wrong[1:]} == {"kernel", "strict"}
     assert len(wrong) - 1 == min(SHOWN, sum(f.verdict.status != "pass" for f in mistaken.found))
     assert {row[3] for row in wrong[1:]} <= {"fail", "nonfinite"}
     assert "jax " in text

@@ -42,6 +42,8 @@ from precaudit.transforms.explicit import unmeshed
 from precaudit.transforms.shadow import CannotLift, refusal
 
 UNNAMED = "none reproduces it"
+EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
+FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
 
 
@@ -278,13 +280,18 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
         every += narrow_constants(book.config)
     tried = [(left(v.form), v) for v in every]
     best = min(tried, key=lambda x: x[0], default=None)
+    exact = None
     if best is not None and best[0] <= SAME:
-        return Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
+        exact = Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
+        if best[0] <= EXACT:
+            return exact
     for fit in fits(each[0]):
         x = _fitted(fit, left)
-        if x is not None:
+        if x is not None and (exact is None or left(fit.form(x)) <= FAR_LESS * exact.left):
             v = fit.variant(x)
             return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
+    if exact is not None:
+        return exact
     near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
     return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
 
@@ -309,12 +316,17 @@ def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
 
 
 def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:
-    """Return the number of fewest digits under which a formula leaves nothing; None where none does."""
+    """Return the number of fewest digits under which a formula leaves nothing; None where none does.
+
+    Of a number of a small effect, such as an epsilon beside a mean square of 1, every digit leaves less than SAME:
+    the first is taken that leaves no more than all of them, or than FP64 rounds.
+    """
     x = minimise(lambda x: left(fit.form(x)), fit.grid, fit.whole)
     if not left(fit.form(x)) <= 1e3 * SAME:
         return None
+    allowed = min(SAME, max(EXACT, 2 * left(fit.form(x))))
     for digits in range(12):
         short = float(f"{x:.{digits}e}")
-        if left(fit.form(short)) <= SAME:
+        if left(fit.form(short)) <= allowed:
             return short
     return None

@@ -23,6 +23,7 @@ from precaudit.records import ErrorRecord
 from precaudit.references.alone import measured
 
 KERNEL, REFERENCE = "kernel", "reference"
+STRICT = "strict"  # the kernel compiled without excess precision
 AGAIN = "again"
 CONSTANT = 2.0**-8  # relative: what rounding a constant to bfloat16, read twice, changes
 
@@ -77,7 +78,7 @@ class Case:
         )
         with np.errstate(all="ignore"):
             honest = [np.where(same, 0.0, x) for x in spread(apart, together, exact)]
-            record = measured(kept, np.where(same, 0.0, true), honest, self.names[i]).record
+            record = measured(kept, np.where(same, 0.0, true), honest, self.names[i], draws is self.draws).record
         phase = "forward" if i < self.outputs else "backward"
         record = msgspec.structs.replace(
             record, prompt=self.name, phase=phase, point=f"{side}.{self.names[i]}", candidate=side
@@ -87,8 +88,21 @@ class Case:
             verdict = Verdict.of(record, "pass")
         return Found(self.name, side, self.names[i], record, verdict, distance(stored, true))
 
+    def wider(self, side: str) -> list[list[Array]]:
+        """Return realisations with the roundings that the reference declares, made as those of a side are."""
+        strict = side == STRICT
+        if strict not in self._wider:
+            own = self.own[REFERENCE].strictly if strict else self.own[REFERENCE]
+            self._wider[strict] = own.draws(self.cotangents, self.inputs, jax.default_backend(), declared=True)
+        return self._wider[strict]
+
+    @cached_property
+    def _wider(self) -> dict[bool, list[list[Array]]]:
+        return {}
+
     def unrounded(self, side: str) -> list[Array]:
         """Return one side's arrays in FP64, by its own formula; raises CannotLift."""
+        side = KERNEL if side == STRICT else side
         if side not in self._unrounded:
             self._unrounded[side] = self.own[side].exact(self.cotangents, self.inputs)
         return self._unrounded[side]

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from precaudit.arrays import widen
-from precaudit.gradients.case import AGAIN, REFERENCE, Case, Found
+from precaudit.gradients.case import AGAIN, KERNEL, REFERENCE, STRICT, Case, Found
 from precaudit.gradients.constants import Constant, exchanged
 from precaudit.gradients.formula import Formula, single
-from precaudit.gradients.lines import inside, shares
+from precaudit.gradients.lines import inside, shares, short
 from precaudit.records import value
 from precaudit.transforms.shadow import CannotLift
 
@@ -43,7 +42,13 @@ class Conclusions:
         return tuple(self._told.values())
 
     def add(self, c: Case, f: Found, made: Sequence[Found]) -> None:
-        """Add what is wrong with one array of a case, unless its like was told; the first of a kind names the lines."""
+        """Add what is wrong with one array of a case, unless its like was told; the first of a kind names the lines.
+
+        What is wrong with the kernel as it runs is not told again of it without excess precision.
+        """
+        ours = (x.verdict.status for x in made if (x.side, x.array) == (KERNEL, f.array))
+        if f.side == STRICT and any(status != "pass" for status in ours):
+            return
         why = cause(c, f)
         group = (f.side, f.record.dtype, f.verdict.status, why.kind if why is not None else "")
         if (*group, f.array) in self._told:
@@ -66,7 +71,7 @@ def cause(c: Case, f: Found) -> Cause | None:
     try:
         passes = c.judged(f.side, i, c.declared(f.side)).verdict.status == "pass"
     except CannotLift:
-        return Cause("", lambda: f"formats narrower than float32 inside: {', '.join(map(_short, narrow))}")
+        return Cause("", lambda: f"formats narrower than float32 inside: {', '.join(map(short, narrow))}")
     if not passes:
         return Cause("formula", lambda: (NOT_DECLARED if narrow else UNEXPLAINED) + _constant(c, f, i))
     if not narrow:
@@ -106,7 +111,7 @@ def _constant(c: Case, f: Found, i: int) -> str:
 
 
 def _at(constant: Constant) -> str:
-    return f"{constant.value:.6g}" + (f" at {_short(constant.line)}" if constant.line else "")
+    return f"{constant.value:.6g}" + (f" at {short(constant.line)}" if constant.line else "")
 
 
 def _lines(c: Case, f: Found, i: int) -> str:
@@ -117,12 +122,13 @@ def told(f: Found, every: Sequence[Found], why: str) -> str:
     """Return what is wrong with one array, in words; ``why``: what explains it, where that is told."""
     r, v = f.record, f.verdict
     at = f"{f.array} ({f.case})"
+    side = "the kernel without excess precision" if f.side == STRICT else f.side
     if r.phase == AGAIN:
-        return f"{f.side}: {at}: {r.mismatched:,} of {r.n:,} elements differ in a second run on the same inputs"
+        return f"{side}: {at}: {r.mismatched:,} of {r.n:,} elements differ in a second run on the same inputs"
     if v.value is None or f.distance is None:
-        return f"{f.side}: {at}: {v.text}"
+        return f"{side}: {at}: {v.text}"
     if v.status == "nonfinite":
-        return f"{f.side}: {at}: {r.nonfinite:,} elements are not finite where FP64 is, or finite where it is not"
+        return f"{side}: {at}: {r.nonfinite:,} elements are not finite where FP64 is, or finite where it is not"
     size = f"{f.distance.componentwise:.3g} roundings off at {list(f.distance.worst)}, "
     size += f"{f.distance.normwise:.2g} of its norm"
     why = f"; {why}" if why else ""
@@ -130,7 +136,7 @@ def told(f: Found, every: Sequence[Found], why: str) -> str:
     if f.side == REFERENCE and other.verdict.status == "pass":
         return f"the reference is the less precise side: {at} is {size}{why}"
     over = f"{v.metric} {value(v.value):.3g} at {v.scope}, limit {v.limit:.3g}"
-    return f"{f.side}: {at} is {size}: more than float32 makes ({over}){_scaled(f)}{why}"
+    return f"{side}: {at} is {size}: more than float32 makes ({over}){_scaled(f)}{why}"
 
 
 def _scaled(f: Found) -> str:
@@ -144,9 +150,4 @@ def _scaled(f: Found) -> str:
 
 def _named(lines: Sequence[tuple[str, float]]) -> str:
     """Return the lines with the largest shares, in words."""
-    return ", ".join(f"{_short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME)
-
-
-def _short(line: str) -> str:
-    """Return ``FILE:LINE (function)`` from here, or from where packages are installed."""
-    return line.rpartition("site-packages/")[2].removeprefix(f"{Path.cwd()}/")
+    return ", ".join(f"{short(line)} ({100 * share:.0f} %)" for line, share in lines[:NAMED] if share >= SOME)

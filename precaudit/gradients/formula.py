@@ -13,12 +13,14 @@ from jax import tree_util
 
 from precaudit.arrays import Array
 from precaudit.gradients.rules import with_own_lines
-from precaudit.transforms.emulate import EXACT, Realisation, whole
+from precaudit.transforms.emulate import EXACT, Realisation, Unrounded, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
 from precaudit.transforms.multiplying import TF32
 from precaudit.transforms.shadow import leaves as in_order
 from precaudit.transforms.shadow import traced
+from precaudit.transforms.strict import STRICTLY
+from precaudit.transforms.subnormals import device_flushes
 from precaudit.transforms.sums import float_bits, sums_narrow
 
 Sums = Literal["single", "reversed", "shuffled"]
@@ -75,14 +77,23 @@ def names(function: Callable[..., Any], outputs: Any, inputs: Sequence[Any], arg
 
 @dataclass(frozen=True)
 class Formula:
-    """A differentiated function's jaxpr, for any inputs of the shapes and formats it was traced with."""
+    """A differentiated function's jaxpr, for any inputs of the shapes and formats it was traced with.
+
+    ``strict``: it runs, and its declared roundings are emulated, as compiled without excess precision.
+    """
 
     jaxpr: Any
+    strict: bool = False
 
     @classmethod
     def of(cls, both: Callable[..., Any], cotangents: Any, inputs: Sequence[Any]) -> "Formula":
         """Trace ``both(cotangents, *inputs)``; scalars as arrays, 64-bit formats as those of 32."""
         return cls(traced(both, jax.tree.map(jnp.asarray, (cotangents, *inputs)), {})[0])
+
+    @cached_property
+    def strictly(self) -> "Formula":
+        """The same function as compiled without excess precision: it makes every rounding that it declares."""
+        return replace(self, strict=True)
 
     @cached_property
     def _exact(self) -> Callable[..., list[Any]]:
@@ -125,7 +136,8 @@ class Formula:
     def _drawn(self, device: str, sums: Sums, declared: bool) -> Callable[..., list[Any]]:
         """Return a compiled realisation; for ``reversed`` declared sums in their own narrow format, if there are."""
         if (device, sums, declared) not in self._compiled:
-            how = Realisation("converted" if declared else "single", sums=sums)
+            rounds: Unrounded = "single" if not declared else "none" if self.strict else "converted"
+            how = Realisation(rounds, sums=sums, flush=device_flushes())
             if sums == "reversed" and declared and sums_narrow(self.jaxpr.jaxpr):
                 how = replace(how, sums="own")
             if device == "tpu":
@@ -145,7 +157,8 @@ class Formula:
         key = frozenset(narrow)
         if key not in self._raised:
             lifted = [e for place, equations in self.places.items() if place not in key for e in equations]
-            self._raised[key] = jax.jit(raised(self.jaxpr, lifted))
+            options = STRICTLY if self.strict else None
+            self._raised[key] = jax.jit(raised(self.jaxpr, lifted), compiler_options=options)
         return [np.asarray(x) for x in self._raised[key](*self.leaves(cotangents, inputs))]
 
     @cached_property

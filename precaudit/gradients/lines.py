@@ -1,6 +1,7 @@
 """Which line of a function rounds most: its program with the roundings of one line, all else in FP64."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from precaudit.arrays import Array
 from precaudit.gradients.formula import EFFORT, Formula
 from precaudit.transforms.emulate import Emulated, Realisation
 from precaudit.transforms.jax_versions import source
+from precaudit.transforms.subnormals import device_flushes
 from precaudit.transforms.wide import up
 
 
@@ -17,7 +19,7 @@ class OneLine(Emulated):
     """Rounds what the equations of one line give."""
 
     def __init__(self, line: str) -> None:
-        super().__init__({}, (), Realisation())
+        super().__init__({}, (), Realisation(flush=device_flushes()))
         self.line = line
 
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -66,3 +68,8 @@ def _rounding(formula: Formula, line: str) -> Callable[..., list[Any]]:
         return [up(x) for x in OneLine(line).run(formula.jaxpr.jaxpr, formula.jaxpr.consts, held)]
 
     return run
+
+
+def short(line: str) -> str:
+    """Return ``FILE:LINE (function)`` from here, or from where packages are installed."""
+    return line.rpartition("site-packages/")[2].removeprefix(f"{Path.cwd()}/")

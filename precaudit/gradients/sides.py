@@ -10,11 +10,13 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.errors import UserError
-from precaudit.gradients.case import KERNEL, REFERENCE, Case, Found, about, doubted, unjudged
+from precaudit.gradients.case import KERNEL, REFERENCE, STRICT, Case, Found, about, doubted, unjudged
 from precaudit.gradients.differences import disagreements
 from precaudit.gradients.formula import Formula, differentiated, names, single
+from precaudit.gradients.lines import short
 from precaudit.transforms.kernel_lines import interpreted
 from precaudit.transforms.shadow import CannotLift
+from precaudit.transforms.strict import STRICTLY, left_out
 
 INTERPRETED = "Pallas kernels run in interpret mode here: their float32 products are a CPU's, not a TPU's passes"
 
@@ -35,6 +37,8 @@ class Sides:
         self.argnums = argnums
         self.notes: dict[str, None] = {}
         self.asked = False  # finite differences, on the first inputs
+        self.strict: set[str] = set()  # cases that give other bits without excess precision
+        self.left_out: dict[str, None] = {}  # lines of roundings that are not made
         self.compiled: dict[Any, Any] = {}
 
     def told(self) -> Iterator[str]:
@@ -43,6 +47,12 @@ class Sides:
             yield "outputs alone: no gradient was asked for"
         if any(interpreted(x.jaxpr.jaxpr) for (_, *which), x in self.compiled.items() if which == [KERNEL]):
             yield INTERPRETED
+        if self.strict:
+            at = f" at {', '.join(map(short, self.left_out))}" if self.left_out else ""
+            yield (
+                f"roundings that the kernel declares{at} are not made here: with xla_allow_excess_precision=False "
+                f"it gives other bits, judged as {STRICT}, in {', '.join(sorted(self.strict))}"
+            )
         yield from self.notes
 
     def case(self, case: str, inputs: tuple[Any, ...]) -> tuple[Case, list[Found]]:
@@ -74,29 +84,30 @@ class Sides:
         if self.exact is not None:  # draws are off their own formula, whatever that is
             own = rounded.exact(straight, held)
             draws = [about(exact, d, own) for d in draws]
-        c = Case(
-            case, inputs, cotangents, called,
-            len(jax.tree.leaves(shapes[REFERENCE])), formula, exact,
-            {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()},
-            {side: self._formula(key, side, f, cotangents, inputs) for side, f in lined.items()}, draws,
-        )  # fmt: skip
-        wider: list[list[Array]] = []
+        runs = {side: self._run(key, side, f, cotangents, inputs) for side, f in both.items()}
+        formulas = {side: self._formula(key, side, f, cotangents, inputs) for side, f in lined.items()}
+        if formulas[KERNEL].narrow():
+            strict = self._run(key, STRICT, both[KERNEL], cotangents, inputs)
+            if any(a.tobytes() != b.tobytes() for a, b in zip(strict, runs[KERNEL], strict=True)):
+                runs[STRICT], formulas[STRICT] = strict, formulas[KERNEL].strictly
+                self._differs(key, case, formulas[KERNEL], formulas[KERNEL].leaves(cotangents, inputs))
+        outputs = len(jax.tree.leaves(shapes[REFERENCE]))
+        c = Case(case, inputs, cotangents, called, outputs, formula, exact, runs, formulas, draws)
         found = []
         for i in range(len(c.names)):
-            each = {side: c.judged(side, i, draws) for side in self.sides}
-            if all(f.record.nonfinite for f in each.values()):
-                text = "float32 leaves its range on both sides"
-                each = {s: unjudged(f, skipped=text) for s, f in each.items()}
-            elif lost:
-                each = {s: doubted(f) for s, f in each.items()}
-            elif each[KERNEL].verdict.status == "fail" and c.own[REFERENCE].narrow():
-                wider = wider or c.own[REFERENCE].draws(cotangents, inputs, jax.default_backend(), declared=True)
-                looser = {side: replace(c.judged(side, i, wider), declared=True) for side in self.sides}
-                if all(f.verdict.status == "pass" for f in looser.values()):
-                    each = looser
+            each = _judged(c, i, KERNEL, bool(lost))
             found += list(each.values())
+            if STRICT in runs:
+                found.append(_judged(c, i, STRICT, bool(lost))[STRICT])
         again = self._run(key, KERNEL, both[KERNEL], cotangents, inputs)
         return c, [*found, *c.differing(again)]
+
+    def _differs(self, key: Any, case: str, own: Formula, leaves: Sequence[Any]) -> None:
+        """Note a case in which roundings are left out; of plain ones, once for their shapes, at which lines."""
+        self.strict.add(case)
+        if " " not in case and (key, "left out") not in self.compiled:
+            found = self.compiled[key, "left out"] = left_out(own.jaxpr, leaves, own.narrow())
+            self.left_out |= dict.fromkeys(found)
 
     def _places(self, inputs: tuple[Any, ...]) -> tuple[int, ...]:
         floats = [
@@ -137,13 +148,28 @@ class Sides:
 
     def _run(self, key: Any, side: str, both: Any, cotangents: Any, inputs: Any) -> list[Array]:
         if (key, "run", side) not in self.compiled:
-            self.compiled[key, "run", side] = jax.jit(both)
+            self.compiled[key, "run", side] = jax.jit(both, compiler_options=STRICTLY if side == STRICT else None)
         try:
             return [np.asarray(x) for x in jax.tree.leaves(self.compiled[key, "run", side](cotangents, *inputs))]
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             how = "differentiated" if self.argnums is None or self.argnums else "run"
             raise UserError(f"the {side} cannot be {how}: {type(error).__name__}: {first}") from None
+
+
+def _judged(c: Case, i: int, side: str, lost: bool) -> dict[str, Found]:
+    """Return what is found of one array of the kernel, as either side runs it, and of the reference beside it."""
+    sides = (side, REFERENCE)
+    each = {s: c.judged(s, i, c.draws) for s in sides}
+    if all(f.record.nonfinite for f in each.values()):
+        return {s: unjudged(f, skipped="float32 leaves its range on both sides") for s, f in each.items()}
+    if lost:
+        return {s: doubted(f) for s, f in each.items()}
+    if each[side].verdict.status == "fail" and c.own[REFERENCE].narrow():
+        looser = {s: replace(c.judged(s, i, c.wider(side)), declared=True) for s in sides}
+        if all(f.verdict.status == "pass" for f in looser.values()):
+            return looser
+    return each
 
 
 def _cotangents(kernel: Any, reference: Any) -> Any:

@@ -12,7 +12,7 @@ from precaudit.limits import default_limits
 from precaudit.metrics.residue import Noise
 from precaudit.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
 from precaudit.records import ErrorRecord, Worst, number, value
-from precaudit.references.closing import Yardstick
+from precaudit.references.closing import SINGLE, Yardstick
 
 SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 
@@ -43,12 +43,15 @@ class Measured:
         return int((nearest > default_limits().local(y.dtype).componentwise.at(nearest.size) * y.allowed).sum())
 
 
-def measured(stored: Array, reference: Array, spread: Sequence[Array], name: str) -> Measured:
+def measured(
+    stored: Array, reference: Array, spread: Sequence[Array], name: str, ties: bool = False
+) -> Measured:  # fmt: skip
     """Return an array's local error, as comparing a run would record it.
 
     ``stored``: in its own format; ``reference``: FP64 of its shape; ``spread``: what honest programs make of the same
     inputs, FP64, before the result is rounded to the format. The last two axes of three or more are head and channel,
-    those before them tokens.
+    those before them tokens. ``ties``: nothing in ``spread`` rounds to less than float32, so that of a narrower format
+    nothing is said where FP64 lies so near a tie that those realisations fall on either side of it.
     """
     shape, form = stored.shape, FORMATS[stored.dtype.name]
     axes = "THK" if len(shape) > 2 else "TD"
@@ -61,7 +64,10 @@ def measured(stored: Array, reference: Array, spread: Sequence[Array], name: str
     noise = Noise.pooled([emulated - r, *(round_to(r + m) - r for m in moved)], d.reference, form.unit_roundoff)
     rms = np.sqrt(np.mean([np.where(np.isfinite(m), m, 0.0) ** 2 for m in moved], axis=0)) if moved else 0.0
     allowed = half_ulp(d.reference, form.name) + SPREAD * rms
-    yard = Yardstick(axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed)
+    sums = np.broadcast_to(SPREAD * rms, r.shape) if ties and form.unit_roundoff > SINGLE else None
+    yard = Yardstick(
+        axes, form.name, np.arange(len(rows)), d.reference + d.error, d.reference, noise, allowed, sums=sums
+    )  # fmt: skip
     honest = np.where(np.isfinite(emulated), emulated, d.reference)
     found = yard.residue(honest)
     numbers = sizes(rows, r, axes, range(len(rows)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.gradients.case import KERNEL, REFERENCE, Found
+from precaudit.gradients.case import KERNEL, REFERENCE, STRICT, Found
 from precaudit.gradients.check import Checked
 from precaudit.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
@@ -24,10 +24,13 @@ def headline(c: Checked) -> Headline:
 
 
 def table(c: Checked) -> Table:
-    """Return a row an array and side: its largest distance from FP64 in the plain cases, and its verdicts in all."""
+    """Return a row an array and side: its largest distance from FP64 in the plain cases, and its verdicts in all.
+
+    The kernel without excess precision has one where that gives other bits.
+    """
     rows = []
     for array in dict.fromkeys(f.array for f in c.found):
-        for side in (KERNEL, REFERENCE):
+        for side in (KERNEL, STRICT, REFERENCE):
             mine = [f for f in c.found if f.array == array and f.side == side]
             if mine:
                 rows.append((array, side, *_cells(mine)))

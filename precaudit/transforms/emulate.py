@@ -52,6 +52,7 @@ INACCURATE = {
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 TIE = 2 * int(ULPS)  # ulps of float32 that two makings of one value may be apart
 TWO = "two of each"
+Unrounded = Literal["none", "converted", "unshared", "all", "single"]
 MOST_TERMS = 1 << 24  # of a product that a TPU's vector unit may make
 # A result is an operand's value: in a format that holds the operand nothing is rounded.
 EXACT = {
@@ -94,7 +95,7 @@ class Realisation:
     term, which no program asks for.
     """
 
-    unrounded: Literal["none", "converted", "unshared", "all", "single"] = "none"
+    unrounded: Unrounded = "none"
     expanded: bool = True
     seed: int = 0
     sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"

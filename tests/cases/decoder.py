@@ -25,6 +25,7 @@ class Options:
     mask_from_row0: bool = False
     advance_before_query: bool = False
     bad_v: bool = False
+    eps: float = 1e-5
     norm: str = "after"  # weight times after casting back; "before": in float32
     act: object = BF16
     rope_out: object = None  # format that RoPE returns; None: its input's
@@ -39,7 +40,7 @@ class Options:
 
 def rmsnorm(x, weight, o):
     wide = x.astype(F32)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + o.eps)
     if o.norm == "before":
         return (wide * weight.astype(F32)).astype(o.act)
     return wide.astype(o.act) * weight
