@@ -29,6 +29,7 @@ from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, 
 from precaudit.evidence.streams import stream_state
 from precaudit.evidence.views import summary
 from precaudit.graphs.decoder import POINTS
+from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, suspect
 from precaudit.limits import default_limits
@@ -104,6 +105,7 @@ def diagnose(
         program_on = recorded_program(recorded, subject)
     records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
+    verdicts += pooled(compared.errors, default_limits())
     standing = suspect(verdicts, layers)
     bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in ("local", "state")]
     # A cache that holds NaN because an operation before it made them is as it should be.
@@ -401,7 +403,10 @@ def _unplaced(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> I
     pairs = [p for v, p in ((judge_pair(p), p) for p in compared.prefill_decode) if v.status == "fail"]
     if not far and not pairs:
         return
-    says = f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off, and no recorded operation is: {more}"
+    together = next((v for v in far if v.metric in METRICS), None)
+    size = "" if together is None else f", {value(together.value or 0.0):.2g} × what rounding makes {together.text}"
+    off = f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off{size}"
+    says = f"{off}, and no recorded operation is: {more}"
     first = far[0] if far else judge_pair(pairs[0])
     prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])
     yield Finding(

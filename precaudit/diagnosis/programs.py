@@ -18,6 +18,7 @@ from precaudit.evidence.held import told
 from precaudit.evidence.inside import formats_inside, inside_findings, sentence
 from precaudit.evidence.records import Finding, findings_frame
 from precaudit.graphs.decoder import POINTS, inputs_of
+from precaudit.judging.pooled import pooled
 from precaudit.judging.programs import errors_of, marks_of, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
@@ -105,7 +106,7 @@ def diagnose(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
         {e.point for e in errors if e.skipped is None},
     )
-    verdicts = suspect(list(judged), errors)
+    verdicts = suspect([*judged, *pooled(errors, default_limits())], errors)
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None

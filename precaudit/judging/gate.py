@@ -21,6 +21,7 @@ from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.farthest import Farthest, Sizes, ways_made
+from precaudit.judging.pooled import Pool
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
 from precaudit.limits import Limits, default_limits
@@ -100,6 +101,7 @@ class Rules:
     places: dict[tuple[int | None, str], None] = field(default_factory=dict)
     stated: Mapping[str, float] = field(default_factory=dict)  # of rel_l2, by kind, beside whatever else judges it
     sizes: Sizes = field(default_factory=Sizes)
+    pool: Pool = field(default_factory=Pool)
 
     def apply(self, e: ErrorRecord, where: str) -> Verdict | None:
         """Return the record's verdict unless it passes or informs only; raises UserError for a second of one place."""
@@ -118,11 +120,17 @@ class Rules:
             self.free += 1
             return None
         self.sizes.add(e)
+        if not under:
+            self.pool.add(e)
         verdict = self._within(e, self._budgeted(e, under) if under else judge(e, self.limits))
         if verdict is not None and verdict.status == "pass":
             self.passed += 1
             return None
         return verdict
+
+    def pooled(self) -> list[Verdict]:
+        """Return the verdicts on forward errors of all records together, of those that no budget is of."""
+        return list(self.pool.verdicts(self.limits))
 
     def _within(self, e: ErrorRecord, verdict: Verdict | None) -> Verdict | None:
         """Return the verdict, or where it passes that on a stated limit of the record's relative error."""
@@ -245,6 +253,7 @@ def judge_records(
     """Judge records that are at hand by the default limits and budgets, with verdicts that were made elsewhere."""
     rules = Rules(default_limits(), tuple(budgets))
     verdicts = [v for e in records if (v := rules.apply(e, name)) is not None]
+    verdicts += rules.pooled()
     given = list(more)
     rules.passed += sum(v.status == "pass" for v in given)
     return _judgement(name, [*verdicts, *(v for v in given if v.status != "pass")], rules, (), ())
@@ -261,7 +270,7 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     where = str(folder / "errors.jsonl")
     errors = programs.errors_of(opened)
     verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
-    verdicts = programs.suspect(verdicts, errors)
+    verdicts = programs.suspect([*verdicts, *rules.pooled()], errors)
     verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
@@ -305,7 +314,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     verdicts += disturbed(run, found.errors, rules.limits)
     verdicts += unshadowed(run, found.formula, rules.seen)
     more, told, drifted = _against(rules, found.errors, run.record.versions)
-    ordered = suspect(_once([*verdicts, *more]), layers)
+    ordered = suspect(_once([*verdicts, *rules.pooled(), *more]), layers)
     made = _judgement(run.record.id, ordered, rules, [*found.notes, *told], drifted)
     farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
     return replace(made, besides=besides(run.record.policy), farthest=farthest)
@@ -320,7 +329,7 @@ def judge_found(found: Comparison) -> Judgement:
     verdicts += [v for v in pairs if v.status != "pass"]
     verdicts += disturbed(found.run, found.errors, rules.limits)
     layers = int(found.run.record.model.config["layers"])
-    made = _judgement(found.run.record.id, suspect(verdicts, layers), rules, found.notes, ())
+    made = _judgement(found.run.record.id, suspect([*verdicts, *rules.pooled()], layers), rules, found.notes, ())
     farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
     return replace(made, besides=besides(found.run.record.policy), farthest=farthest)
 
@@ -360,6 +369,7 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     if rules.baseline is not None:
         verdicts += absent(rules.baseline.lines, rules.seen, str(rules.baseline.path))
     free = f'{rules.free:,} products are under no budget: one of kind = "product" limits them'
+    verdicts += rules.pooled()
     return _judgement(path.name, suspect(verdicts, layers), rules, [free] if rules.free else [], ())
 
 

@@ -145,7 +145,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
             return between or (v.place[:4] in altered and v.point in POINTS and POINTS[v.point].reads_keys)
         if v.kind == "local":
             return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
-        earlier = [first[k] for k in ((v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
+        pooled = () if v.prompt else first  # over all prompts and phases
+        earlier = [first[k] for k in (*pooled, (v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
         return v.kind != "state" and any(d <= v.depth for d in earlier)
 
     return [

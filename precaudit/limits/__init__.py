@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from math import sqrt
 from statistics import NormalDist
 
 from precaudit.toml import toml_table
@@ -36,6 +37,18 @@ def quantile(n: int) -> float:
 
 
 @dataclass(frozen=True)
+class Median:
+    """The median of n prompts may be ``least`` + ``room`` / √n."""
+
+    least: float
+    room: float
+
+    def at(self, n: int) -> float:
+        """Return the limit on the median of n prompts."""
+        return self.least + self.room / sqrt(n)
+
+
+@dataclass(frozen=True)
 class Local:
     """Limits on what the best emulation leaves of a local error, in units of honest noise."""
 
@@ -60,7 +73,8 @@ class Limits:
     """``narrow``, ``float32``: on local error.
 
     The others are on forward error over pooled emulated noise: ``ratio`` of the tensor, ``token``, ``head``, ``kl``
-    of a row of logits.
+    of a row of logits; ``pooled``, ``pooled_gain``: of the medians of ratios, and of gains over their noise,
+    ``float32_gain`` of results in float32.
     """
 
     narrow: Local
@@ -69,6 +83,9 @@ class Limits:
     token: Limit
     head: Limit
     kl: Limit
+    pooled: Median
+    pooled_gain: Median
+    float32_gain: Median
 
     def local(self, dtype: str | None) -> Local:
         """Return the limits of a result's format."""
@@ -85,4 +102,8 @@ def default_limits() -> Limits:
     """Return the limits the package ships."""
     table = toml_table((resources.files("precaudit.limits") / LIMITS).read_bytes(), LIMITS)
     forward = {name: Limit(float(v), int(n), 1 + (name == "kl")) for name, (v, n) in table["forward"].items()}
-    return Limits(Local.of(table["narrow"]), Local.of(table["float32"]), **forward)
+    medians = {name: Median(*map(float, table["pooled"][name])) for name in table["pooled"]}
+    return Limits(
+        Local.of(table["narrow"]), Local.of(table["float32"]), pooled=medians["ratio"], pooled_gain=medians["gain"],
+        float32_gain=medians["float32_gain"], **forward,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Literal
 
 from precaudit.judging.farthest import Farthest
 from precaudit.judging.gate import Judgement
+from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Verdict
 from precaudit.places import LAST, Place
 from precaudit.records import PROGRAM_CALL, value
@@ -129,6 +130,9 @@ def how_bad(v: Verdict) -> str:
     if v.kind == "forward" and v.metric in ("ratio", "kl"):
         what = "KL from FP64" if v.metric == "kl" else "the error from FP64"
         return f"{what} is {found} × what rounding makes (limit {limit})"
+    if v.metric in POOLED:
+        what = "error" if v.metric == POOLED[0] else "gain"
+        return f"the {what} from FP64 is {found} × what rounding makes (limit {limit}) {v.text}"
     limits = f"{v.metric}{at} {found}, limit {limit}"
     if v.explained is None or not isfinite(value(v.explained)):
         return limits

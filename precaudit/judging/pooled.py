@@ -1,0 +1,88 @@
+"""Forward errors pooled over prompts, phases and calls: a fault that is the same everywhere shows in no single record.
+
+Of one record the limit leaves room for what eight draws do not show; the median of many needs none.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from precaudit.judging.verdicts import Verdict
+from precaudit.limits import Limits
+from precaudit.records import ErrorRecord, value
+
+FEWEST = 8  # records that are pooled; fewer have the limit of one
+ELEMENTS = 64  # of a record that is pooled: of fewer, eight draws do not say what noise is
+RATIO, GAIN = "pooled ratio", "pooled gain"
+METRICS = (RATIO, GAIN)
+
+
+@dataclass
+class Sample:
+    """Forward records of a prompt: their ratios, signed gains, and these over the noise."""
+
+    ratios: "array[float]" = field(default_factory=lambda: array("d"))
+    gains: "array[float]" = field(default_factory=lambda: array("d"))
+    over: "array[float]" = field(default_factory=lambda: array("d"))
+
+
+@dataclass
+class Pool:
+    """Forward records as they stream by: of each layer and point its first phase, whether it is float32, and samples.
+
+    A sample is a prompt's: its calls share what they read, so that prompts are what counts.
+    """
+
+    _points: dict[tuple[int | None, str], tuple[str, bool, dict[str, Sample]]] = field(default_factory=dict)
+
+    def add(self, e: ErrorRecord) -> None:
+        """Look at a record; what is not finite is judged elsewhere."""
+        if e.kind != "forward" or e.ratio is None or e.noise is None or e.gain is None or e.n < ELEMENTS:
+            return
+        ratio, noise, gain = value(e.ratio), value(e.noise), value(e.gain)
+        if not (isfinite(ratio) and isfinite(gain) and noise > 0):
+            return
+        wide = e.dtype in ("float32", "float64")
+        _, _, prompts = self._points.setdefault((e.layer, e.point), (e.phase, wide, {}))
+        sample = prompts.setdefault(e.prompt, Sample())
+        for kept, x in ((sample.ratios, ratio), (sample.gains, gain), (sample.over, gain / noise)):
+            kept.append(x)
+
+    def verdicts(self, limits: Limits) -> Iterator[Verdict]:
+        """Yield a failing verdict for every layer and point with a median over the limit of so many prompts.
+
+        Of the ratios, or of the signed gain over the noise, where rounding errs both ways.
+        """
+        for (layer, point), (phase, wide, prompts) in self._points.items():
+            samples, n = prompts.values(), len(prompts)
+            records = sum(len(s.ratios) for s in samples)
+            if records < FEWEST:
+                continue
+            ratio, over = (median(median(x) for x in each) for each in _columns(samples))
+            told = f"in the median of {records} records of {n} prompt{'s' if n > 1 else ''}"
+            gain = median(median(s.gains) for s in samples)
+            if ratio > (limit := limits.pooled.at(n)):
+                found: dict[str, Any] = {"metric": RATIO, "value": ratio, "limit": limit, "text": told}
+            elif abs(over) > (limit := (limits.float32_gain if wide else limits.pooled_gain).at(n)):
+                size = f"{told}: values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}"
+                found = {"metric": GAIN, "value": abs(over), "limit": limit, "text": size}
+            else:
+                continue
+            yield Verdict(status="fail", kind="forward", phase=phase, layer=layer, point=point, scope="run", **found)
+
+
+def _columns(samples: Iterable[Sample]) -> "tuple[list[array[float]], list[array[float]]]":
+    """Return the ratios, and the gains over noise, of every prompt."""
+    each = list(samples)
+    return [s.ratios for s in each], [s.over for s in each]
+
+
+def pooled(errors: Iterable[ErrorRecord], limits: Limits) -> list[Verdict]:
+    """Return the verdicts on records that are pooled."""
+    pool = Pool()
+    for e in errors:
+        pool.add(e)
+    return list(pool.verdicts(limits))

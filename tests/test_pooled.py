@@ -1,0 +1,107 @@
+"""Forward errors of many records together: what is the same everywhere fails, what one record has does not."""
+
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import precaudit
+from benchmarks import mistakes
+from precaudit.jax_decoder.arithmetic import Arithmetic
+from precaudit.judging.gate import judge_records
+from precaudit.judging.pooled import GAIN, RATIO, pooled
+from precaudit.judging.rules import judge
+from precaudit.judging.verdicts import suspect
+from precaudit.limits import default_limits
+from precaudit.places import Place
+from precaudit.reports.headline import headline
+
+DRAW = np.random.default_rng(0)
+
+
+def records(prompts=6, calls=4, ratio=1.0, gain=0.0, n=512, layer=2, point="q"):
+    """Return forward records of noise 1e-2, whose ratios and gains scatter as those of honest runs do."""
+    made = []
+    for i in range(prompts):
+        for step in range(calls):
+            r = ratio * float(DRAW.lognormal(0.0, 0.15))
+            g = 1e-2 * (gain + float(DRAW.normal(0.0, 0.1)))
+            place = Place(f"p{i}", "decode", step, layer, point)
+            made.append(
+                place.record("forward", "run", "fp64", n=n, rel_l2=1e-2 * r, ratio=r, noise=1e-2, gain=g, mae=0.0)
+            )
+    return made
+
+
+def found(errors):
+    return [(v.layer, v.point, v.metric) for v in pooled(errors, default_limits())]
+
+
+def test_what_is_the_same_in_all_records_fails_far_below_the_limit_of_one():
+    assert found(records()) == []
+    assert found(records(ratio=3.0)) == [(2, "q", RATIO)]
+    assert found(records(gain=-1.2)) == [(2, "q", GAIN)]
+    honest = records()
+    honest[5] = records(1, 1, ratio=7.0)[0]
+    assert found(honest) == []
+
+
+def test_one_prompt_or_a_few_records_need_more_and_small_ones_tell_nothing():
+    assert found(records(prompts=1, calls=12, ratio=3.0)) == []
+    assert found(records(prompts=1, calls=12, ratio=5.0)) == [(2, "q", RATIO)]
+    assert found(records(prompts=1, calls=7, ratio=5.0)) == []
+    assert found(records(n=1, ratio=5.0)) == []
+
+
+def test_the_sentence_says_of_how_many_and_which_way():
+    judged = judge_records("run", records(gain=-1.2), ())
+    assert judged.exit_code == 1
+    sentence = headline(judged, "run").text
+    assert "24 records of 6 prompts" in sentence
+    assert sentence.rstrip(".").endswith("% too small")
+
+
+def test_it_inherits_from_a_fault_before_it():
+    (after,) = pooled(records(ratio=3.0), default_limits())
+    broken = Place("p0", "prefill", 0, 1, "attn_out").record("local", "run", "fp64", n=4, nonfinite=1)
+    verdict = judge(broken, default_limits())
+    statuses = {v.point: v.status for v in suspect([verdict, after], 5)}
+    assert statuses == {"attn_out": "nonfinite", "q": "input suspect"}
+
+
+def at(point, change):
+    def tap(x, name):
+        if name == point and mistakes._WHERE:
+            x = jnp.where(mistakes._WHERE[-1][0] == 2, change(x), x)
+        return checkpoint_name(x, name)
+
+    return tap
+
+
+def over_fewer(x):
+    """A norm whose mean of squares is over D - 1: smaller by √((D - 1)/D)."""
+    return (x.astype(jnp.float32) * ((x.shape[-1] - 1) / x.shape[-1]) ** 0.5).astype(x.dtype)
+
+
+FAULTS = {
+    "float8 stream": ("resid_out", lambda x: x.astype(jnp.float8_e4m3fn).astype(x.dtype), 3, RATIO),
+    "mean over D - 1": ("attn_norm", over_fewer, 2, GAIN),
+}
+
+
+@pytest.mark.slow  # 60 s each
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_between_default_points_is_flagged_where_the_next_of_them_reads_it(name, tmp_path):
+    point, change, layer, metric = FAULTS[name]
+    subject = precaudit.load("tiny", "bf16", device="cpu")
+    kind = type(name, (mistakes.TwiceRounded,), {})
+    subject.__dict__["decoder"] = kind(subject.config, Arithmetic.of(subject.policy), subject.parts)
+    with mock.patch.object(mistakes, "twice_rounded", at(point, change)), mistakes.placed():
+        run = precaudit.trace(subject, tmp_path / "run")
+    precaudit.compare(run)
+    judged = precaudit.gate(run)
+    first = min((v for v in judged.verdicts if v.status == "fail"), key=lambda v: v.depth)
+    assert (first.layer, first.metric) == (layer, metric)
+    assert precaudit.diagnose(run).exit_code == 1
