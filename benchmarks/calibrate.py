@@ -32,6 +32,7 @@ from benchmarks.rewrites import DEVICES, REWRITES, points, rewritten
 from benchmarks.traits import models, prompts
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
+from precaudit.judging.pooled import METRICS, Pool
 from precaudit.judging.rules import judge
 from precaudit.limits import Limits, Local, default_limits
 from precaudit.limits.checks import Check, forward_checks, local_checks
@@ -162,9 +163,17 @@ def made(one: Honest, folder: Path, device: str) -> dict[str, Any]:
             c["bins"][round(20 * math.log10(max(found, 1e-3)))] += 1
             if not found <= c["top"]:
                 c["top"], c["at"] = found, e.point
+    pool = Pool()
+    for e in errors:
+        pool.add(e)
+    medians: dict[str, float] = defaultdict(float)
+    for v in pool.medians(default_limits()):
+        medians[v.metric] = max(medians[v.metric], float(v.value or 0.0) / float(v.limit or 1.0))
+        if v.status == "fail":
+            alarms.append(f"{v.status} {v.place.text} {v.metric} {v.value} {v.text}")
     seconds = time.monotonic() - began
     return {"name": one.name, "jax": jax.__version__, "device": device, "records": len(errors), "judged": judged,
-            "alarms": alarms, "seconds": round(seconds, 1), "checks": checks}  # fmt: skip
+            "alarms": alarms, "seconds": round(seconds, 1), "checks": checks, "medians": medians}  # fmt: skip
 
 
 def ratios(e: ErrorRecord) -> Iterator[tuple[str, str, float]]:
@@ -187,7 +196,8 @@ def unit_limits() -> Limits:
         Local(**{k: dc_replace(v, value=1.0) for k, v in vars(t).items()}) for t in (shipped.narrow, shipped.float32)
     ]
     forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
-    return Limits(*tables, **forward)
+    medians = {k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_gain")}
+    return Limits(*tables, **forward, **medians)
 
 
 def main() -> int:
@@ -259,6 +269,9 @@ def table(made: list[dict[str, Any]]) -> None:
             f"{name:22} {len(sizes):7} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
             f"{math.ceil(margin * top * 10) / 10:7.2g} {held_out:8.2f} {kept:7.2g}  {where}"
         )
+    for metric in METRICS:
+        top, where = max(((x.get("medians", {}).get(metric, 0.0), x["name"]) for x in made), default=(0.0, ""))
+        print(f"{metric}: at most {top:.2f} of its limit, of the prompts of a run together: {where}")
     judged, alarms = sum(x["judged"] for x in made), sum(len(x["alarms"]) for x in made)
     low = float(beta.ppf(0.025, alarms, judged - alarms + 1)) if alarms else 0.0
     high = float(beta.ppf(0.975, alarms + 1, judged - alarms))

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
-from typing import Any
 
 from precaudit.judging.verdicts import Verdict
 from precaudit.limits import Limits
@@ -51,33 +50,34 @@ class Pool:
         for kept, x in ((sample.ratios, ratio), (sample.gains, gain), (sample.over, gain / noise)):
             kept.append(x)
 
-    def verdicts(self, limits: Limits) -> Iterator[Verdict]:
-        """Yield a failing verdict for every layer and point with a median over the limit of so many prompts.
+    def medians(self, limits: Limits) -> Iterator[Verdict]:
+        """Yield both medians of every layer and point beside their limits for so many prompts.
 
-        Of the ratios, or of the signed gain over the noise, where rounding errs both ways.
+        Of the ratios, and of the signed gain over the noise, where rounding errs both ways.
         """
         for (layer, point), (phase, wide, prompts) in self._points.items():
-            samples, n = prompts.values(), len(prompts)
+            samples, n = list(prompts.values()), len(prompts)
             records = sum(len(s.ratios) for s in samples)
             if records < FEWEST:
                 continue
-            ratio, over = (median(median(x) for x in each) for each in _columns(samples))
             told = f"in the median of {records} records of {n} prompt{'s' if n > 1 else ''}"
             gain = median(median(s.gains) for s in samples)
-            if ratio > (limit := limits.pooled.at(n)):
-                found: dict[str, Any] = {"metric": RATIO, "value": ratio, "limit": limit, "text": told}
-            elif abs(over) > (limit := (limits.float32_gain if wide else limits.pooled_gain).at(n)):
-                size = f"{told}: values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}"
-                found = {"metric": GAIN, "value": abs(over), "limit": limit, "text": size}
-            else:
-                continue
-            yield Verdict(status="fail", kind="forward", phase=phase, layer=layer, point=point, scope="run", **found)
+            signed = f"{told}: values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}"
+            ratio, over = median(median(s.ratios) for s in samples), median(median(s.over) for s in samples)
+            allowed = limits.pooled, limits.float32_gain if wide else limits.pooled_gain
+            for metric, found, limit, text in zip(METRICS, (ratio, abs(over)), allowed, (told, signed), strict=True):
+                yield Verdict(
+                    status="pass" if found <= limit.at(n) else "fail", kind="forward", phase=phase, layer=layer,
+                    point=point, metric=metric, scope="run", value=found, limit=limit.at(n), text=text,
+                )  # fmt: skip
 
-
-def _columns(samples: Iterable[Sample]) -> "tuple[list[array[float]], list[array[float]]]":
-    """Return the ratios, and the gains over noise, of every prompt."""
-    each = list(samples)
-    return [s.ratios for s in each], [s.over for s in each]
+    def verdicts(self, limits: Limits) -> Iterator[Verdict]:
+        """Yield a failing verdict for every layer and point with a median over its limit."""
+        failed: set[tuple[int | None, str]] = set()
+        for v in self.medians(limits):
+            if v.status == "fail" and (v.layer, v.point) not in failed:
+                failed.add((v.layer, v.point))
+                yield v
 
 
 def pooled(errors: Iterable[ErrorRecord], limits: Limits) -> list[Verdict]:
