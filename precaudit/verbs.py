@@ -34,8 +34,8 @@ def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any
     Of a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones); filters
     ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
     ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans) and ``force``. ``progress=True``
-    shows a bar. Raises UserError before anything is written where something asked for is not possible.
+    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``strict`` and ``force``.
+    ``progress=True`` shows a bar. Raises UserError before anything is written where something asked for is not possible.
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
@@ -68,7 +68,7 @@ def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...],
     from precaudit.programs.tracing import trace as traced
     from precaudit.selection import parse_layers
 
-    names = ("reference", "force", "command", "tell", "layers")
+    names = ("reference", "force", "command", "tell", "layers", "strict")
     keywords = _positional("trace", names, given, keywords)
     check("trace of a Program", keywords, (*names, "progress"))
     layers = keywords.pop("layers", None)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 @click.option("--allow-field", multiple=True, metavar="NAME", help="A field of config.json to pass over; recorded.")
 @click.option("--rename", type=click.Path(path_type=Path), metavar="FILE",
               help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
+@click.option("--strict", is_flag=True,
+              help="Of a program: compile it without excess precision, and say what that changes.")  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
@@ -63,6 +65,7 @@ def command(
     device: str,
     allow_field: tuple[str, ...],
     rename: Path | None,
+    strict: bool,
     repeat: Path | None,
     force: bool,
     resume: bool,
@@ -71,7 +74,7 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
     precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --rename,
-    --force and --device tpu-predicted alone). With --repeat: record RUN once more
+    --strict, --force and --device tpu-predicted alone). With --repeat: record RUN once more
     and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
     exit code 3 where one of them cannot run.
     """
@@ -87,9 +90,11 @@ def command(
     from precaudit.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, layers, force, device)
+        return _program(context, subject, output, rename, layers, force, device, strict)
     if rename is not None:
         raise UserError("--rename is for a program, FILE.py:NAME")
+    if strict:
+        raise UserError("--strict is for a program, FILE.py:NAME; of a model it is --set excess_precision=off")
     select = Selection.parse(layers, points, phases, positions, prompt)
     changes = parse_settings(settings)
     chosen = [apply_settings(load_policy(name), changes) for name in _policies(policy)]
@@ -183,7 +188,7 @@ def _show(found: Sequence[Any]) -> None:
 
 def _program(
     context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None, force: bool,
-    device: str,
+    device: str, strict: bool,
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
@@ -196,19 +201,26 @@ def _program(
     from precaudit.tracing.predicting import target_of
 
     target = target_of(device)
-    itself = {"subject", "output", "rename", "layers", "force"} | ({"device"} if target else set())
+    if strict and target is not None:
+        raise UserError(f"--strict is for JAX's own device, not for {device}")
+    itself = {"subject", "output", "rename", "layers", "force", "strict"} | ({"device"} if target else set())
     if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance:
         chosen = None if layers is None else parse_layers(layers, steps_of(program))
-        run = trace(program, folder, reference, force, " ".join(["precaudit", *sys.argv[1:]]), advance, chosen, target)
+        called = " ".join(["precaudit", *sys.argv[1:]])
+        run = trace(program, folder, reference, force, called, advance, chosen, target, strict)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:
             say(f"warning: tapping changed the outputs of {n.case} by up to {n.max_diff}", err=True)
     r = run.record
+    if strict:
+        say(f"note: {r.warnings[0]}")
+    elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
+        say("note: roundings that it declares may be left out by the compiler (--strict: with all of them)")
     kind = "automatic points" if r.automatic else "points"
     say(
         f"{folder}: {len(r.points)} {kind}, {len(r.cases)} cases of {r.calls} calls, {r.bytes / 1e6:,.1f} MB. "

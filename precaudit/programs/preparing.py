@@ -19,6 +19,7 @@ from precaudit.tracing.predicting import program_for
 from precaudit.transforms.bounded import counting
 from precaudit.transforms.keys import on_host, readable
 from precaudit.transforms.sites import numbered
+from precaudit.transforms.strict import STRICTLY
 from precaudit.transforms.tag import Tagged, tagged
 from precaudit.transforms.wide import narrowed
 
@@ -192,6 +193,11 @@ def following(program: Program, inputs: tuple[Any, ...], out: Any) -> tuple[Any,
     return made
 
 
-def jitted(function: Callable[..., Any], target: Target | None) -> Callable[..., Any]:
-    """Return a function compiled for JAX's device, or as a TPU that is not here would run it."""
-    return jax.jit(function) if target is None else program_for(target, function)
+def jitted(function: Callable[..., Any], target: Target | None, strict: bool = False) -> Callable[..., Any]:
+    """Return a function compiled for JAX's device, or as a TPU that is not here would run it.
+
+    ``strict``: without excess precision, for JAX's device.
+    """
+    if target is not None:
+        return program_for(target, function)
+    return jax.jit(function, compiler_options=STRICTLY if strict else None)

@@ -57,12 +57,13 @@ __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
-    target: Target | None = None,
+    target: Target | None = None, strict: bool = False,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
     ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
     that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
+    ``strict``: compiled without excess precision; the run's warnings say what that changes.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
@@ -88,9 +89,10 @@ def trace(
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
-    captured, bare = (jitted(f, target) for f in (capturing(made, layers), program.call))
+    captured, bare = (jitted(f, target, strict) for f in (capturing(made, layers), program.call))
     hashes: dict[str, str] = {}
     notes, written = [], 0
+    strictly: tuple[str, ...] = ()
     for i, (case, first) in enumerate(program.cases.items()):
         inputs = first
         for call in range(calls):
@@ -98,6 +100,8 @@ def trace(
             out, taps = _ran(captured, bare, given, f"{case}, call {call}")
             _ended(record, taps, case, call)
             if call == 0:
+                if strict and i == 0:
+                    strictly = (_strictly(case, jitted(program.call, None)(*given), bare(*given)),)
                 text = made_of(captured, given, jax.default_backend())
                 noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
                 made_by = {} if text is None else _labelled(text, captured)
@@ -114,6 +118,7 @@ def trace(
     done = msgspec.structs.replace(
         record,
         neutrality=tuple(notes),
+        warnings=(*strictly, *record.warnings),
         hashes=hashes,
         bytes=written,
         finished=_now(),
@@ -166,8 +171,21 @@ def _leaves(inputs: tuple[Any, ...]) -> dict[str, Any]:
 
 def _disturbance(case: str, captured: Any, bare: Any, expected: Prediction | None) -> Disturbance:
     """Compare a case's outputs with those of the program without taps."""
-    pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (captured, bare)), strict=True)]
+    off = _apart(captured, bare)
+    return Disturbance(case=case, bitwise=off is None, max_diff=number(off or 0.0), predicted=expected)
+
+
+def _strictly(case: str, usual: Any, strict: Any) -> str:
+    """Return what a program's outputs are without excess precision beside those with it, in words."""
+    off = _apart(strict, usual)
+    apart = "has the same bits" if off is None else f"is up to {off:.3g} off in {case}: declared roundings are left out"
+    return f"compiled without excess precision (--strict); with it, by XLA's default, the output {apart}"
+
+
+def _apart(ours: Any, theirs: Any) -> float | None:
+    """Return the largest difference of two sets of outputs; None where all bits are the same."""
+    pairs = [(on_host(a), on_host(b)) for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True)]
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
-        return Disturbance(case=case, bitwise=True, max_diff=0.0, predicted=expected)
+        return None
     sizes = [float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)), initial=0.0)) for a, b in pairs]
-    return Disturbance(case=case, bitwise=False, max_diff=number(max(sizes)), predicted=expected)
+    return max(sizes)
