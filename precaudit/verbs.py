@@ -35,7 +35,8 @@ def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any
     ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
     ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
     takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``strict`` and ``force``.
-    ``progress=True`` shows a bar. Raises UserError before anything is written where something asked for is not possible.
+    ``progress=True`` shows a bar. Raises UserError before anything is written where something asked for is not
+    possible.
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
