@@ -5,7 +5,7 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +19,7 @@ import xxhash
 from precaudit.brief import Brief
 from precaudit.coverage import config_of
 from precaudit.errors import UserError
+from precaudit.filed import CHUNK, Filed
 from precaudit.formats import FORMATS
 from precaudit.policies import KEYS, Policy, apply_settings, completed
 from precaudit.records import (
@@ -30,7 +31,6 @@ from precaudit.records import (
     RunRecord,
     Stats,
     StepRecord,
-    decode_lines,
     encode,
     number,
     write_lines,
@@ -245,8 +245,12 @@ def _hashed(path: str, changed: int, size: int) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return the XXH3-128 of a file."""
-    return f"xxh3:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"
+    """Return the XXH3-128 of a file, which is read a part at a time."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as f:
+        while part := f.read(CHUNK):
+            digest.update(part)
+    return f"xxh3:{digest.hexdigest()}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +261,7 @@ class Run(Brief):
     record: RunRecord
     prompts: dict[str, PromptRecord]
     steps: list[StepRecord]
-    points: list[PointRecord]
+    points: Sequence[PointRecord]
     _files: dict[str, Any] = field(default_factory=dict)
     _mapped: set[str] = field(default_factory=set)
 
@@ -299,8 +303,11 @@ class Run(Brief):
         self._mapped.add(name)
 
 
-def open_run(folder: Path | str, partial: bool = False) -> Run:
-    """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us."""
+def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Run:
+    """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us.
+
+    ``held``: whether the lines of points.jsonl are in memory, or stay in their file (precaudit/filed.py).
+    """
     folder = Path(folder)
     path = folder / "run.json"
     if (folder / "program.json").is_file():
@@ -315,17 +322,23 @@ def open_run(folder: Path | str, partial: bool = False) -> Run:
             f"{folder}: this run was cut off before it finished; open what is there with --partial, or trace "
             "it with --resume"
         )
-    prompts, steps, points = (_lines(folder / name, kind, record) for name, kind in JSONL.items())
+    files = {name: _lines(folder / name, kind, record) for name, kind in JSONL.items()}
+    prompts, steps = (list(files[name]) for name in ("prompts.jsonl", "steps.jsonl"))
+    points = list(files["points.jsonl"]) if held else files["points.jsonl"]
     if not prompts:
         raise UserError(f"{folder / 'prompts.jsonl'}: no prompt is in it; a run has at least one")
     if odd := {p.id for p in prompts} - {*record.requested.prompts}:  # what was asked for and is not there is missing
         raise UserError(f"{path}: prompt {min(odd)!r} is in prompts.jsonl alone; the run was altered")
     once(folder / "prompts.jsonl", (p.id for p in prompts))
     once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
-    for line, point in enumerate(points, 1):
-        _check_rows(f"{folder / 'points.jsonl'}:{line}", point)
-    once(folder / "points.jsonl", ((p.prompt, p.phase, p.step, p.layer, p.point) for p in points))
+    once(folder / "points.jsonl", _keys(folder / "points.jsonl", points))
     return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def _keys(path: Path, points: Iterable[PointRecord]) -> Iterator[tuple[Hashable, ...]]:
+    for line, p in enumerate(points, 1):
+        _check_rows(f"{path}:{line}", p)
+        yield p.prompt, p.phase, p.step, p.layer, p.point
 
 
 def _check_rows(where: str, p: PointRecord) -> None:
@@ -343,11 +356,29 @@ def _check_rows(where: str, p: PointRecord) -> None:
 
 def once(path: Path, keys: Iterable[Hashable]) -> None:
     """Raise UserError where a file has two lines for one thing."""
-    seen: set[Hashable] = set()
+    seen = Seen()
     for line, key in enumerate(keys, 1):
-        if key in seen:
+        if not seen.add(key):
             raise UserError(f"{path}:{line}: a second line for {key}; the file was put together wrongly")
-        seen.add(key)
+
+
+class Seen:
+    """Things that were seen, by their 64-bit hashes: a million tuples would take 300 MB.
+
+    Two of a million share one with a probability of 3e-8; str hashes are keyed anew in every process.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, key: Hashable) -> bool:
+        """Add a thing; return whether it is new."""
+        before = len(self._hashes)
+        self._hashes.add(hash(key))
+        return len(self._hashes) > before
+
+    def __contains__(self, key: object) -> bool:
+        return hash(key) in self._hashes
 
 
 def read_manifest(path: Path) -> RunRecord:
@@ -376,14 +407,12 @@ def read_manifest(path: Path) -> RunRecord:
     return record
 
 
-def _lines(path: Path, kind: Any, run: RunRecord) -> list[Any]:
+def _lines(path: Path, kind: Any, run: RunRecord) -> Filed[Any]:
     if not path.is_file():
         raise UserError(f"{path} is missing; the run is damaged: trace again")
-    data = path.read_bytes()
-    expected = run.hashes.get(path.name)
-    if run.finished is not None and f"xxh3:{xxhash.xxh3_128_hexdigest(data)}" != expected:
+    if run.finished is not None and file_hash(path) != run.hashes.get(path.name):
         raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
-    return list(decode_lines(data, kind, str(path), tolerate_tail=run.finished is None))
+    return Filed(path, kind, tail=run.finished is not None)
 
 
 def _replaceable(folder: Path, force: bool) -> None:

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,11 +209,13 @@ def version_suspects(b: dict[str, str], r: dict[str, str]) -> list[str]:
     return [f"{k} {b.get(k, 'absent')} → {r.get(k, 'absent')}" for k in sorted({*b, *r}) if b.get(k) != r.get(k)]
 
 
-def drift(baseline: Baseline, errors: Iterable[ErrorRecord]) -> list[tuple[float, float, ErrorRecord]]:
-    """Return (rel_l2 over the baseline's, over the first of the chain's, record), largest first."""
-    found = []
+def drift(baseline: Baseline, errors: Iterable[ErrorRecord], most: int = 10) -> list[tuple[float, float, ErrorRecord]]:
+    """Return the ``most`` largest of (rel_l2 over the baseline's, over the first of the chain's, record), in order."""
+    return nsmallest(most, _grown(baseline, errors), lambda x: float("-inf") if math.isnan(x[0]) else -x[0])
+
+
+def _grown(baseline: Baseline, errors: Iterable[ErrorRecord]) -> Iterator[tuple[float, float, ErrorRecord]]:
     for e in errors:
         old = baseline.lines.get(place_of(e)) if e.kind != "formula" else None  # below its limit it is no error
         if old is not None and e.rel_l2 is not None and value(old.rel_l2) and value(old.first):
-            found.append((value(e.rel_l2) / value(old.rel_l2), value(e.rel_l2) / value(old.first), e))
-    return sorted(found, key=lambda x: float("-inf") if math.isnan(x[0]) else -x[0])
+            yield value(e.rel_l2) / value(old.rel_l2), value(e.rel_l2) / value(old.first), e

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit
 from precaudit.graphs.decoder import LOGITS, POINTS
@@ -27,13 +27,13 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
     """
     config = config_of(run.record.model.config)
     policy = Policy(name=run.record.policy["name"], **{k: run.record.policy[k] for k in KEYS})
-    index = {(p.prompt, p.phase, p.step, p.layer, p.point): p for p in run.points}
+    index = _index(run.points)
     for prompt in run.record.requested.prompts:
         if prompt not in run.prompts:
             yield Verdict(status="missing", kind="coverage", prompt=prompt, text="the prompt is not in prompts.jsonl")
             continue
         for e in entries(run.record.requested, len(run.prompts[prompt].tokens)):
-            found = index.get((prompt, *e.key))
+            found = index.get(hash((prompt, *e.key)))
             problem = _problem(e, found, config, policy)
             if problem is not None:
                 yield Verdict(
@@ -42,6 +42,20 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                 )  # fmt: skip
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.point].state):
                 yield from _uncompared(prompt, e, seen, run.record.requested.layers)
+
+
+def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
+    """Return a record for the hash of every place, by which alone its shape, format and rows are told.
+
+    Records of one form stand for each other: half a million of their own would take 600 MB.
+    """
+    forms: dict[Any, PointRecord] = {}
+    return {
+        hash((p.prompt, p.phase, p.step, p.layer, p.point)): forms.setdefault(
+            (p.shape, p.dtype, p.positions, p.rows), p
+        )
+        for p in points
+    }
 
 
 def _problem(

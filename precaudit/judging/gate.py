@@ -1,10 +1,8 @@
 """The verb ``gate``: judge a run's errors, or a file of them, against limits, budgets and a baseline."""
 
-import gc
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -14,10 +12,11 @@ import msgspec
 
 from precaudit.brief import Brief
 from precaudit.errors import UserError
+from precaudit.filed import Filed, of_kinds, without_collector
 from precaudit.frames import flat, frame, joined, worst
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging import programs
-from precaudit.judging.baselines import Baseline, Judged, drift, place_of, read_baseline, stale, version_suspects
+from precaudit.judging.baselines import Baseline, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.farthest import Farthest, Sizes, ways_made
@@ -30,9 +29,8 @@ from precaudit.policies import besides
 from precaudit.records import ErrorRecord, value
 from precaudit.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
 from precaudit.runs.written import Comparison, recall
-from precaudit.store import Run, once
+from precaudit.store import Run, Seen, once
 
-CHUNK = 1 << 22
 STATED = ("forward", "local")
 JUDGED = ("local", "forward", "state", "formula", "product")
 
@@ -65,25 +63,6 @@ class Judgement(Brief):
     def frame(self) -> Any:
         """Return the verdicts that are no pass as a pandas DataFrame, always with the same columns."""
         return frame(self.verdicts, (*flat(Verdict), joined("index"), *worst()))
-
-
-class Seen:
-    """The places that were judged, by their 64-bit hashes: a million tuples would take 300 MB.
-
-    Two of a million places share one with a probability of 3e-8; str hashes are keyed anew in every process.
-    """
-
-    def __init__(self) -> None:
-        self._hashes: set[int] = set()
-
-    def add(self, place: Judged) -> bool:
-        """Add a place; return whether it is new."""
-        before = len(self._hashes)
-        self._hashes.add(hash(place))
-        return len(self._hashes) > before
-
-    def __contains__(self, place: object) -> bool:
-        return hash(place) in self._hashes
 
 
 @dataclass
@@ -127,6 +106,11 @@ class Rules:
             self.passed += 1
             return None
         return verdict
+
+    def of(self, errors: Iterable[ErrorRecord], where: str) -> list[Verdict]:
+        """Return the verdicts of records that do not pass; raises UserError as ``apply``."""
+        with without_collector():
+            return [v for e in errors if (v := self.apply(e, where)) is not None]
 
     def pooled(self) -> list[Verdict]:
         """Return the verdicts on forward errors of all records together, of those that no budget is of."""
@@ -226,7 +210,7 @@ def gate(
     if not isinstance(source, Comparison) and Path(source).is_file():
         return _gate_file(Path(source), rules, budgets)
     rules.budgets = read_budgets(budgets) if budgets is not None else ()
-    found = source if isinstance(source, Comparison) else recall(source)
+    found = source if isinstance(source, Comparison) else recall(source, held=False)
     return _gate_run(found, rules, budgets, across_devices)
 
 
@@ -252,8 +236,7 @@ def judge_records(
 ) -> Judgement:
     """Judge records that are at hand by the default limits and budgets, with verdicts that were made elsewhere."""
     rules = Rules(default_limits(), tuple(budgets))
-    verdicts = [v for e in records if (v := rules.apply(e, name)) is not None]
-    verdicts += rules.pooled()
+    verdicts = [*rules.of(records, name), *rules.pooled()]
     given = list(more)
     rules.passed += sum(v.status == "pass" for v in given)
     return _judgement(name, [*verdicts, *(v for v in given if v.status != "pass")], rules, (), ())
@@ -268,8 +251,8 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     if rules.baseline is not None:
         rules.stale = tuple(stale(rules.baseline, of, across_devices))
     where = str(folder / "errors.jsonl")
-    errors = programs.errors_of(opened)
-    verdicts = [v for e in errors if (v := rules.apply(e, where)) is not None]
+    errors = programs.filed_errors(opened)
+    verdicts = rules.of(errors, where)
     verdicts = programs.suspect([*verdicts, *rules.pooled()], errors)
     verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
@@ -292,7 +275,7 @@ def _against(
     told = (
         [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
     )
-    return verdicts, told, tuple(drift(b, errors)[:10])
+    return verdicts, told, tuple(drift(b, errors))
 
 
 def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
@@ -304,7 +287,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
         rules.budgets = resolve(rules.budgets, path, layers, known)
     if rules.baseline is not None:
         rules.stale = tuple(stale(rules.baseline, run, across_devices))
-    verdicts = [v for e in found.errors if (v := rules.apply(e, str(found.folder / "errors.jsonl"))) is not None]
+    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
     once(found.folder / "prefill_decode.jsonl", ((p.prompt, p.against, p.step) for p in found.prefill_decode))
     for p in found.prefill_decode:
         verdict = judge_pair(p)
@@ -323,7 +306,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
 def judge_found(found: Comparison) -> Judgement:
     """Judge the records of a comparison by the default limits, whatever else its run may hold. No JAX, no tensors."""
     rules = Rules(default_limits())
-    verdicts = [v for e in found.errors if (v := rules.apply(e, str(found.folder / "errors.jsonl"))) is not None]
+    verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
     pairs = [judge_pair(p) for p in found.prefill_decode]
     rules.passed += sum(v.status == "pass" for v in pairs)
     verdicts += [v for v in pairs if v.status != "pass"]
@@ -335,7 +318,7 @@ def judge_found(found: Comparison) -> Judgement:
 
 
 def _caches(found: Comparison) -> set[str]:
-    return {e.point for e in found.errors if e.kind == "state"}
+    return {e.point for e in of_kinds(found.errors, "state")}
 
 
 def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -349,8 +332,9 @@ def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     """Judge a file of error records as it streams by."""
+    filed = Filed(path, ErrorRecord, _same_lengths)
     if budgets is not None:
-        places = {(e.point, e.layer, e.phase, e.kind) for e in _stream(path)}
+        places = {(e.point, e.layer, e.phase, e.kind) for e in filed}
         layers = 1 + max((layer for _, layer, *_ in places if layer is not None), default=0)
         known = Known(
             frozenset(point for point, *_ in places), frozenset(phase for *_, phase, _ in places),
@@ -360,8 +344,8 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
         rules.budgets = resolve(read_budgets(budgets, known if own else None), budgets, layers, known)
     verdicts: list[Verdict] = []
     layers = 0
-    with _without_collector():
-        for line, e in enumerate(_stream(path), 1):
+    with without_collector():
+        for line, e in filed.numbered():
             layers = max(layers, (e.layer or 0) + 1)
             verdict = rules.apply(e, f"{path}:{line}")
             if verdict is not None:
@@ -373,33 +357,11 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
     return _judgement(path.name, suspect(verdicts, layers), rules, [free] if rules.free else [], ())
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switch cyclic garbage collection off: records hold no cycles, and scanning them takes a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _stream(path: Path) -> Iterator[ErrorRecord]:
-    """Yield a file's records without holding it; raises UserError naming the line."""
-    decoder = msgspec.json.Decoder(ErrorRecord)
-    with path.open("rb", buffering=CHUNK) as f:
-        for i, line in enumerate(f, 1):
-            if line.isspace():
-                continue
-            try:
-                e = decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"{path}:{i}: {error}") from None
-            d = e.distribution
-            if d is not None and d.kl_noise is not None and not len(d.kl) == len(d.kl_noise) == len(d.positions):
-                raise UserError(f"{path}:{i}: distribution: positions, kl and kl_noise are of different lengths")
-            yield e
+def _same_lengths(e: ErrorRecord, where: str) -> None:
+    """Raise UserError for a distribution whose lists cannot belong together."""
+    d = e.distribution
+    if d is not None and d.kl_noise is not None and not len(d.kl) == len(d.kl_noise) == len(d.positions):
+        raise UserError(f"{where}: distribution: positions, kl and kl_noise are of different lengths")
 
 
 def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:

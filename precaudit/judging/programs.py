@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.filed import Filed, of_kinds
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging import predictions
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict
-from precaudit.records import PROGRAM_CALL, ErrorRecord, device_kind, read_lines
-from precaudit.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_name, places
+from precaudit.records import PROGRAM_CALL, ErrorRecord, device_kind
+from precaudit.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_of, places
 from precaudit.store import file_hash
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
@@ -34,15 +35,19 @@ def marks_of(opened: Opened) -> Compared:
 
 def errors_of(opened: Opened) -> list[ErrorRecord]:
     """Return the error records of a compared run; raises UserError where there are none, or of another run."""
+    return list(filed_errors(opened))
+
+
+def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
+    """Return the same, which stay in their file; raises UserError as ``errors_of``."""
     path, found = opened.folder / "errors.jsonl", marks_of(opened)
     if found.run != file_hash(opened.folder / "program.json") or found.errors != file_hash(path):
         raise UserError(f"{path} is not what compare wrote of this run: precaudit compare {opened.folder}")
-    return read_lines(path, ErrorRecord)
+    return Filed(path, ErrorRecord)
 
 
-def suspect(verdicts: Sequence[Verdict], errors: Iterable[ErrorRecord]) -> list[Verdict]:
+def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> list[Verdict]:
     """Return the verdicts with those that something before them accounts for called ``input suspect``."""
-    errors = list(errors)
     inherits = _formulas(verdicts, errors) | _nonfinite(verdicts, errors)
     return [
         msgspec.structs.replace(v, status="input suspect") if (v.kind, *_key(v)) in inherits else v for v in verdicts
@@ -85,9 +90,15 @@ def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set
     A textbook's record says whose value it is (``FAMILY:LAYER.POINT``), and the rows of the graph what that reads; of
     any other reference what comes later in the records of a call inherits.
     """
-    names = {_key(e): e.reference for e in errors if e.kind == "formula"}
-    order = {key: i for i, key in enumerate(names)}
     broken = [v for v in verdicts if v.kind == "formula" and v.status in ("fail", "nonfinite")]
+    if not broken:
+        return set()
+    wanted = {_key(v) for v in broken}
+    names: dict[At, str] = {}
+    order: dict[At, int] = {}
+    for i, e in enumerate(of_kinds(errors, "formula")):
+        if (key := _key(e)) in wanted:
+            names[key], order[key] = e.reference, i
     calls: dict[tuple[str, int], list[Verdict]] = {}
     for v in broken:
         calls.setdefault((v.prompt, v.step), []).append(v)
@@ -127,12 +138,12 @@ def _inherits(mine: tuple[int, str], broken: Container[tuple[int, str]], layers:
 
 def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
     """Yield a missing verdict for every point, step, case and call without an error record."""
+    every = list(places(opened.record))
+    judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
+    wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
+    wanted += [("forward", p, None) for p in opened.record.outputs]
     for case in opened.record.cases:
         for call in range(opened.record.calls):
-            every = list(places(opened.record))
-            judged = [(p, layer) for p, layer in every if p.primitive != CARRIED]
-            wanted = [("local", *place) for place in judged] + [("forward", *place) for place in every]
-            wanted += [("forward", p, None) for p in opened.record.outputs]
             for kind, p, layer in wanted:
                 if (kind, case, PROGRAM_CALL, call, layer, p.name) not in seen:
                     yield Verdict(
@@ -150,7 +161,7 @@ def disturbed(opened: Opened) -> Iterator[Verdict]:
 def provenance(opened: Opened) -> BaselineRecord:
     """Return where a program's errors come from; of its code nothing: that is what a baseline is held against."""
     r = opened.record
-    inputs = {case: r.hashes.get(file_name(r, case, 0, "inputs"), "") for case in r.cases}
+    inputs = {case: r.hashes.get(file_of(i, 0, "inputs"), "") for i, case in enumerate(r.cases)}
     return BaselineRecord(
         schema=r.schema, model=r.program, weights=r.weights, policy={}, tokens=inputs, device=r.device,
         versions=r.versions, run=r.id,

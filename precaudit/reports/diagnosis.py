@@ -229,7 +229,7 @@ def invariances(ways: Any) -> list[str]:
     return lines
 
 
-def growth(errors: list[ErrorRecord]) -> list[str]:
+def growth(errors: Sequence[ErrorRecord]) -> list[str]:
     """Return the median errors of the residual stream, attention and MLP over layers, jumps marked.
 
     Inherited: √(forward² − local²), what the inputs brought along if it is not correlated with the operation's own.
@@ -246,7 +246,7 @@ def growth(errors: list[ErrorRecord]) -> list[str]:
     return lines
 
 
-def jumps(errors: list[ErrorRecord]) -> str:
+def jumps(errors: Sequence[ErrorRecord]) -> str:
     """Return how the residual stream's error grows and where it jumps, in one sentence; nothing of one layer."""
     rows = [r for r in _by_layer(errors).get(STREAM, []) if r[1] == r[1]]
     if len(rows) < 2:
@@ -262,7 +262,7 @@ def jumps(errors: list[ErrorRecord]) -> str:
     )
 
 
-def _by_layer(errors: list[ErrorRecord]) -> dict[str, list[tuple[int, float, float]]]:
+def _by_layer(errors: Sequence[ErrorRecord]) -> dict[str, list[tuple[int, float, float]]]:
     """Return {point: [(layer, forward, local)]}, medians over prompts, phases and steps."""
     sizes: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for e in errors:

@@ -1,6 +1,6 @@
 """All that is written beside a run, of a model or of a program, for a report that shows all of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +25,7 @@ class Gathered:
     """
 
     folder: Path
-    errors: list[ErrorRecord]
+    errors: Sequence[ErrorRecord]
     judgement: Judgement
     compared: Comparison | None
     program: Opened | None

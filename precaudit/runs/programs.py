@@ -199,7 +199,12 @@ def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mappin
 
 def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
     """Return a call's file below the run's folder; cases by their place, since their names are anyone's."""
-    return f"tensors/{run.cases.index(case)}.{call}.{kind}.safetensors"
+    return file_of(run.cases.index(case), call, kind)
+
+
+def file_of(case: int, call: int, kind: str) -> str:
+    """Return the same by the place of a case."""
+    return f"tensors/{case}.{call}.{kind}.safetensors"
 
 
 def is_program_run(folder: Path | str) -> bool:

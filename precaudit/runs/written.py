@@ -1,5 +1,6 @@
 """What compare has written about a run, read again: all that judging and reporting need."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import precaudit
 from precaudit.brief import Brief
 from precaudit.caching import COMPARES, computed_by
 from precaudit.errors import UserError
+from precaudit.filed import Filed
 from precaudit.frames import errors_frame, pairs_frame
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import SCHEMA, CompareRecord, ErrorRecord, PrefillDecodeRecord, read_lines
@@ -21,7 +23,7 @@ class Comparison(Brief):
     """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
 
     run: Run
-    errors: list[ErrorRecord]
+    errors: Sequence[ErrorRecord]
     prefill_decode: list[PrefillDecodeRecord]
     notes: tuple[str, ...]
     folder: Path
@@ -37,14 +39,17 @@ class Comparison(Brief):
         return pairs_frame(self.prefill_decode)
 
 
-def recall(run: Path | str) -> Comparison:
-    """Return everything compare has written about a run; raises UserError when there is nothing, or of another run."""
-    opened = open_run(run, partial=True)
+def recall(run: Path | str, held: bool = True) -> Comparison:
+    """Return everything compare has written about a run; raises UserError when there is nothing, or of another run.
+
+    ``held``: whether its records are in memory, or stay in their files (precaudit/filed.py).
+    """
+    opened = open_run(run, partial=True, held=held)
     before = written(opened, by_this=False)
     if before is None:
         raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
-    path = opened.folder / "errors.jsonl"
-    errors = known(read_lines(path, ErrorRecord), path)
+    filed = Filed(opened.folder / "errors.jsonl", ErrorRecord, _known)
+    errors = list(filed) if held else filed
     pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
     asked = tuple(dict.fromkeys(p for selected in before.selections if selected.formula for p in selected.prompts))
     return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)
@@ -81,6 +86,10 @@ def identity(run: Run) -> str:
 def known(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
     """Return error records as they are read; raises UserError for a point there is none of."""
     for e in errors:
-        if e.kind != "weights" and e.point not in POINTS:
-            raise UserError(f"{path}: a record of an unknown point {e.point!r}; the file was altered: compare again")
+        _known(e, str(path))
     return errors
+
+
+def _known(e: ErrorRecord, where: str) -> None:
+    if e.kind != "weights" and e.point not in POINTS:
+        raise UserError(f"{where}: a record of an unknown point {e.point!r}; the file was altered: compare again")

@@ -1,0 +1,62 @@
+"""Commands on long runs hold an aggregate and a record at a time: memory grows by far less than the records."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import precaudit
+from benchmarks.copies import copy, peak
+from precaudit.judging.gate import gate
+from tests.programs import everything, record
+
+RECORDS = 50_000
+
+
+def looped(params, x):
+    """A scan of 12 layers, each with a product, a softmax and a norm."""
+
+    def step(x, w):
+        x = x + jax.nn.softmax(x @ w)
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5), None
+
+    return jax.lax.scan(step, x, params)[0]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return {kind: (a compared run, one of 50,000 records made of it, how many these are)}."""
+    folder = tmp_path_factory.mktemp("memory")
+    record(folder / "model", select=everything(layers="0"), decode_steps=1)
+    precaudit.compare(folder / "model", accum=(), cache=folder / "refs")
+    params = jax.random.normal(jax.random.key(0), (12, 8, 8), jnp.bfloat16)
+    program = precaudit.Program(call=looped, params=params, cases={"a": (jnp.ones((4, 8), jnp.bfloat16),)})
+    precaudit.compare(precaudit.trace(program, folder / "program"), program)
+    return {
+        kind: (folder / kind, folder / f"{kind}s", copy(folder / kind, folder / f"{kind}s", RECORDS))
+        for kind in ("model", "program")
+    }
+
+
+def growth(command, short, long, *more):
+    """Return by how many MB the peak of a command grows from a short run to a long one, and what it printed."""
+    before = peak(command, str(short), *more)
+    after = peak(command, str(long), *more)
+    assert before[2] == after[2] in (0, 3), (before[3], after[3])
+    return after[0] - before[0], after[3]
+
+
+@pytest.mark.parametrize("kind", ["model", "program"])
+def test_the_gate_of_many_records(kind, runs):
+    short, long, count = runs[kind]
+    grown, said = growth("gate", short, long)
+    assert grown < 40, grown  # 50,000 records are 230 MB
+    times = count // len((short / "errors.jsonl").read_bytes().splitlines())
+    for status, n in gate(short).counts.items():
+        assert f"{times * n:,} {status}" in said
+
+
+def test_the_gate_of_a_file_of_many_records(runs):
+    short, long, _ = runs["model"]
+    grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")
+    assert grown < 40, grown
+    assert " pass" in said
