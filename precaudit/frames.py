@@ -14,6 +14,7 @@ TEXT, WHOLE, REAL, TRUTH = "string", "Int64", "float64", "boolean"  # pandas' nu
 SCOPED = {
     "token": ("rel_l2", "max_diff", "excess", "ratio"),
     "head": ("rel_l2", "max_diff", "excess", "ratio", "gain", "mean"),
+    "row": ("rel_l2",),
     "channel": ("rel_l2", "max_diff", "excess"),
 }
 

@@ -1,12 +1,14 @@
 """Where a tensor belongs, in any run."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord
 
 ORDER = {name: i for i, name in enumerate(POINTS)}
+ORDINALS = {2: "second", 3: "third"}
 LAST = 1 << 30  # points outside layers come after them
 
 
@@ -38,6 +40,25 @@ class Place(NamedTuple):
     def record(self, kind: Any, candidate: str, reference: str, **numbers: Any) -> ErrorRecord:
         """Return an error record here."""
         return ErrorRecord(**self._asdict(), kind=kind, candidate=candidate, reference=reference, **numbers)
+
+
+def layers_text(layers: Iterable[int]) -> str:
+    """Return ascending layers in words: ``layer 3``, ``layers 0 to 3``, ``every second layer from 1 to 7``."""
+    found = list(layers)
+    steps = {b - a for a, b in pairwise(found)}
+    if len(found) > 2 and len(steps) == 1 and (step := steps.pop()) > 1:
+        return f"every {ORDINALS.get(step, f'{step}th')} layer from {found[0]} to {found[-1]}"
+    return f"layer{'s' if len(found) > 1 else ''} {spans(found)}"
+
+
+def calls_text(steps: Iterable[int], calls: int) -> str:
+    """Return in which of a program's calls something is: ``from call 8 on``, ``at calls 2, 5``; "" where in all."""
+    found = sorted(set(steps))
+    if not found or len(found) == calls:
+        return ""
+    if found == list(range(found[0], calls)):
+        return f"from call {found[0]} on"
+    return f"at call{'s' if len(found) > 1 else ''} {spans(found)}"
 
 
 def spans(numbers: Iterable[int]) -> str:

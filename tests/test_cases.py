@@ -11,6 +11,7 @@ from precaudit.gradients.check import gradcheck
 from precaudit.gradients.subjects import named
 from precaudit.lint.linting import lint_program
 from precaudit.programs.loading import load_attribute
+from precaudit.records import value
 from precaudit.reports.gradients import table
 from precaudit.reports.headline import headline
 from tests.audited_cases import CASES, audited, program
@@ -24,6 +25,53 @@ def test_a_query_turned_late_is_named(name, tmp_path):
     first = found.diagnosis.findings[0]
     assert (first.kind, first.point) == ("semantics", "q")
     assert "position" in first.says
+
+
+def test_a_decode_after_a_prefill_elsewhere_starts_where_its_cache_ends(tmp_path):
+    """Past keys are those of the cache that the first call is given."""
+    found = audited(tmp_path, "past_length.py:ok_after", mapped=True)
+    assert (found.judgement.exit_code, found.diagnosis.findings) == (0, ())
+    assert max(value(e.rel_l2) for e in found.records if e.kind == "formula") <= 1e-9
+
+
+def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
+    found = audited(tmp_path, "past_length.py:bug_after", mapped=True)
+    assert found.broken() >= {(0, 0, "q_rot")}
+    turned, slot = found.diagnosis.findings
+    assert (turned.cause, turned.point, turned.layers) == ("positions +1", "q", (0, 1, 2))
+    assert (slot.kind, slot.cause, slot.point, slot.layers) == ("state", "slot never written", "attn_out", (0, 1, 2))
+    assert "reads slot 4 of the cache, which nothing has written: 4 rows are held" in slot.says
+
+
+def test_padding_is_counted_and_not_judged(tmp_path):
+    """What a program makes at rows that no sequence has is nobody's; the lengths are one of its inputs."""
+    found = audited(tmp_path, "row_mask.py:ok", mapped=True)
+    assert (found.judgement.exit_code, found.diagnosis.findings) == (0, ())
+    assert "5 padding rows are read by no other row: they are not judged against the textbook" in found.judgement.notes
+    rows = {e.excluded * 24 // (e.n + e.excluded) for e in found.records if e.kind == "formula"}
+    assert rows == {5}
+
+
+def test_another_row_s_mask_is_named_with_row_and_position(tmp_path):
+    found = audited(tmp_path, "row_mask.py:bug", mapped=True)
+    assert found.broken() == {(0, 0, "attended")}
+    assert "row 1, position 7" in next(v.text for v in found.judgement.verdicts if v.status == "fail")
+    (one,) = found.diagnosis.findings
+    assert (one.cause, one.point, one.layers) == ("another row's mask", "attn_out", (0, 1, 2))
+    assert one.says.startswith(
+        "rows 1 and 2 of the batch have the mask of another: row 0 has 5 keys; first at row 1, position 5: attn_out"
+    )
+
+
+@pytest.mark.slow  # 60 s: 12 calls
+def test_a_page_read_with_another_scale_is_named_with_the_call_where_it_begins(tmp_path):
+    found = audited(tmp_path, "page_scale.py:bug", mapped=True)
+    assert found.broken() == {(call, 0, "attended") for call in range(8, 12)}
+    assert headline(found.judgement, "run").sentence.startswith("attended of layer 0, case a, call 8: ")
+    (one,) = found.diagnosis.findings
+    assert (one.cause, one.point, one.layers) == ("another scale of slots", "attn_out", (0, 1, 2))
+    assert one.says.startswith("keys and values are read times 1.25 from slot 8 on, page 2 of 4 slots each: ")
+    assert one.says.endswith(", from call 8 on")
 
 
 def line_of(file, text):

@@ -13,7 +13,8 @@ import pytest
 from precaudit import Program, gate
 from precaudit.cli import run as command
 from precaudit.comparison.programs import compare
-from precaudit.diagnosis.programs import diagnose, name_formula
+from precaudit.diagnosis.naming import name_formula
+from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.mutations import declared as formats
 from precaudit.mutations.forms import plain

@@ -18,7 +18,16 @@ from precaudit.programs.program import Program
 from precaudit.programs.tracing import prepared
 from precaudit.progress import Advance, silent
 from precaudit.records import PROGRAM_CALL, ErrorRecord, write_lines
-from precaudit.references.formula import OwnReference, callable_errors, shown, textbook_errors
+from precaudit.references.formula import (
+    OwnReference,
+    Rests,
+    Shown,
+    callable_errors,
+    rests_on,
+    sentences,
+    shown,
+    textbook_errors,
+)
 from precaudit.references.mapped import Names, Textbook, textbook_of
 from precaudit.references.traced.judged import record_of
 from precaudit.references.traced.reference import Traced
@@ -48,12 +57,12 @@ def compare(
         raise UserError(f"{opened.folder} holds layers {held} alone; a reference needs all of them")
     found, made = traced_program(opened, program)
     with unmeshed():
-        errors = _errors(opened, found, made, reference, tell)
+        errors, told = _errors(opened, found, made, reference, tell)
     path = opened.folder / "errors.jsonl"
     write_lines(path, errors)
     marks = Compared(
         run=file_hash(opened.folder / "program.json"), errors=file_hash(path),
-        names=reference.record() if isinstance(reference, Names) else {},
+        names=reference.record() if isinstance(reference, Names) else {}, told=told,
     )  # fmt: skip
     write_whole(opened.folder / "compared.json", msgspec.json.encode(marks) + b"\n", inside=True)
     return ProgramErrors(errors, opened)
@@ -61,20 +70,23 @@ def compare(
 
 def _errors(
     opened: Opened, found: Program, made: Tagged, reference: OwnReference | Names | None, tell: Advance
-) -> list[ErrorRecord]:
-    """Return the error records of every case."""
+) -> tuple[list[ErrorRecord], tuple[str, ...]]:
+    """Return the error records of every case, and what those of formulas rest on."""
     book = textbook_of(reference, found, opened) if isinstance(reference, Names) else None
     traced = Traced(opened, found, made, tell, kept=reference is not None)
     every = [*places(opened.record), *((p, None) for p in opened.record.outputs)]
     errors: list[ErrorRecord] = []
+    rests: list[Rests] = []
     for case in opened.record.cases:
         calls = product(range(opened.record.calls), every)
         errors += errors_of(traced, (Place(case, PROGRAM_CALL, call, layer, p.name) for call, (p, layer) in calls))
         for call in range(opened.record.calls):
             errors += traced.chosen(case, call)
+        beside = shown(opened, book, case, traced.exact) if book is not None and traced.exact else None
         if reference is not None:
-            errors += _formula(traced, book or reference, case)
-    return errors if book is None else _declared(opened, book, errors)
+            errors += _formula(traced, book or reference, case, beside)
+        rests += [] if beside is None else [rests_on(beside)]
+    return errors if book is None else _declared(opened, book, errors), sentences(rests)
 
 
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:
@@ -91,15 +103,17 @@ def traced_program(opened: Opened, program: Program | str | None) -> tuple[Progr
     return found, alone
 
 
-def _formula(traced: Traced, reference: OwnReference | Names | Textbook, case: str) -> Iterator[ErrorRecord]:
+def _formula(
+    traced: Traced, reference: OwnReference | Names | Textbook, case: str, beside: Shown | None
+) -> Iterator[ErrorRecord]:
     """Yield the formula records of a case; unknown are those of calls that FP64 never came to."""
     opened, exact = traced.opened, traced.exact
     for call in range(len(exact), opened.record.calls):
         for p, layer in reference.places if isinstance(reference, Textbook) else places(opened.record):
             yield record_of(opened, case, call, p, layer, "formula", unknown="the program in FP64 did not come so far")
     if isinstance(reference, Textbook):
-        if exact:
-            yield from textbook_errors(opened, reference, case, shown(opened, reference, case, exact))
+        if beside is not None:
+            yield from textbook_errors(opened, reference, case, beside)
         return
     assert not isinstance(reference, Names)
     for call, values in enumerate(exact):

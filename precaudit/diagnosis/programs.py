@@ -1,60 +1,40 @@
 """Findings of a program's run: formulas that are not the textbook's, by name, and segments that nothing explains."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import msgspec
-import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.comparison.programs import traced_program
 from precaudit.diagnosis.diagnose import check_objective
+from precaudit.diagnosis.named import UNNAMED, Named
+from precaudit.diagnosis.naming import name_formula
+from precaudit.diagnosis.unwritten import unwritten
 from precaudit.errors import UserError
 from precaudit.evidence.effects import Effects, effects
 from precaudit.evidence.held import told
 from precaudit.evidence.inside import formats_inside, inside_findings, sentence
 from precaudit.evidence.records import Finding, findings_frame
-from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.judging.pooled import pooled
 from precaudit.judging.programs import errors_of, marks_of, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.limits import default_limits
-from precaudit.limits.checks import SAME
-from precaudit.mutations.candidates import variants
 from precaudit.mutations.declared import where
-from precaudit.mutations.fitting import Fit, fits, minimise
-from precaudit.mutations.forms import Form, Inputs, made, plain
-from precaudit.mutations.products import narrow_constants
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.places import Place
-from precaudit.policies import load_policy
+from precaudit.places import Place, calls_text
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, number, value, write_lines
-from precaudit.references.formula import Shown, shown
+from precaudit.references.formula import shown, with_slots
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.runs.programs import Opened
 from precaudit.transforms.explicit import unmeshed
 from precaudit.transforms.shadow import CannotLift, refusal
-
-UNNAMED = "none reproduces it"
-EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
-FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place
-NEAR = 0.05  # of a formula that is told as the nearest where none is the one
-
-
-class Named(NamedTuple):
-    """What makes a program's values of an operation in the textbook's place, and what that leaves of them."""
-
-    cause: str
-    says: str
-    left: float
-    kind: str = "semantics"
 
 
 class Case(NamedTuple):
@@ -140,7 +120,7 @@ def _effects(opened: Opened, program: Program | str | None, objective: str, tell
 def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Finding]:
     """Yield one finding for every point whose own segment leaves more than its equations' rounding."""
     points = {p.name: p for p in opened.record.points}
-    source = {name: p.source for name, p in points.items()}
+    source, calls = {name: p.source for name, p in points.items()}, opened.record.calls
     known = {Place.of(e): t for e in errors if e.kind == "local" and (t := told(e, points[e.point])) is not None}
     found: dict[str, list[Verdict]] = {}
     for v in bad:
@@ -150,14 +130,14 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         its = [v for v in bad if v.kind == "state" and v.point == point]
         off = sum(int(value(v.value or 0.0)) for v in its)
         says = f"{off:,} choices are not those of the recorded values, by more than rounding: {point}"
-        yield finding("state", "another choice", says, point, its, None)
+        yield finding("state", "another choice", says, point, its, None, calls)
     for point, its in found.items():
         arises = next((v for v in its if v.status == "nonfinite" and v.metric and v.text), None)
         if arises is not None:
-            yield finding("format", arises.text.partition(":")[0], arises.text, point, its, arises.rel_l2)
+            yield finding("format", arises.text.partition(":")[0], arises.text, point, its, arises.rel_l2, calls)
             continue
         if (cause := next((known[v.place] for v in its if v.place in known), None)) is not None:
-            yield finding(cause.kind, cause.cause, cause.says, point, its, its[0].rel_l2)
+            yield finding(cause.kind, cause.cause, cause.says, point, its, its[0].rel_l2, calls)
             continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
@@ -167,7 +147,7 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
             else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
             f"{worst.scope} {worst.index}, from recorded inputs"
         )
-        yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2)
+        yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2, calls)
 
 
 def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
@@ -196,29 +176,39 @@ def _named(
     causes: dict[str, list[Case]] = {}
     for i, case in enumerate(dict.fromkeys(v.prompt for v in formula)):
         tell(i, len(opened.record.cases), f"{case}: causes")
-        beside = shown(opened, book, case, _exact(opened, chains, case))
+        beside = with_slots(opened, book, case, shown(opened, book, case, _exact(opened, chains, case)))
         known: dict[Pair, Named | None] = {}
         for v in (v for v in formula if v.prompt == case):
             pair = next((p for p in book.pairs if (p.shown.name, p.step) == (v.point, v.layer)), None)
             if pair is None:
                 raise UserError(f"{book.where}: the map is not the one compare had: it has no {v.point!r}")
             if pair not in known:
-                known[pair] = name_formula(book, beside, pair, v.status == "input suspect")
+                one = name_formula(book, beside, pair, v.status == "input suspect")
+                known[pair] = unwritten(book, beside, pair) or one
             if (one := known[pair]) is not None:
                 causes.setdefault(one.cause, []).append(Case(v, pair, one))
     for its in causes.values():
         first = its[0]
         says = f"{first.named.says}: {where([c.pair for c in its])}"
         made_finding = finding(
-            first.named.kind, first.named.cause, says, first.pair.point, [c.verdict for c in its], first.verdict.rel_l2
+            first.named.kind,
+            first.named.cause,
+            says,
+            first.pair.point,
+            [c.verdict for c in its],
+            first.verdict.rel_l2,
+            opened.record.calls,
         )
         layers = tuple(sorted({c.pair.layer for c in its if c.pair.layer is not None}))
         explained = number(1 - first.named.left**2)
         yield msgspec.structs.replace(made_finding, layer=first.pair.layer, layers=layers, explained=explained)
 
 
-def finding(kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object) -> Finding:
-    """Return a finding that verdicts rest on."""
+def finding(
+    kind: str, cause: str, says: str, point: str, its: Sequence[Verdict], rel_l2: object, calls: int = 1
+) -> Finding:
+    """Return a finding that verdicts rest on; ``calls``: of the run, which of them it is in is said."""
+    says = ", ".join(filter(None, (says, calls_text((v.step for v in its), calls))))
     return msgspec.convert(
         {
             "kind": kind, "cause": cause, "says": says, "layer": its[0].layer, "point": point,
@@ -243,91 +233,3 @@ def _exact(opened: Opened, chains: Chains, case: str) -> list[Mapping[str, Array
                 f"{opened.folder}: {case}: no call in FP64 any more: {refusal(error)}; compare again"
             ) from None
     return found
-
-
-def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = False) -> Named | None:
-    """Return what makes the program's values of an operation from its own inputs; None where the textbook's does.
-
-    Values are FP64 on both sides, so what a form leaves is nothing, or it is not the cause. ``suspect``: what it reads
-    is not the textbook's either; then nothing is known of it unless the program shows all of that.
-    """
-    if not POINTS[pair.point].inputs:
-        return None if suspect else _entering(book, beside, pair)
-    read, shown_by = [], {(p.layer, p.point): p for p in book.pairs}
-    for name in inputs_of(pair.point, book.config.sparse):
-        layer = (book.config.layers - 1 if pair.layer is None else pair.layer) if POINTS[name].per_layer else None
-        own = shown_by.get((layer, name))
-        if own is None and suspect:
-            return None
-        read.append(beside.expected[layer, name] if own is None else beside.seen[own])
-    seen = beside.seen[pair]
-    if not np.isfinite(seen).all():
-        return Named(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
-    positions = np.arange(seen.shape[1])
-    rows = norms(seen)
-    each = [Inputs(book.model, pair.layer, pair.point, positions, tuple(x[b] for x in read)) for b in range(len(seen))]
-
-    def left(form: Form) -> float:
-        with np.errstate(all="ignore"):
-            outs = np.stack([made(form, o, FP64) for o in each])
-            off = np.where(rows > 0, norms(outs - seen) / rows, norms(outs))
-        return float(off.max()) if np.isfinite(off).all() else float("inf")
-
-    if left(plain) <= SAME:
-        return None
-    policy = load_policy("fp32-highest")
-    every = [v for v in variants(pair.point, policy, book.config, pair.layer) if v.form is not plain]
-    if POINTS[pair.point].activates(book.config):
-        every += narrow_constants(book.config)
-    tried = [(left(v.form), v) for v in every]
-    best = min(tried, key=lambda x: x[0], default=None)
-    exact = None
-    if best is not None and best[0] <= SAME:
-        exact = Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
-        if best[0] <= EXACT:
-            return exact
-    for fit in fits(each[0]):
-        x = _fitted(fit, left)
-        if x is not None and (exact is None or left(fit.form(x)) <= FAR_LESS * exact.left):
-            v = fit.variant(x)
-            return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
-    if exact is not None:
-        return exact
-    near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
-    return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
-
-
-def norms(x: Array) -> Array:
-    """Return the 2-norm [B, T] of every row of values [B, T, …]: what a formula is held to at its worst token."""
-    return np.sqrt(np.sum(x.reshape(*x.shape[:2], -1) ** 2, axis=-1))
-
-
-def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
-    """Return by what factor the stream that enters a layer is off, where it is one; None where it is the textbook's."""
-    seen, wanted = beside.seen[pair], beside.expected[pair.layer, pair.point]
-    factor = float(np.sum(seen * wanted) / np.sum(wanted * wanted)) if wanted.any() else 0.0
-    size = float(norms(wanted).max())
-    if norms(seen - wanted).max() <= SAME * size:
-        return None
-    if pair.layer == 0 and norms(seen - factor * wanted).max() <= SAME * size:
-        should = book.config.embed_scale
-        says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
-        return Named("embedding factor", says, 0.0)
-    return Named(UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0)
-
-
-def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:
-    """Return the number of fewest digits under which a formula leaves nothing; None where none does.
-
-    Of a number of a small effect, such as an epsilon beside a mean square of 1, every digit leaves less than SAME:
-    the first is taken that leaves no more than all of them, or than FP64 rounds.
-    """
-    x = minimise(lambda x: left(fit.form(x)), fit.grid, fit.whole)
-    if not left(fit.form(x)) <= 1e3 * SAME:
-        return None
-    allowed = min(SAME, max(EXACT, 2 * left(fit.form(x))))
-    for digits in range(12):
-        short = float(f"{x:.{digits}e}")
-        if left(fit.form(short)) <= allowed:
-            return short
-    return None

@@ -7,7 +7,7 @@ from precaudit.evidence.records import Finding
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
-from precaudit.places import spans
+from precaudit.places import layers_text
 from precaudit.records import ErrorRecord, value
 from precaudit.runs.programs import ProgramPoint
 
@@ -44,7 +44,7 @@ def sentence(one: Inside, points: Sequence[ProgramPoint]) -> str:
     names = list(dict.fromkeys(e.point.partition("#")[0] for e in one.records))
     lines = list(dict.fromkeys(p.source for e in one.records if (p := known.get(e.point)) is not None and p.source))
     layers = sorted({e.layer for e in one.records if e.layer is not None})
-    at = f" of layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
+    at = f" of {layers_text(layers)}" if layers else ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     u = FORMATS[worst.dtype or "float32"].unit_roundoff
     off, wide = value(worst.narrow.error) / u, value(worst.narrow.wide) / u

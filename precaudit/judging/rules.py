@@ -66,7 +66,9 @@ def _formula(e: ErrorRecord) -> Verdict:
     if size <= SAME:
         return PASS
     token = (e.scopes or {}).get("token", {}).get("rel_l2", (0.0, None))[1]
-    text = f"the program's FP64 shadow is not the reference, most at position {token}"
+    row = (e.scopes or {}).get("row", {}).get("rel_l2", (0.0, None))[1]
+    at = f"position {token}" if row is None else f"row {row}, position {token}"
+    text = f"the program's FP64 shadow is not the reference, most at {at}"
     return Verdict.of(e, "fail", metric="rel_l2", scope=scope, value=size, limit=SAME, index=index, text=text)
 
 

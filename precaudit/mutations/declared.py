@@ -14,7 +14,7 @@ from precaudit.graphs.decoder import POINTS, inputs_of
 from precaudit.metrics.sizes import canonical, norm, ratio
 from precaudit.mutations.replay import Replay, replay
 from precaudit.numpy_decoder.rounding import elisions, of_policy
-from precaudit.places import spans
+from precaudit.places import layers_text
 from precaudit.policies import Policy, load_policy, on_device
 from precaudit.records import Narrow, device_kind, number
 from precaudit.references.formula import calls_of, own_sequences
@@ -45,7 +45,7 @@ def _operations(
     opened: Opened, book: Textbook, case: str, skip: Collection[str]
 ) -> Iterator[tuple[Pair, Operation, Policy]]:
     """Yield the operations of a case's first sequence that can be judged, each with the policy of its format."""
-    seen = own_sequences(opened, book, case)
+    seen, (sequence, *_) = own_sequences(opened, book, case)
     shown = {(p.layer, p.point): x for p, x in seen.items()}
     for pair, stored in seen.items():
         read = [shown.get((_layer(book, pair, name), name)) for name in inputs_of(pair.point, book.config.sparse)]
@@ -53,7 +53,8 @@ def _operations(
         if pair.shown.name in skip or len(inputs) < len(read) or any(x.dtype != stored.dtype for x in inputs):
             continue
         policy = on_device(_policy(stored.dtype.name), device_kind(opened.record.device))
-        o = of_arrays(book.model, opened.record.id, pair.point, pair.layer, stored[0], [x[0] for x in inputs])
+        mine = [x[0, sequence.rows] for x in (stored, *inputs)]
+        o = of_arrays(book.model, opened.record.id, pair.point, pair.layer, mine[0], mine[1:], sequence.earlier)
         if o is not None:
             yield pair, o, policy
 
@@ -108,6 +109,6 @@ def where(pairs: Sequence[Pair]) -> str:
         for x in zip(*((p.point, p.shown.name.partition("#")[0], p.shown.source) for p in pairs), strict=True)
     )
     layers = sorted({p.layer for p in pairs if p.layer is not None})
-    at = f" of layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
+    at = f" of {layers_text(layers)}" if layers else ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{' and '.join(points)}{at} ({', '.join(names[:SHOWN])}{more}, {', '.join(lines)})"

@@ -13,6 +13,7 @@ from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present, row_shapes
 from precaudit.numpy_decoder.context import Context
+from precaudit.numpy_decoder.earlier import FIRST, Earlier
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention
 from precaudit.numpy_decoder.operations import operations
 from precaudit.numpy_decoder.operators import Rule
@@ -49,19 +50,22 @@ def forward(
     progress: Callable[[int], None] = lambda layer: None,
     decoding: Decoding | None = None,
     lengths: Sequence[Array] | None = None,
+    earlier: Sequence[Earlier] | None = None,
 ) -> None:
     """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
 
     ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
     Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
     rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
-    were turned (precaudit/lengths.py; None: each as long as it is). An emitted array is the caller's. Rows of all
-    sequences go through each matrix together, and a layer's tensors are widened once for all roundings.
+    were turned (precaudit/lengths.py; None: each as long as it is). ``earlier``: for each sequence, what came before
+    its first row (None: nothing). An emitted array is the caller's. Rows of all sequences go through each matrix
+    together, and a layer's tensors are widened once for all roundings.
     """
     sizes = [len(s) for s in sequences]
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
     spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
-    positions = np.concatenate([np.arange(n) for n in sizes])
+    before = [FIRST] * len(sequences) if earlier is None else earlier
+    positions = np.concatenate([e.start + np.arange(n) for e, n in zip(before, sizes, strict=True)])
     turned = np.concatenate(lengths if lengths is not None else [np.full(n, n) for n in sizes])
     embedded = model.embed(np.concatenate(sequences))
     states = [r.residual(embedded) for r in roundings]
@@ -76,7 +80,7 @@ def forward(
             for n, rounding in enumerate(roundings):
                 cached = None if decoding is None else (decoding.first, decoding.roundings[n])
                 here = model.context(layer, positions, rounding, turned)
-                states[n] = _layer(here, states[n], spans, points, at_layer, cached)
+                states[n] = _layer(here, states[n], spans, points, at_layer, cached, before)
             progress(layer)
         for x, rounding in zip(states, roundings, strict=True):
             _outside(model, positions, x, spans, rounding, wanted, emit)
@@ -103,6 +107,7 @@ def _layer(
     points: set[str],
     emit: Callable[[int, str, Array], None],
     cached: tuple[Sequence[int], Rounding] | None,
+    earlier: Sequence[Earlier],
 ) -> Array:
     stream, before, mix, after = rows_of_layer(context.config)
     values = {stream: x}
@@ -110,8 +115,13 @@ def _layer(
     _chain(context, values, before, {*inputs, *points})
     values[mix] = np.empty(values[inputs[0]].shape)
     rule = Rule.of(context.config, context.layer)
+    assert context.layer is not None
     for i, span in enumerate(spans):
+        if context.layer in earlier[i].mixed:
+            values[mix][span] = earlier[i].mixed[context.layer]
+            continue
         (q, k, v), at = (values[name][span] for name in inputs), context.positions[span]
+        k, v = earlier[i].before(context.layer, k, v)
         parts = [(slice(None), context.rounding, k, v)]
         if cached is not None:
             first, r = cached[0][i], cached[1]

@@ -8,10 +8,15 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import row_shapes
+from precaudit.limits.checks import SAME
+from precaudit.places import spans
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
-from precaudit.references.mapped import Pair, Textbook, as_textbook, whole_sequences
+from precaudit.references.mapped import Pair, Textbook, as_textbook, starts, whole_sequences
+from precaudit.references.padding import as_rows, padding
+from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
 from precaudit.runs.programs import Opened, ProgramPoint, not_taken, places
 
+ROUNDED = 0.05  # relative distance of queries as a format of 16 bits has them; of the next position's about 0.3
 Values = Mapping[str, Array]
 OwnReference = Callable[..., Mapping[str, Any]]
 
@@ -19,42 +24,137 @@ OwnReference = Callable[..., Mapping[str, Any]]
 class Shown(NamedTuple):
     """A case as program and textbook make it in FP64, [B, T, …] of all calls, and each call's rows.
 
-    ``seen`` by pair; ``expected`` by (layer, point), of what those operations read, too.
+    ``seen`` by pair; ``expected`` by (layer, point), of what those operations read, too; ``sequences``: which of these
+    rows are whose; ``slots``: how many a cache among the inputs has, where that was asked.
     """
 
     seen: dict[Pair, Array]
     expected: dict[tuple[int | None, str], Array]
     calls: list[slice]
+    sequences: tuple[Tokens, ...]
+    slots: int | None = None
+
+    @property
+    def positions(self) -> Array:
+        """The position [B, T] of every row in its sequence, −1 of padding."""
+        found = np.full((len(self.sequences), self.calls[-1].stop if self.calls else 0), -1)
+        for i, s in enumerate(self.sequences):
+            found[i, s.rows] = s.positions
+        return found
 
 
 def shown(opened: Opened, book: Textbook, case: str, exact: Sequence[Values]) -> Shown:
     """Return a case's FP64 values of every call beside the textbook's; raises UserError where they do not fit."""
-    sequences, calls = _sequences(opened, book, case, len(exact))
-    expected = book.values(sequences)
-    return Shown(_joined(book, exact, calls, len(sequences)), expected, calls)
+    ids, calls = _ids(opened, book, case, len(exact))
+    seen = _joined(book, exact, calls, len(ids))
+    sequences = _sequences(opened, book, case, (ids, calls), seen, SAME)
+    return Shown(seen, book.values(sequences, ids.shape[1]), calls, sequences)
 
 
-def own_sequences(opened: Opened, book: Textbook, case: str) -> dict[Pair, Array]:
-    """Return a case's recorded values, in their formats, as the textbook has them: [B, T, …] of all calls."""
-    sequences, calls = _sequences(opened, book, case, opened.record.calls)
+def with_slots(opened: Opened, book: Textbook, case: str, made: Shown) -> Shown:
+    """Return the same with the number of slots of a case's caches; as it is where no cache is found."""
+    inputs = [opened.tensors(case, call, "inputs") for call in range(min(2, opened.record.calls))]
+    first = {(pair.layer, pair.point): x for pair, x in made.seen.items()}
+    lead = (made.positions[:, made.calls[0]] >= 0).argmax(axis=1)
+    found = caches_of(Beginning(book.model, first, made.calls[0], inputs, lead))
+    sizes = {len(x.held) for every in found.values() for x in every.values()}
+    return made._replace(slots=sizes.pop()) if len(sizes) == 1 else made
+
+
+class Rests(NamedTuple):
+    """What a case's formula records rest on: rows of padding, where sequences start, whether keys before are known."""
+
+    padding: int
+    starts: frozenset[int]
+    known: bool
+
+
+def rests_on(made: Shown) -> Rests:
+    """Return what a case's formula records rest on."""
+    begun = [s.earlier for s in made.sequences if s.earlier.start]
+    starts, known = frozenset(e.start for e in begun), all(e.kept for e in begun)
+    return Rests(int((made.positions < 0).sum()), starts, known)
+
+
+def sentences(every: Sequence[Rests]) -> tuple[str, ...]:
+    """Return what formula records of cases rest on in words: rows that are not judged, and where sequences start."""
+    told, n = [], sum(x.padding for x in every)
+    if n:
+        rows = "row is read by no other row: it is" if n == 1 else "rows are read by no other row: they are"
+        told.append(f"{n} padding {rows} not judged against the textbook")
+    starts = sorted({x for r in every for x in r.starts})
+    if starts:
+        before = "keys and values before are those in the first call's caches"
+        if not all(r.known for r in every):
+            before = "the keys before are not known, so what attention makes is taken as it is"
+        told.append(f"sequences start at position{'s' if len(starts) > 1 else ''} {spans(starts)}; {before}")
+    return tuple(told)
+
+
+def own_sequences(opened: Opened, book: Textbook, case: str) -> tuple[dict[Pair, Array], tuple[Tokens, ...]]:
+    """Return a case's recorded values, in their formats, as the textbook has them, and which rows are whose.
+
+    Values are [B, T, …] of all calls.
+    """
+    ids, calls = _ids(opened, book, case, opened.record.calls)
     stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
     if opened.record.outputs:
         stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
-    return _joined(book, stored, calls, len(sequences))
+    seen = _joined(book, stored, calls, len(ids))
+    return seen, _sequences(opened, book, case, (ids, calls), seen, ROUNDED)
 
 
 def calls_of(opened: Opened, book: Textbook, case: str) -> list[slice]:
     """Return each call's rows of a case's sequences."""
-    return _sequences(opened, book, case, opened.record.calls)[1]
+    return _ids(opened, book, case, opened.record.calls)[1]
 
 
-def _sequences(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
+def _ids(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
     """Return the token ids [B, T] of a case's first calls, and each call's rows."""
     given = [opened.tensors(case, call, "inputs") for call in range(calls)]
-    sequences, rows = whole_sequences(given, book.tokens, book.where)
-    if sequences.size and not 0 <= sequences.min() <= sequences.max() < book.config.vocab:
-        raise UserError(f"{book.where}: tokens = {book.tokens}: that input holds numbers outside the vocabulary")
-    return sequences, rows
+    found, rows = whole_sequences(given, book.names.tokens, book.where)
+    if found.size and not 0 <= found.min() <= found.max() < book.config.vocab:
+        raise UserError(f"{book.where}: tokens = {book.names.tokens}: that input holds numbers outside the vocabulary")
+    return found, rows
+
+
+def _sequences(
+    opened: Opened, book: Textbook, case: str, given: tuple[Array, list[slice]], seen: Mapping[Pair, Array], near: float
+) -> tuple[Tokens, ...]:
+    """Return which rows of a case's calls are whose; ``near``: how far a query may be from the textbook's."""
+    ids, calls = given
+    if not calls or not ids.shape[1]:
+        return tuple(Tokens(x, np.arange(len(x))) for x in ids)
+    inputs = [opened.tensors(case, call, "inputs") for call in range(min(2, opened.record.calls))]
+    first = {(pair.layer, pair.point): x for pair, x in seen.items()}
+    real = _real(opened, book, case, given, first, near)
+    told = starts(inputs[0], book.names, len(ids), book.where)
+    lead = real[:, calls[0]].argmax(axis=1)
+    before = begun(Beginning(book.model, first, calls[0], inputs, lead), told, near)
+    return tuple(Tokens(x[r], np.flatnonzero(r), *how) for x, r, how in zip(ids, real, before, strict=True))
+
+
+def _real(
+    opened: Opened, book: Textbook, case: str, given: tuple[Array, list[slice]],
+    seen: Mapping[tuple[int | None, str], Array], near: float,
+) -> Array:  # fmt: skip
+    """Return which rows [B, T] of all calls are a sequence's and not padding: as the map says, or as is found."""
+    ids, calls = given
+    real, leaf = np.ones(ids.shape, bool), book.names.lengths
+    if leaf is None:
+        first = opened.tensors(case, 0, "inputs")
+        leaf = padding(book.model, seen, calls[0], first, book.names.tokens, near)
+    for call, rows in enumerate(calls if leaf is not None else ()):
+        x = opened.tensors(case, call, "inputs").get(str(leaf))
+        said = None if x is None else as_rows(x, len(ids), rows.stop - rows.start)
+        if said is None:
+            told = "is not there" if x is None else f"is {x.dtype} {list(x.shape)}"
+            raise UserError(
+                f"{book.where}: lengths = {leaf}: that input {told}; it holds how many rows of a call are each "
+                f"sequence's [{len(ids)}], or a mask of them [{len(ids)}, {rows.stop - rows.start}]"
+            )
+        real[:, rows] = said
+    return real
 
 
 def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch: int) -> dict[Pair, Array]:
@@ -71,12 +171,13 @@ def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch:
 
 def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> Iterator[ErrorRecord]:
     """Yield a formula record for every pair and call; ``rel_l2``: ‖shadow − textbook‖ / ‖textbook‖."""
+    at = made.positions
     for pair, seen in made.seen.items():
         expected = made.expected[pair.layer, pair.point]
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         for call, rows in enumerate(made.calls):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
-            found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows])
+            found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows], at[:, rows])
             yield _record(opened, case, call, pair.shown, pair.step, named, found)
 
 
@@ -102,19 +203,31 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
         yield _record(opened, case, call, p, layer, "reference", distance(*rows))
 
 
-def distance(seen: Array, expected: Array) -> dict[str, Any]:
-    """Return a formula record's numbers of values [B, T, …]; the worst token is counted through the batch."""
-    rows = seen.shape[0] * seen.shape[1]
+def distance(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:
+    """Return a formula record's numbers of values [B, T, …], of all rows but padding.
+
+    ``positions`` [B, T]: of rows in their sequences, −1 of padding (None: as they are counted). ``row``: of the batch.
+    """
+    every = np.indices(seen.shape[:2])[1] if positions is None else positions
+    real = every >= 0
+    if not real.any():
+        return {"skipped": "all of its rows are padding"}
+    batch, at = np.nonzero(real)[0], every[real]
+    excluded = (real.size - len(at)) * (seen[0, 0].size if real.size else 0)
+    seen, expected, rows = seen[real], expected[real], len(at)
     with np.errstate(invalid="ignore", over="ignore"):
         error = (seen - expected).reshape(rows, -1)
         off, size = np.linalg.norm(error, axis=1), np.linalg.norm(expected.reshape(rows, -1), axis=1)
         whole, base = float(np.linalg.norm(off)), float(np.linalg.norm(size))
         each = np.where(off == 0, 0.0, off / np.where(size == 0, 1.0, size))
     worst = int(np.argmax(np.where(np.isnan(each), np.inf, each)))
+    scopes = {"token": {"rel_l2": (number(each[worst]), int(at[worst]))}}
+    if len(real) > 1:
+        scopes["row"] = {"rel_l2": (number(each[worst]), int(batch[worst]))}
     return {
-        "dtype": "float64", "n": error.size, "nonfinite": int((~np.isfinite(error)).sum()),
+        "dtype": "float64", "n": error.size, "nonfinite": int((~np.isfinite(error)).sum()), "excluded": excluded,
         "max_diff": number(float(np.abs(error).max())), "rel_l2": number(whole / base if base else whole),
-        "scopes": {"token": {"rel_l2": (number(each[worst]), worst)}},
+        "scopes": scopes,
     }  # fmt: skip
 
 

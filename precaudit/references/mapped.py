@@ -3,6 +3,8 @@
 A names map (TOML) says both:
 
     tokens = 0                     # which of a call's inputs (leaves of the tuple, in order) holds token ids [B, T]
+    start = 4                      # position of the first row, or of which input [B] says it: { input = 1 }; or found
+    lengths = 2                    # which input says how many rows of a call are each sequence's [B], or which [B, T]
 
     [tensors]                      # by Hugging Face name, {i} the layer; path in the tree of parameters, einops axes
     "model.layers.{i}.self_attn.q_proj.weight" = { path = "layers/{i}/attn/q_proj/w", axes = "d h k -> (h k) d" }
@@ -34,6 +36,7 @@ from precaudit.numpy_decoder.forward import Wanted, forward
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.programs.program import Program
+from precaudit.references.sequences import Tokens
 from precaudit.runs.programs import Opened, ProgramPoint
 from precaudit.store import file_hash
 from precaudit.toml import toml_bytes
@@ -49,10 +52,18 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     axes: str = ""
 
 
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A leaf of a call's inputs, by its number."""
+
+    input: int
+
+
 class ProgramNames(Layout, frozen=True, forbid_unknown_fields=True):
     """A names map of a program."""
 
     tokens: int = 0
+    start: int | Input | None = None
+    lengths: int | None = None
     points: dict[str, Seen | str] = msgspec.field(default_factory=dict)
 
 
@@ -72,7 +83,7 @@ class Textbook:
 
     model: Model
     pairs: tuple[Pair, ...]
-    tokens: int
+    names: ProgramNames
     where: str
 
     @property
@@ -85,9 +96,10 @@ class Textbook:
         """The program's points that are held against it, with their steps."""
         return [(p.shown, p.step) for p in self.pairs]
 
-    def values(self, sequences: Array) -> dict[tuple[int | None, str], Array]:
-        """Return {(layer, point): FP64 values [B, T, …]} of token ids [B, T], of every paired point and its inputs."""
-        scaling, n = self.config.rope_scaling, sequences.shape[1]
+    def values(self, sequences: Sequence[Tokens], rows: int) -> dict[tuple[int | None, str], Array]:
+        """Return {(layer, point): FP64 values [B, rows, …]} of every paired point and its inputs; 0 in rows of none."""
+        scaling = self.config.rope_scaling
+        n = max((1 + int(s.positions[-1]) for s in sequences if len(s.rows)), default=0)
         if scaling is not None and scaling.by_length and n > scaling.original:
             raise UserError(
                 f"{n} tokens: RoPE ({scaling.kind}) depends on the length of each call beyond {scaling.original} "
@@ -95,14 +107,16 @@ class Textbook:
             )
         points = {p.point for p in self.pairs}
         points |= {name for p in points for name in inputs_of(p, self.config.sparse)}
-        found: dict[tuple[int | None, str], list[Array]] = {}
+        found: dict[tuple[int | None, str], Array] = {}
 
         def emit(i: int, layer: int | None, point: str, values: Array) -> None:
-            found.setdefault((layer, point), [np.empty(0)] * len(sequences))[i] = np.array(values)
+            held = found.setdefault((layer, point), np.zeros((len(sequences), rows, *values.shape[1:])))
+            held[i, sequences[i].rows] = values
 
-        rows = [np.arange(sequences.shape[1])] * len(sequences)
-        forward(self.model, list(sequences), [FP64], Wanted(points, None, rows), emit)
-        return {key: np.stack(values) for key, values in found.items()}
+        every = [np.arange(len(s.rows)) for s in sequences]
+        ids, earlier = [s.ids for s in sequences], [s.earlier for s in sequences]
+        forward(self.model, ids, [FP64], Wanted(points, None, every), emit, earlier=earlier)
+        return found
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,7 @@ def textbook_of(names: Names, program: Program, opened: Opened) -> Textbook:
     made = configured(_configuration(names.config, names.family), given, where)
     model = Model(made, _parameters(program.params, given, made, where))
     points = (*opened.record.points, *opened.record.outputs)
-    return Textbook(model, tuple(_pairs(given, points, made, where)), given.tokens, where)
+    return Textbook(model, tuple(_pairs(given, points, made, where)), given, where)
 
 
 def _configuration(path: Path, family: str | None) -> DecoderConfig:
@@ -262,3 +276,22 @@ def whole_sequences(calls: Sequence[Mapping[str, Array]], leaf: int, where: str)
         found.append(np.atleast_2d(x))
     edges = np.cumsum([0, *(x.shape[1] for x in found)])
     return np.concatenate(found, axis=1), [slice(int(a), int(b)) for a, b in pairwise(edges)]
+
+
+def starts(first: Mapping[str, Array], names: ProgramNames, batch: int, where: str) -> list[int] | None:
+    """Return the positions of sequences' first rows by the first call's inputs; None where the map says none."""
+    if names.start is None:
+        return None
+    if isinstance(names.start, int):
+        found = np.full(batch, names.start)
+    else:
+        x = first.get(str(names.start.input))
+        if x is None or x.dtype.kind not in "iu" or x.size not in (1, batch):
+            told = "is not there" if x is None else f"is {x.dtype} {list(x.shape)}"
+            raise UserError(
+                f"{where}: start: input {names.start.input} {told}; positions are integers: [{batch}] or one"
+            )
+        found = np.broadcast_to(x.reshape(-1), batch)
+    if (found < 0).any():
+        raise UserError(f"{where}: start: {[int(x) for x in found]}; the first position is 0")
+    return [int(x) for x in found]

@@ -86,10 +86,13 @@ def percent(x: float) -> str:
 
 
 def _first(verdicts: list[Verdict]) -> Verdict:
-    """Return the first in the program; of a program whose order of points is not known, the first recorded."""
+    """Return the first in the program; of a program whose order of points is not known, the first recorded.
+
+    The call where it begins comes before the one where it is worst.
+    """
 
     def key(v: Verdict) -> tuple[tuple[int, int], bool, int]:
-        depth = v.depth if v.phase != PROGRAM_CALL else (0, 0)
+        depth = v.depth if v.phase != PROGRAM_CALL else (v.step, 0)
         return depth, v.phase != "prefill", KINDS.index(v.kind) if v.kind in KINDS else len(KINDS)
 
     return min(verdicts, key=key)
@@ -100,7 +103,9 @@ def where(v: Verdict) -> str:
     if not v.point:
         return f"prompt {v.prompt}" if v.prompt else v.kind or "the run"
     place = v.point if v.layer is None else f"{v.point} of layer {v.layer}"
-    return f"{place}, case {v.prompt}" if v.phase == PROGRAM_CALL else f"{place}, {v.phase}" if v.phase else place
+    if v.phase == PROGRAM_CALL:
+        return f"{place}, case {v.prompt}" + (f", call {v.step}" if v.step else "")
+    return f"{place}, {v.phase}" if v.phase else place
 
 
 def how_bad(v: Verdict) -> str:

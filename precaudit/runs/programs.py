@@ -102,12 +102,13 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
 class Compared(Record, frozen=True, omit_defaults=False):
     """compared.json: which run the error records beside it are of, and their hash.
 
-    ``names``: the textbook that formula records are against, as ``Names`` has it.
+    ``names``: the textbook that formula records are against, as ``Names`` has it; ``told``: what these rest on.
     """
 
     run: str
     errors: str
     names: dict[str, str] = msgspec.field(default_factory=dict)
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

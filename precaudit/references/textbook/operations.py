@@ -12,6 +12,7 @@ from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
 from precaudit.graphs.point import Point
 from precaudit.lengths import row_lengths
 from precaudit.metrics.rows import masked, visible
+from precaudit.numpy_decoder.earlier import FIRST, Earlier
 from precaudit.numpy_decoder.honest import Form
 from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
@@ -165,19 +166,22 @@ def _on_rows(
 
 
 def of_arrays(
-    model: Model, name: str, point: str, layer: int | None, stored: Array, values: Sequence[Array]
-) -> Operation | None:
+    model: Model, name: str, point: str, layer: int | None, stored: Array, values: Sequence[Array],
+    earlier: Earlier = FIRST,
+) -> Operation | None:  # fmt: skip
     """Return an operation of a whole sequence from what it stored [T, …] and what it read, in its row's order.
 
-    ``name``: of the run. None where it is made from nothing, or a part of attention that is judged by keys.
+    ``name``: of the run; ``earlier``: what came before the first row. None where it is made from nothing, a part of
+    attention that is judged by keys, or reads keys that are not known.
     """
-    row, positions = POINTS[point], np.arange(len(stored))
-    if row.keyed or not row.inputs:
+    row, positions = POINTS[point], earlier.start + np.arange(len(stored))
+    if row.keyed or not row.inputs or (row.reads_keys and earlier.mixed):
         return None
     rule, wide = Rule.of(model.config, layer), tuple(widen(x) for x in values)
     run, magnitude = _on_rows(model, point, layer, positions, wide)
     if row.kind == "mix":
-        q, k, v = wide
+        q, (k, v) = wide[0], earlier.before(layer or 0, *wide[1:])
+        wide = (q, k, v)
         run, magnitude = _mixing(rule, positions, [k], [v], 0), lambda u: attended(q, k, v, positions, rule, u)
     part = Rows(stored, positions, ((0, slice(0, len(stored))),))
     place = Place("", "prefill", 0, layer, point)

@@ -1,0 +1,53 @@
+"""Attention of a batch in which rows are given the mask of another."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.diagnosis.named import Named, distances
+from precaudit.limits.checks import SAME
+from precaudit.mutations.forms import Inputs, made, plain
+from precaudit.numpy_decoder.rounding import FP64
+
+OTHER = "another row's mask"
+
+
+def other_mask(each: Sequence[Inputs], seen: Sequence[Array]) -> Named | None:
+    """Return which rows of a batch see as many keys as another has; None where that does not make all of them.
+
+    ``seen``: attention's output [T, H, K] of every row of the batch, in FP64.
+    """
+    if len(each) < 2 or each[0].row.kind != "mix":
+        return None
+    found: dict[int, int] = {}
+    worst, first = 0.0, ""
+    for b, o in enumerate(each):
+        off = distances(made(plain, o, FP64), seen[b])
+        if off.max() <= SAME:
+            continue
+        sizes = {len(x.values[1]): i for i, x in reversed(list(enumerate(each))) if len(x.values[1]) < len(o.values[1])}
+        left = {keys: float(distances(_seeing(o, keys), seen[b]).max()) for keys in sizes}
+        keys = min(left, key=lambda n: left[n], default=None)
+        if keys is None or not left[keys] <= SAME:
+            return None
+        first = first or f"row {b}, position {int(o.positions[np.flatnonzero(off > SAME)[0]])}"
+        found[b], worst = sizes[keys], max(worst, left[keys])
+    if not found:
+        return None
+    of = sorted(set(found.values()))
+    which, has = ("row", "has") if len(found) == 1 else ("rows", "have")
+    keys_of = ", ".join(f"row {i} has {len(each[i].values[1])}" for i in of)
+    says = f"{which} {_list(list(found))} of the batch {has} the mask of another: {keys_of} keys; first at {first}"
+    return Named(OTHER, says, worst)
+
+
+def _seeing(o: Inputs, keys: int) -> Array:
+    """Return attention's output over the first keys alone."""
+    q, k, v = o.values
+    return made(plain, replace(o, values=(q, k[:keys], v[:keys])), FP64)
+
+
+def _list(rows: Sequence[int]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, rows[:-1])), str(rows[-1]))))

@@ -1,0 +1,151 @@
+"""What makes a program's values of an operation from its own inputs, where the textbook's formula does not."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.diagnosis.masks import other_mask
+from precaudit.diagnosis.named import UNNAMED, Named, distances, norms
+from precaudit.diagnosis.scales import other_scale
+from precaudit.graphs.decoder import POINTS, inputs_of
+from precaudit.limits.checks import SAME
+from precaudit.mutations.candidates import variants
+from precaudit.mutations.fitting import Fit, fits, minimise
+from precaudit.mutations.forms import Form, Inputs, made, plain
+from precaudit.mutations.products import narrow_constants
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.policies import load_policy
+from precaudit.references.formula import Shown
+from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.sequences import Tokens
+
+EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
+FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place
+NEAR = 0.05  # of a formula that is told as the nearest where none is the one
+
+
+def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = False) -> Named | None:
+    """Return what makes the program's values of an operation from its own inputs; None where the textbook's does.
+
+    Values are FP64 on both sides, so what a form leaves is nothing, or it is not the cause. ``suspect``: what it reads
+    is not the textbook's either; then nothing is known of it unless the program shows all of that.
+    """
+    if not POINTS[pair.point].inputs:
+        return None if suspect else _entering(book, beside, pair)
+    found = [_read(book, beside, pair, name, suspect) for name in inputs_of(pair.point, book.config.sparse)]
+    if any(x is None for x in found):
+        return None
+    read = [x.values for x in found if x is not None]
+    sure = all(x.shown for x in found if x is not None) or not suspect
+    every = [seq for seq in beside.sequences if len(seq.rows)]
+    seen = [beside.seen[pair][b, seq.rows] for b, seq in enumerate(beside.sequences) if len(seq.rows)]
+    if not all(np.isfinite(x).all() for x in seen):
+        return Named(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
+    if POINTS[pair.point].reads_keys and any(seq.earlier.mixed for seq in every):
+        return None  # keys before the first row are not known
+    each = [inputs(book, pair, seq, [x[b] for x in read]) for b, seq in enumerate(beside.sequences) if len(seq.rows)]
+
+    def left(form: Form) -> float:
+        with np.errstate(all="ignore"):
+            off = np.concatenate([distances(made(form, o, FP64), x) for o, x in zip(each, seen, strict=True)])
+        return float(off.max()) if np.isfinite(off).all() else float("inf")
+
+    if left(plain) <= SAME:
+        return None
+    cached = other_mask(each, seen) or other_scale(each, seen, beside.slots)
+    if cached is not None:
+        return cached
+    policy = load_policy("fp32-highest")
+    others = [v for v in variants(pair.point, policy, book.config, pair.layer) if v.form is not plain]
+    if POINTS[pair.point].activates(book.config):
+        others += narrow_constants(book.config)
+    tried = [(left(v.form), v) for v in others]
+    best = min(tried, key=lambda x: x[0], default=None)
+    exact = None
+    if best is not None and best[0] <= SAME:
+        exact = Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
+        if best[0] <= EXACT:
+            return exact
+    for fit in fits(each[0]):
+        x = _fitted(fit, left)
+        if x is not None and (exact is None or left(fit.form(x)) <= FAR_LESS * exact.left):
+            v = fit.variant(x)
+            return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
+    if exact is not None:
+        return exact
+    if not sure:
+        return None
+    near = f"; nearest: {best[1].says}, {best[0]:.1e} off" if best is not None and best[0] <= NEAR else ""
+    return Named(UNNAMED, f"no formula that is known makes it from its own inputs{near}", 1.0)
+
+
+class Read(NamedTuple):
+    """What an operation reads [B, T, …], and whether the program shows it."""
+
+    values: Array
+    shown: bool
+
+
+def _read(book: Textbook, beside: Shown, pair: Pair, name: str, suspect: bool) -> Read | None:
+    """Return what an operation reads: as the program shows it, or as the textbook makes it.
+
+    ``suspect``: what comes before is not the textbook's; then from what the program shows, or None.
+    """
+    shown_by = {(p.layer, p.point): x for p, x in beside.seen.items()}
+    layer = (book.config.layers - 1 if pair.layer is None else pair.layer) if POINTS[name].per_layer else None
+    if (own := shown_by.get((layer, name))) is not None:
+        return Read(own, True)
+    if not suspect:
+        return Read(beside.expected[layer, name], False)
+    before = [shown_by.get((layer, source)) for source in inputs_of(name, book.config.sparse)]
+    if POINTS[name].attends or not before or any(x is None for x in before):
+        return None
+    values = np.zeros(beside.expected[pair.layer, name].shape)
+    for b, sequence in enumerate(beside.sequences):
+        rows = [x[b, sequence.rows] for x in before if x is not None]
+        context = book.model.context(layer, sequence.positions, FP64)
+        values[b, sequence.rows] = book.model.apply(name, context, rows) if len(sequence.rows) else 0
+    return Read(values, False)
+
+
+def inputs(book: Textbook, pair: Pair, sequence: Tokens, read: Sequence[Array]) -> Inputs:
+    """Return what an operation of a sequence reads, of values [T, …] of the calls' rows."""
+    values = tuple(x[sequence.rows] for x in read)
+    if POINTS[pair.point].reads_keys and pair.layer is not None:
+        values = (values[0], *sequence.earlier.before(pair.layer, values[1], values[-1]))[: len(values)]
+    return Inputs(book.model, pair.layer, pair.point, sequence.positions, values)
+
+
+def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
+    """Return by what factor the stream that enters a layer is off, where it is one; None where it is the textbook's."""
+    rows = [(b, seq.rows) for b, seq in enumerate(beside.sequences)]
+    both = (beside.seen[pair], beside.expected[pair.layer, pair.point])
+    seen, wanted = (np.concatenate([x[b, at] for b, at in rows]) for x in both)
+    factor = float(np.sum(seen * wanted) / np.sum(wanted * wanted)) if wanted.any() else 0.0
+    size = float(norms(wanted).max())
+    if norms(seen - wanted).max() <= SAME * size:
+        return None
+    if pair.layer == 0 and norms(seen - factor * wanted).max() <= SAME * size:
+        should = book.config.embed_scale
+        says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
+        return Named("embedding factor", says, 0.0)
+    return Named(UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0)
+
+
+def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:
+    """Return the number of fewest digits under which a formula leaves nothing; None where none does.
+
+    Of a number of a small effect, such as an epsilon beside a mean square of 1, every digit leaves less than SAME:
+    the first is taken that leaves no more than all of them, or than FP64 rounds.
+    """
+    x = minimise(lambda x: left(fit.form(x)), fit.grid, fit.whole)
+    if not left(fit.form(x)) <= 1e3 * SAME:
+        return None
+    allowed = min(SAME, max(EXACT, 2 * left(fit.form(x))))
+    for digits in range(12):
+        short = float(f"{x:.{digits}e}")
+        if left(fit.form(short)) <= allowed:
+            return short
+    return None

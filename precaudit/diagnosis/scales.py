@@ -1,0 +1,59 @@
+"""Attention that reads some slots of a cache times a factor: pages or blocks whose scale is another from there on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.diagnosis.named import Named, distances
+from precaudit.limits.checks import SAME
+from precaudit.mutations.fitting import logarithmic, minimise
+from precaudit.mutations.forms import Inputs, made, plain
+from precaudit.numpy_decoder.rounding import FP64
+
+OTHER = "another scale of slots"
+GRID = logarithmic(1 / 64, 64, 97)
+READ = {"keys and values": (True, True), "keys": (True, False), "values": (False, True)}
+
+
+def other_scale(each: Sequence[Inputs], seen: Sequence[Array], slots: int | None = None) -> Named | None:
+    """Return from which slot on keys or values are read times a factor; None where no such factor makes them.
+
+    ``seen``: attention's output [T, H, K] of every row of the batch, in FP64; ``slots``: how many a cache has.
+    """
+    if each[0].row.kind != "mix":
+        return None
+    off = [np.flatnonzero(distances(made(plain, o, FP64), x) > SAME) for o, x in zip(each, seen, strict=True)]
+    begun = [int(o.positions[rows[0]]) for o, rows in zip(each, off, strict=True) if len(rows)]
+    if not begun or min(begun) == 0:
+        return None
+    first = min(begun)
+    for read, which in READ.items():
+        left = _left(each, seen, first, which)
+        factor = minimise(left, GRID, whole=False)
+        for digits in range(8):
+            short = float(f"{factor:.{digits}e}")
+            if left(short) <= SAME:
+                page = 1 if slots is None else gcd(first, slots)
+                where = f"slot {first} on" + (f", page {first // page} of {page} slots each" if page > 1 else "")
+                return Named(OTHER, f"{read} are read times {short:.6g} from {where}", left(short))
+    return None
+
+
+def _left(
+    each: Sequence[Inputs], seen: Sequence[Array], first: int, which: tuple[bool, bool]
+) -> Callable[[float], float]:
+    """Return how far attention is from what was seen with keys or values from a slot on times a factor."""
+
+    def left(factor: float) -> float:
+        worst = 0.0
+        for o, x in zip(each, seen, strict=True):
+            q, *cached = o.values
+            factors = (factor if on else 1.0 for on in which)
+            scaled = [np.concatenate([c[:first], c[first:] * f]) for c, f in zip(cached, factors, strict=True)]
+            worst = max(worst, float(distances(made(plain, replace(o, values=(q, *scaled)), FP64), x).max()))
+        return worst
+
+    return left

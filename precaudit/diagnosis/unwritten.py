@@ -1,0 +1,52 @@
+"""Attention that reads a slot of a cache which nothing has written, where a sequence was begun elsewhere."""
+
+import numpy as np
+
+from precaudit.arrays import Array
+from precaudit.diagnosis.named import Named, distances
+from precaudit.graphs.decoder import KEYS, POINTS, QUERY, VALUES
+from precaudit.limits.checks import SAME
+from precaudit.numpy_decoder.model import attention
+from precaudit.numpy_decoder.operators import Rule
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.references.formula import Shown
+from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.sequences import Tokens
+
+
+def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
+    """Return what makes attention's output: keys and values of 0 between those before the first row and its own.
+
+    None where that does not make it, to 1e-6, or the program does not show what its own keys are made from.
+    """
+    its = [(b, s, s.unwritten) for b, s in enumerate(beside.sequences) if s.unwritten is not None]
+    if POINTS[pair.point].kind != "mix" or not its or pair.layer is None:
+        return None
+    shown = {(p.layer, p.point): x for p, x in beside.seen.items()}
+    read = [shown.get((pair.layer, name)) for name in (QUERY, POINTS[KEYS].inputs[0])]
+    if any(x is None for x in read):
+        return None
+    for b, sequence, empty in its:
+        q, normed = (x[b, sequence.rows] for x in read if x is not None)
+        made = (_reading(book, pair.layer, sequence, len(empty), by, q, normed) for by in (len(empty), 0))
+        seen = beside.seen[pair][b, sequence.rows]
+        left = min(float(distances(x, seen).max()) for x in made)
+        if not left <= SAME:
+            return None
+    b, sequence, empty = its[0]
+    slots = f"slot {empty.start}" if len(empty) == 1 else f"slots {empty.start} to {empty.stop - 1}"
+    says = (
+        f"attention reads {slots} of the cache, which nothing has written: {sequence.earlier.start} rows are held "
+        f"before the first call, which writes slot {empty.stop}"
+    )
+    return Named("slot never written", says, left, "state")
+
+
+def _reading(book: Textbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:
+    """Return attention's output over ``empty`` slots of 0 before a sequence's own rows, its keys turned ``by`` more."""
+    model = book.model
+    k = model.apply(KEYS, model.context(layer, s.positions + by, FP64), [normed])
+    v = model.apply(VALUES, model.context(layer, s.positions, FP64), [normed])
+    gap = np.zeros((empty, *k.shape[1:]))
+    keys, values = s.earlier.before(layer, np.concatenate([gap, k]), np.concatenate([gap, v]))
+    return attention(q, keys, values, s.positions + empty, Rule.of(book.config, layer), FP64)

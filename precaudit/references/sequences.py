@@ -1,0 +1,159 @@
+"""A case as sequences: which rows of its calls hold each one, where it starts, and what came before its first row.
+
+A program whose first call is given a filled cache goes on with sequences that were begun elsewhere. Where they start is
+what the map says, or found: by where RoPE turns the first query, where that call writes, and how much its caches hold.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from precaudit.arrays import Array, widen
+from precaudit.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
+from precaudit.numpy_decoder.earlier import FIRST, Earlier
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import FP64
+from precaudit.references.slots import NEAR, Cache, Written, caches
+
+FAR = 1 << 17  # positions that are tried where no cache bounds them
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A sequence: its token ids [n], which of the calls' rows, one after another, hold them [n], what was before.
+
+    ``unwritten``: the slots before the one of its first row that hold nothing; None where none do not, or no cache is
+    known.
+    """
+
+    ids: Array
+    rows: Array
+    earlier: Earlier = FIRST
+    unwritten: range | None = None
+
+    @property
+    def positions(self) -> Array:
+        """The position [n] of every row."""
+        return self.earlier.start + np.arange(len(self.rows))
+
+
+class Beginning(NamedTuple):
+    """What a program shows, as [B, T, …] by (layer, point), the first call's rows and the input leaves of two calls.
+
+    ``lead`` [B]: which of these rows is each sequence's first.
+    """
+
+    model: Model
+    shown: Mapping[tuple[int | None, str], Array]
+    rows: slice
+    inputs: Sequence[Mapping[str, Array]]
+    lead: Array
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        return len(self.lead)
+
+
+def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[tuple[Earlier, range | None]]:
+    """Return what came before each sequence, and the slots before its first row that hold nothing.
+
+    ``told``: positions of their first rows; ``near``: the relative distance of a query from the textbook's at its own
+    position, 1e-6 in FP64.
+    """
+    new: list[tuple[Earlier, range | None]] = [(FIRST, None)] * p.batch
+    if told is not None and not any(told):
+        return new
+    turned = [_turned(p, b, near) for b in range(p.batch)]
+    given = any(x.dtype.kind not in "iub" and widen(x).any() for x in p.inputs[0].values())
+    if told is None and (all(t == 0 for t in turned) or not given):
+        return new
+    held = caches_of(p)
+    return [_earlier(p, held, b, None if told is None else told[b], turned[b]) for b in range(p.batch)]
+
+
+def _earlier(
+    p: Beginning, held: Mapping[str, Mapping[tuple[int, int], Cache]], b: int, told: int | None, turned: int | None
+) -> tuple[Earlier, range | None]:
+    """Return what came before a sequence; ``turned``: where its first query is, None where that is not seen."""
+    layers = range(p.model.config.layers)
+    mine = {(i, name): x for name, every in held.items() for (i, n), x in every.items() if n == b}
+    if not mine or not _as_read(p, mine[0, KEYS], b, (told, turned)):
+        start = told if told is not None else turned if turned and _says(p, b, turned) else 0
+        mixed = {i: widen(p.shown[i, MIX][b]) for i in layers if (i, MIX) in p.shown} if start else {}
+        return Earlier(start, mixed=mixed), None
+    filled = np.logical_and.reduce([x.filled for x in mine.values()])
+    slot = mine[0, KEYS].slot - (p.rows.stop - p.rows.start - 1) + int(p.lead[b])  # of the first row
+    n = int(np.argmin([*filled, False]))
+    start = told if told is not None else slot if turned is None else turned
+    if told is None and not (slot - start >= 0 and filled[slot - start : slot].all()):
+        start = min(slot, n)
+    first = max(min(slot, n) - start, 0)
+    empty = range(first + start, slot)
+    gap = empty if empty and not filled[empty.start : empty.stop].any() else None
+    kept = {i: (mine[i, KEYS].held[first:][:start], mine[i, VALUES].held[first:][:start]) for i in layers}
+    return (Earlier(start, kept) if start else FIRST), gap
+
+
+def _as_read(p: Beginning, cache: Cache, b: int, at: Sequence[int | None]) -> bool:
+    """Whether a cache of keys holds them as RoPE turned them: at one of these positions, or where they were written."""
+    last = p.rows.stop - 1
+    read = widen(p.shown[0, POINTS[KEYS].inputs[0]][b, last : last + 1])
+    found = [t + last - int(p.lead[b]) for t in at if t is not None] + [cache.slot]
+    made = p.model.apply(KEYS, p.model.context(0, np.asarray(found), FP64), [np.repeat(read, len(found), axis=0)])
+    off = np.linalg.norm((made - cache.written).reshape(len(found), -1), axis=1)
+    return bool(off.min() <= NEAR * np.linalg.norm(cache.written))
+
+
+def _turned(p: Beginning, b: int, near: float) -> int | None:
+    """Return the position by which RoPE turns a sequence's first query; None where no position's is the program's."""
+    point = next((name for name in (QUERY, KEYS) if (0, name) in p.shown), None)
+    if point is None or (0, POINTS[point].inputs[0]) not in p.shown:
+        return None
+    read, seen = (widen(p.shown[0, name][b, p.rows][p.lead[b] :][:1]) for name in (POINTS[point].inputs[0], point))
+    size = np.linalg.norm(seen)
+    most = min(FAR, max([64, *(int(np.max(x, initial=0)) + 2 for x in _integers(p))]))
+    for first in range(0, most, 4096):
+        at = np.arange(first, min(most, first + 4096))
+        made = p.model.apply(point, p.model.context(0, at, FP64), [np.repeat(read, len(at), axis=0)])
+        off = np.linalg.norm((made - seen).reshape(len(at), -1), axis=1)
+        if off.min() <= near * size:
+            return int(at[np.argmin(off)])
+    return None
+
+
+def _integers(p: Beginning) -> list[Array]:
+    """Return the first call's integer inputs, and the sizes of its others, of which one may be the number of slots."""
+    first = p.inputs[0].values()
+    return [x for x in first if x.dtype.kind in "iu"] + [np.asarray(x.shape) for x in first if x.ndim > 2]
+
+
+def _says(p: Beginning, b: int, start: int) -> bool:
+    """Whether an integer among the first call's inputs is a sequence's start, and its floats hold what came before."""
+    config = p.model.config
+    least = 2 * config.layers * p.batch * start * config.kv_heads * config.head_dim
+    held = sum(int(np.count_nonzero(widen(x))) for x in p.inputs[0].values() if x.dtype.kind not in "iub")
+    said = [x for x in p.inputs[0].values() if x.dtype.kind in "iu" and x.ndim <= 2 and x.size]
+    rows = [x if x.ndim and len(x) == p.batch else np.broadcast_to(x.reshape(-1)[:1], p.batch) for x in said]
+    return held >= least / 2 and any(int(x[b].reshape(-1)[0]) == start for x in rows)
+
+
+def caches_of(p: Beginning) -> dict[str, dict[tuple[int, int], Cache]]:
+    """Return the caches of keys and values among the inputs, by (layer, sequence); none unless both are found."""
+    if len(p.inputs) < 2:
+        return {}
+    last, config, found = p.rows.stop - 1, p.model.config, {}
+    for name in CACHES:
+        source = POINTS[name].inputs[0]
+        rows = []
+        for layer in range(config.layers):
+            for b in range(p.batch):
+                if (layer, source) not in p.shown:
+                    return {}
+                read = widen(p.shown[layer, source][b, last : last + 1])
+                made = p.model.apply(name, p.model.context(layer, np.zeros(1), FP64), [read])
+                rows.append(Written(layer, b, made[0]))
+        found[name] = caches(p.inputs[0], p.inputs[1], rows, config, p.batch, turned=name == KEYS)
+    return found if all(found.values()) else {}
