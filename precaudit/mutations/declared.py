@@ -4,7 +4,7 @@ A segment is judged by its own equations, so statistics of a norm in bfloat16 ar
 they are seen: the same replay as for the decoder's own runs, on what the program recorded.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from precaudit.policies import Policy, load_policy, on_device
 from precaudit.records import Narrow, device_kind, number
 from precaudit.references.formula import calls_of, own_sequences
 from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.sequences import Tokens
 from precaudit.references.textbook.closing import yardstick
 from precaudit.references.textbook.operations import Operation, of_arrays
 from precaudit.runs.programs import Opened
@@ -33,8 +34,10 @@ def declared(opened: Opened, book: Textbook, case: str, skip: Collection[str]) -
     ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose
     inputs are shown, stored in one format.
     """
-    rows = calls_of(opened, book, case)
-    for pair, o, policy in _operations(opened, book, case, skip):
+    seen, (sequence, *_) = own_sequences(opened, book, case)
+    edges = ((rows.start, rows.stop) for rows in calls_of(opened, book, case))
+    rows = [slice(*(int(i) for i in np.searchsorted(sequence.rows, ends))) for ends in edges]
+    for pair, o, policy in _operations(opened, book, seen, sequence, skip):
         found = None if _closes(o, book, policy) else replay(o, book.model, policy)
         if found is not None and _told(found):
             for call, some in enumerate(rows):
@@ -42,10 +45,9 @@ def declared(opened: Opened, book: Textbook, case: str, skip: Collection[str]) -
 
 
 def _operations(
-    opened: Opened, book: Textbook, case: str, skip: Collection[str]
+    opened: Opened, book: Textbook, seen: Mapping[Pair, Array], sequence: Tokens, skip: Collection[str]
 ) -> Iterator[tuple[Pair, Operation, Policy]]:
     """Yield the operations of a case's first sequence that can be judged, each with the policy of its format."""
-    seen, (sequence, *_) = own_sequences(opened, book, case)
     shown = {(p.layer, p.point): x for p, x in seen.items()}
     for pair, stored in seen.items():
         read = [shown.get((_layer(book, pair, name), name)) for name in inputs_of(pair.point, book.config.sparse)]
