@@ -129,7 +129,8 @@ def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     assert one.layers == (0, 1, 2)
     assert one.prompts == ("a", "b")
     line = opened.record.points[2].source
-    assert one.says == f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
+    says = f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
+    assert one.says == f"{says}, from call 1 on", "at position 0 nothing is turned"
     assert found.exit_code == 1
 
 
