@@ -18,9 +18,9 @@ from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, holds, rounded, whole
-from precaudit.transforms.labels import assigned
 from precaudit.transforms.plant import Wanted
 from precaudit.transforms.sites import numbered
+from precaudit.transforms.statements import assigned
 from precaudit.transforms.sums import sums_narrow
 from precaudit.transforms.tag import tagged
 
