@@ -141,6 +141,16 @@ def test_two_faults_are_told_among_hostile_inputs():
     assert all(groups.values())
 
 
+def test_a_flipped_expert_is_told_by_the_line_of_its_choice():
+    found = held_to_reference("router.py:kernel")
+    assert found.exit_code == 1
+    choice, rounding = (line_of("router.py", text) for text in ("jax.lax.top_k(p", "p = p.astype"))
+    told = found.conclusions[0].partition("rounding explains it: ")[2]
+    assert told.startswith(f"tests/cases/{choice}:")
+    assert "top_k chooses 1 of 32 otherwise by the rounding at" in told
+    assert f"tests/cases/{rounding}:" in told
+
+
 NUMBERS = {"less": "3e-06", "least": "1e-06", "none": None}
 
 

@@ -10,6 +10,7 @@ from precaudit.errors import UserError
 from precaudit.gradients.awkward import awkward
 from precaudit.gradients.case import KERNEL, REFERENCE
 from precaudit.gradients.check import gradcheck
+from precaudit.gradients.flips import Choosing, taken
 from precaudit.gradients.formula import Formula, differentiated
 from precaudit.gradients.shrinking import shrunk
 from precaudit.gradients.subjects import read, write
@@ -192,6 +193,30 @@ def test_what_a_device_flushes_is_noise_and_a_factor_a_fault_still():
     how = {"seeds": 1, "hostile": False}
     assert gradcheck(weighted, weighted, draw, **how).exit_code == 0
     assert gradcheck(lambda x, a: weighted(x, a) * 1.001, weighted, draw, **how).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "take"),
+    [
+        (lambda x: jnp.argsort(x, axis=0), lambda x, i: np.take_along_axis(x, i, 0)),
+        (lambda x: jnp.argmax(x, -1), lambda x, i: np.take_along_axis(x, i[:, None], 1)[:, 0]),
+        (lambda x: jax.lax.top_k(x, 2)[1], lambda x, i: np.take_along_axis(x, i, 1)),
+    ],
+)
+def test_fp64_goes_on_with_the_choices_of_a_run(choice, take):
+    x, y = (np.random.default_rng(seed).standard_normal((5, 4)).astype(np.float32) for seed in range(2))
+
+    def chosen(x):
+        i = choice(x)
+        return jnp.take_along_axis(x, i if i.ndim == 2 else i[:, None], 0 if i.shape == x.shape else 1)
+
+    made = jax.make_jaxpr(chosen)(x)
+    (other,) = taken(made, (y,), None)
+    with jax.enable_x64(True):
+        one = Choosing(None, [other])
+        (out,) = one.run(made.jaxpr, made.consts, (x,))
+    np.testing.assert_array_equal(np.asarray(out).reshape(take(x, other).shape), take(x, other))
+    np.testing.assert_array_equal(one.made[0][2], taken(made, (x,), None)[0])
 
 
 def test_lost_determinism_is_found():

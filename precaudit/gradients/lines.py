@@ -1,6 +1,6 @@
 """Which line of a function rounds most: its program with the roundings of one line, all else in FP64."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +8,10 @@ import jax
 import numpy as np
 
 from precaudit.arrays import Array
+from precaudit.gradients.flips import Choosing, chooses, taken
 from precaudit.gradients.formula import EFFORT, Formula
-from precaudit.transforms.emulate import Emulated, Realisation
-from precaudit.transforms.jax_versions import source
-from precaudit.transforms.subnormals import device_flushes
+from precaudit.transforms.strict import STRICTLY
 from precaudit.transforms.wide import up
-
-
-class OneLine(Emulated):
-    """Rounds what the equations of one line give."""
-
-    def __init__(self, line: str) -> None:
-        super().__init__({}, (), Realisation(flush=device_flushes()))
-        self.line = line
-
-    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """Evaluate one operation, in FP64 unless the line made it."""
-        if source(equation) == self.line:
-            return super().operation(equation, inputs)
-        return super(Emulated, self).operation(equation, inputs)
 
 
 def shares(
@@ -34,17 +19,54 @@ def shares(
 ) -> list[tuple[str, float]]:
     """Return ``(line, ‖error‖² of it alone / that of all lines)`` of one leaf, the largest first.
 
-    Roundings of different lines add up as errors that are independent do.
+    Roundings of different lines add up as errors that are independent do. Where the function chooses otherwise than
+    FP64 does, that is an error of the choice's line, and all others' are those that are left with its choices.
     """
     found = []
+    held = formula.leaves(cotangents, inputs)
+    chosen = None
+    if chooses(formula.jaxpr.jaxpr):
+        chosen = taken(formula.jaxpr, held, STRICTLY if formula.strict else None)
     with jax.enable_x64(True):
-        held = formula.leaves(cotangents, inputs)
+        if chosen is not None:
+            own, names = _made(formula, None, held)
+            off = [(name, np.sum(a != b), a.size) for name, a, b in zip(names, own[1], chosen, strict=True)]
+            if (first := next((i for i, x in enumerate(off) if x[1]), None)) is not None:
+                name, n, size = off[first]
+                middle = np.asarray(_made(formula, None, held, chosen)[0][0][leaf], np.float64)
+                alone = (x for x in formula.narrow() if _turns(_made(formula, x, held)[0][1], chosen, first))
+                by = f" by the rounding at {short(line)}" if (line := next(alone, None)) is not None else ""
+                found.append((f"{name} chooses {n:,} of {size:,} otherwise{by}", _energy(middle, exact)))
+                exact = middle
         for line in formula.narrow():
-            made = np.asarray(jax.jit(_rounding(formula, line), compiler_options=EFFORT)(*held)[leaf], np.float64)
-            error = np.where(np.isfinite(made - exact), made - exact, 0.0)
-            found.append((line, float(np.sum(error**2))))
+            found.append((line, _energy(np.asarray(_made(formula, line, held, chosen)[0][0][leaf], np.float64), exact)))
     total = sum(size for _, size in found)
     return sorted(((line, size / total) for line, size in found if size), key=lambda x: -x[1])
+
+
+def _made(
+    formula: Formula, line: str | None, leaves: Sequence[Any], chosen: Sequence[Array] | None = None
+) -> tuple[tuple[list[Any], list[Array]], list[str]]:
+    """Return (leaves, choices) of a function in FP64 but for one line, and each choice's line and operation."""
+    names: list[str] = []
+
+    def run(held: Any, given: Any) -> tuple[list[Any], list[Any]]:
+        one = Choosing(line, given)
+        out = [up(x) for x in one.run(formula.jaxpr.jaxpr, formula.jaxpr.consts, held)]
+        names[:] = [f"{where}: {name}" for where, name, _ in one.made]
+        return out, [x for *_, x in one.made]
+
+    out, own = jax.jit(run, compiler_options=EFFORT)(list(leaves), chosen)
+    return (out, [np.asarray(x) for x in own]), names
+
+
+def _turns(own: Sequence[Array], chosen: Sequence[Array], i: int) -> bool:
+    return np.array_equal(own[i], chosen[i])
+
+
+def _energy(made: Array, exact: Array) -> float:
+    error = made - exact
+    return float(np.sum(np.where(np.isfinite(error), error, 0.0) ** 2))
 
 
 def inside(
@@ -61,13 +83,6 @@ def inside(
         found.append((place, float(np.sum(np.where(np.isfinite(error), error, 0.0) ** 2))))
     total = sum(size for _, size in found)
     return sorted(((place, size / total) for place, size in found if size), key=lambda x: -x[1])
-
-
-def _rounding(formula: Formula, line: str) -> Callable[..., list[Any]]:
-    def run(*held: Any) -> list[Any]:
-        return [up(x) for x in OneLine(line).run(formula.jaxpr.jaxpr, formula.jaxpr.consts, held)]
-
-    return run
 
 
 def short(line: str) -> str:
