@@ -109,6 +109,16 @@ def test_parquet_keeps_formats(which, request, tmp_path):
     pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "errors.parquet"), errors_frame(errors_of(source)))
 
 
+@pytest.mark.parametrize("which", ["folder", "own"])
+def test_tables_in_parts_are_the_table(which, request, tmp_path, monkeypatch):
+    source = request.getfixturevalue(which)
+    whole = errors_frame(errors_of(source))
+    monkeypatch.setattr(exports, "ROWS", 3)
+    assert export(source, "--csv", tmp_path / "errors.csv", "--parquet", tmp_path / "errors.parquet") == 0
+    assert (tmp_path / "errors.csv").read_bytes() == exports.csv(whole)
+    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "errors.parquet"), whole)
+
+
 def test_negative_and_missing_numbers_stay_numbers():
     e = ErrorRecord(
         prompt="-1", phase="prefill", step=0, layer=3, point="q", kind="local", candidate="c", reference="r",

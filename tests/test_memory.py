@@ -41,7 +41,8 @@ def growth(command, short, long, *more):
     """Return by how many MB the peak of a command grows from a short run to a long one, and what it printed."""
     before = peak(command, str(short), *more)
     after = peak(command, str(long), *more)
-    assert before[2] == after[2] in (0, 3), (before[3], after[3])
+    # one prompt many times is no sample of prompts: pooled medians may fail
+    assert {before[2], after[2]} <= {0, 1, 3}, (before[3], after[3])
     return after[0] - before[0], after[3]
 
 
@@ -53,6 +54,17 @@ def test_the_gate_of_many_records(kind, runs):
     times = count // len((short / "errors.jsonl").read_bytes().splitlines())
     for status, n in gate(short).counts.items():
         assert f"{times * n:,} {status}" in said
+
+
+@pytest.mark.parametrize("kind", ["model", "program"])
+def test_the_table_of_many_records(kind, runs, tmp_path):
+    short, long, count = runs[kind]
+    pytest.importorskip("pandas")
+    grown, said = growth("export", short, long, "--csv", str(tmp_path / "e.csv"))
+    assert grown < 80, grown
+    assert f"{count:,} records" in said
+    with (tmp_path / "e.csv").open() as f:
+        assert sum(1 for _ in f) == count + 1
 
 
 def test_the_gate_of_a_file_of_many_records(runs):

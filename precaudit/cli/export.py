@@ -41,28 +41,25 @@ def command(
 def _read(run: Path) -> tuple[Any, Any]:
     """Return a run's error records and how the default rules judge them; raises UserError where it was not compared."""
     from precaudit.judging.gate import gate
-    from precaudit.judging.programs import errors_of
+    from precaudit.judging.programs import filed_errors
     from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.runs.written import recall
 
     if is_program_run(run):
-        return errors_of(open_program_run(run)), gate(run)
-    found = recall(run)
+        return filed_errors(open_program_run(run)), gate(run)
+    found = recall(run, held=False)
     return found.errors, gate(found)
 
 
 def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
-    if as_csv is None and parquet is None:
-        return
-    from precaudit.cli._judged import write
-    from precaudit.frames import errors_frame
     from precaudit.reports import exports
+    from precaudit.writing import whole
 
-    frame = errors_frame(errors)
-    if as_csv is not None:
-        write(as_csv, exports.csv(frame))
-    if parquet is not None:
-        write(parquet, exports.parquet(frame))
+    for path, write in ((as_csv, exports.write_csv), (parquet, exports.write_parquet)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole(path) as f:
+                write(f, errors)
 
 
 def _logs(run: Path, errors: Any, judgement: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:

@@ -6,18 +6,21 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from unittest.mock import patch
 
 from precaudit.errors import UserError
+from precaudit.frames import errors_frame
 from precaudit.records import ErrorRecord, value
 from precaudit.reports.escaping import csv as cell
 from precaudit.reports.escaping import markdown
 from precaudit.writing import temporary
 
 EXTRAS = {"pandas": "frames", "pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}
+ROWS = 5_000  # of a table that are made at a time
 
 
 class Scalar(NamedTuple):
@@ -44,7 +47,35 @@ def free(*folders: Path) -> None:
             raise UserError(f"{folder} exists: choose another folder")
 
 
-def csv(frame: Any) -> bytes:
+def parts(errors: Iterable[ErrorRecord]) -> Iterator[Any]:
+    """Yield error records as frames of so many rows, one frame at least."""
+    left, first = iter(errors), True
+    while (some := list(islice(left, ROWS))) or first:
+        yield errors_frame(some)
+        first = False
+
+
+def write_csv(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
+    """Write error records into a file as CSV, as ``csv`` has them, a part at a time."""
+    for i, frame in enumerate(parts(errors)):
+        f.write(csv(frame, head=i == 0))
+
+
+def write_parquet(f: BinaryIO, errors: Iterable[ErrorRecord]) -> None:
+    """Write error records into a file as Parquet, whose columns keep their formats; a row group a part."""
+    needs("pyarrow")
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    frames = parts(errors)
+    first = pyarrow.Table.from_pandas(next(frames), preserve_index=False)
+    with ParquetWriter(f, first.schema) as table:
+        table.write_table(first)
+        for frame in frames:
+            table.write_table(pyarrow.Table.from_pandas(frame, schema=first.schema, preserve_index=False))
+
+
+def csv(frame: Any, head: bool = True) -> bytes:
     """Return a frame as CSV: texts in quotes, none that a spreadsheet takes for a formula; numbers as they are."""
     import csv as format_of
 
@@ -52,13 +83,8 @@ def csv(frame: Any) -> bytes:
     for name, dtype in frame.dtypes.items():
         if dtype == "string":
             shown[name] = frame[name].map(cell, na_action="ignore").astype("string")
-    return str(shown.to_csv(index=False, quoting=format_of.QUOTE_NONNUMERIC, lineterminator="\n")).encode()
-
-
-def parquet(frame: Any) -> bytes:
-    """Return a frame as Parquet, whose columns keep their formats."""
-    needs("pyarrow")
-    return bytes(frame.to_parquet(None, engine="pyarrow", index=False))
+    text = shown.to_csv(index=False, header=head, quoting=format_of.QUOTE_NONNUMERIC, lineterminator="\n")
+    return str(text).encode()
 
 
 def scalars(errors: Iterable[ErrorRecord]) -> Iterator[Scalar]:
