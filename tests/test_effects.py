@@ -220,6 +220,45 @@ def test_what_only_moves_a_raised_value_rounds_nothing(tmp_path):
     assert float(line.gain) > 0.99
 
 
+def test_a_rounding_by_reduce_precision_is_tried_and_told_beside_the_real_size(tmp_path):
+    def call(params, x):
+        wide = jnp.dot(x, params["head"], preferred_element_type=jnp.float32)
+        return jax.lax.reduce_precision(wide, 8, 3)
+
+    program, opened = run(call, tmp_path / "run")
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin")
+    (line,) = found.effects.lines
+    assert line.text == ("return jax.lax.reduce_precision(wide, 8, 3)",)
+    assert float(line.gain) > 0.99
+    exact = np.asarray(INPUT, np.float64) @ np.asarray(WEIGHTS["head"], np.float64)
+    made = np.asarray(jax.jit(call)(WEIGHTS, INPUT), np.float64)
+    assert float(line.real) == pytest.approx(np.mean([kl(e, m) for e, m in zip(exact, made, strict=True)]), rel=1e-6)
+    (told,) = (x for x in text(found, []) if x.startswith("To change"))
+    assert "as it ran), and" in told
+
+
+def test_a_size_that_is_far_from_the_real_one_is_said_to_be_the_emulations():
+    line = LineRemedy(
+        run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(8.3e-2, 1e-2), all=0.0,
+        flips=(0, 0), rows=1, gain=0.88, error=0.01, bytes=0, real=1.3e-4,
+    )  # fmt: skip
+    said = text(Diagnosed((), (), 1, effects=module.Effects(lines=(line,))), [])
+    assert any("8.3e-2 (1.3e-4 as it ran)" in x for x in said)
+    assert any("farther off than the program was" in x for x in said)
+
+
+def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
+    def call(params, x):
+        return (1e4 * x.astype(jnp.float32)).astype(jnp.float8_e4m3fn).astype(jnp.float32)
+
+    program, opened = run(call, tmp_path / "run", outputs="y")
+    compare(opened, program)
+    said = text(diagnose(opened, program, objective="margin"), [])
+    assert not any("nan" in x for x in said if x.startswith(("To change", "  ", "Output")))
+    assert f"To change: unknown: {module.NOT_FINITE}" in said
+
+
 def test_the_bytes_a_line_takes_more_are_to_float32(tmp_path):
     def call(x):
         eight = x.astype(jnp.float8_e4m3fn)

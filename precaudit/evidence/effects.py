@@ -22,7 +22,7 @@ from precaudit.metrics.logits import kl, top_ids
 from precaudit.metrics.sizes import norm, ratio
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
-from precaudit.records import number
+from precaudit.records import number, value
 from precaudit.references.traced.forward import ROUNDED, effort, states_of
 from precaudit.runs.programs import MANIFEST, Opened
 from precaudit.store import file_hash
@@ -38,6 +38,7 @@ BASE = 4  # times as many of what every gain is measured from
 WORTH = 0.1  # of the size that a line takes away for it to be worth a word
 MOST = 4  # lines that are tried together
 DISTANCE = "distance"
+NOT_FINITE = "in FP64, or as its equations round, it is not finite"
 UNNAMED = 'no output is named: Program(..., outputs="logits"), or another name, says what matters'
 UNLIFTED = (CannotLift, NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError)
 
@@ -84,6 +85,10 @@ class Last:
     def inputs(self, case: str) -> tuple[Any, ...]:
         """Return what a case's call was given."""
         return self.program.inputs(self.opened.tensors(case, self.call, "inputs"))
+
+    def recorded(self, case: str) -> Array:
+        """Return the output that is looked at as it was recorded, rows [R, N] in FP64."""
+        return np.asarray(_rows(widen(self.opened.tensors(case, self.call, "outputs")[self.output])))
 
     def held(self, case: str) -> dict[str, Array]:
         """Return what the call's loops decided."""
@@ -135,26 +140,29 @@ def effects(opened: Opened, program: Program, made: Tagged, objective: str, tell
 
 def _shares(last: Last, cases: Sequence[str], objective: str, tell: Advance) -> Iterator[Shares]:
     """Yield the shares of every case."""
-    how = effort(last.made)
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.jit(function, compiler_options=how)
-
+    ways = [partial(jax.jit, compiler_options=how) for how in (effort(last.made), None)]
     with jax.enable_x64(True):
-        exactly = compiled(whole(last.jaxpr, None))
+        exactly = [compiled(whole(last.jaxpr, None)) for compiled in ways]
         for i, case in enumerate(cases):
             tell(i, len(cases), "gradients of the output")
             try:
-                yield _shared(last, case, objective, exactly, compiled)
+                each = (_shared(last, case, objective, *way) for way in zip(exactly, ways, strict=True))
+                yield next((x for x in each if x.unknown or _known(x)), unknown_shares(case, NOT_FINITE, objective))
             except UNLIFTED as error:
                 yield unknown_shares(case, _first(error), objective)
+
+
+def _known(found: Shares) -> bool:
+    """Whether all numbers are finite; of a program that XLA optimises little they may not be, and are by default."""
+    numbers = [found.fp64, found.change, found.explained, *(s.share for s in found.shares)]
+    return bool(np.isfinite([value(x) for x in numbers]).all())
 
 
 def _shared(last: Last, case: str, objective: str, exactly: Any, compiled: Callable[..., Any]) -> Shares:
     """Return the shares in the row of logits that is farthest from FP64's, or in the whole output."""
     if last.opened.record.layers is not None:
         return unknown_shares(case, "some layers were not recorded; trace without --layers", objective)
-    recorded = _rows(widen(last.opened.tensors(case, last.call, "outputs")[last.output]))
+    recorded = last.recorded(case)
     values = {n: x for n, x in last.opened.tensors(case, last.call, "taps").items() if _floats(n, x)}
     if not all(np.isfinite(x).all() for x in (recorded, *map(widen, values.values()))):
         return unknown_shares(case, "values that were recorded are not finite", objective)
@@ -190,7 +198,7 @@ class Trial:
     """A program's lines that round to less than float32, and what its output is with some of them raised to it.
 
     ``sizes``: bytes that each line's results take more then; ``exact``: rows [R, N] of each case in FP64; ``leaves``:
-    parameters and inputs of each.
+    parameters and inputs of each; ``real``: how far the output was as it ran.
     """
 
     last: Last
@@ -198,11 +206,15 @@ class Trial:
     exact: dict[str, Array]
     leaves: dict[str, list[Any]]
     raised: Callable[..., Any]
+    real: float
 
     @classmethod
-    def of(cls, last: Last, cases: Sequence[str]) -> "Trial":
-        """Compile a program for its lines to be tried on cases; raises as the FP64 shadow does."""
-        jaxpr, how = last.jaxpr, effort(last.made)
+    def of(cls, last: Last, cases: Sequence[str], how: dict[str, Any] | None) -> "Trial":
+        """Compile a program for its lines to be tried on cases; raises as the FP64 shadow does.
+
+        ``how``: the compiler's options.
+        """
+        jaxpr = last.jaxpr
         sizes = rounding_lines(last.made.jaxpr.jaxpr)
         exactly = jax.jit(whole(jaxpr, None), compiler_options=how)
         raised = jax.jit(raising(jaxpr, ROUNDED, tuple(sizes)), compiler_options=how)
@@ -212,7 +224,8 @@ class Trial:
             if sizes
             else {}
         )
-        return cls(last, sizes, exact, leaves, raised)
+        each = [_distance(x, last.recorded(c), last.distributions)[0] for c, x in exact.items()]
+        return cls(last, sizes, exact, leaves, raised, float(np.mean(each)) if each else 0.0)
 
     @property
     def rows(self) -> int:
@@ -248,24 +261,29 @@ class Trial:
             flips=(round(before.flips / BASE), after.flips), rows=self.rows * self.draws,
             gain=number((before.size - after.size) / size),
             error=number(float(np.hypot(before.error, after.error)) / size),
-            bytes=sum(self.sizes[lines[i]] for i in which),
+            bytes=sum(self.sizes[lines[i]] for i in which), real=number(self.real),
         )  # fmt: skip
 
 
 def _lines(last: Last, tell: Advance) -> Iterator[LineRemedy]:
     """Yield what each line that rounds gains in float32 alone, largest gain first; then those that help, together."""
     with jax.enable_x64(True):
-        trial = Trial.of(last, last.opened.record.cases[:TRIED])
-        n = len(trial.sizes)
-        if not n:
-            return
-        tell(0, n + 2, "lines in float32")
-        before, best = trial.measured((), BASE), trial.measured(range(n))
+        for how in (effort(last.made), None):
+            trial = Trial.of(last, last.opened.record.cases[:TRIED], how)
+            n = len(trial.sizes)
+            if not n:
+                return
+            tell(0, n + 2, "lines in float32")
+            before, best = trial.measured((), BASE), trial.measured(range(n))
+            if np.isfinite([before.size, best.size]).all():
+                break
+        else:
+            raise ValueError(NOT_FINITE)
         found = []
         for i in range(n):
             tell(i + 1, n + 2, "lines in float32")
             found.append((i, trial.remedy((i,), before, best)))
-        found.sort(key=lambda f: -float(f[1].gain))
+        found = sorted((f for f in found if np.isfinite(value(f[1].gain))), key=lambda f: -float(f[1].gain))
         yield from (r for _, r in found)
         helps = [i for i, r in found if worth(r)][:MOST]
         if len(helps) > 1:

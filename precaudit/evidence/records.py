@@ -72,7 +72,7 @@ class LineRemedy(Record, frozen=True, omit_defaults=False):
     Emulated: ``size`` is the mean KL of the rows of ``output`` from FP64 in nats, or its relative distance
     (``measure``), over realisations of the program's rounding; ``all``: the same with every line in float32; ``flips``:
     of top-1 in ``rows``; ``gain``: the share of size that is gone, ``error`` its standard error; ``bytes``: that their
-    results take more. ``run``: hash of program.json.
+    results take more. ``real``: the size as the program ran, not emulated. ``run``: hash of program.json.
     """
 
     run: str
@@ -87,6 +87,7 @@ class LineRemedy(Record, frozen=True, omit_defaults=False):
     gain: Number
     error: Number
     bytes: int
+    real: Number | None = None
 
 
 class Differs(Record, frozen=True, omit_defaults=False):

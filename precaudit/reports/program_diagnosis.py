@@ -15,6 +15,7 @@ from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS
 from precaudit.reports.tables import short
 
+FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
 LEAST = 3  # steps of a point that tell how its error grows
 
 
@@ -51,10 +52,13 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
         return
     first, several = lines[0], sum(len(r.sources) == 1 for r in lines)
     what = "KL from FP64" if first.measure == "kl" else f"distance of {first.output} from FP64"
+    ran = "" if first.real is None else f" ({short(first.real)} as it ran)"
     yield (
-        f"To change, emulated: {what} is {short(first.size[0])}, and {short(first.all)} with all {several} lines that "
-        "round to less in float32"
+        f"To change, emulated: {what} is {short(first.size[0])}{ran}, and {short(first.all)} with all {several} lines "
+        "that round to less in float32"
     )
+    if first.real is not None and value(first.size[0]) > FAR * value(first.real):
+        yield "  the emulation is farther off than the program was: what lines gain is the emulation's, and less here"
     shown = [r for r in lines if verbose or worth(r)]
     single = [r for r in shown if len(r.sources) == 1]
     for r in [*single[: None if verbose else MOST], *(r for r in shown if len(r.sources) > 1)]:

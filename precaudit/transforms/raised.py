@@ -22,6 +22,7 @@ from precaudit.transforms.shadow import Lift
 from precaudit.transforms.sums import float_bits
 
 WIDE = np.dtype(np.float32)
+MANTISSA = 23  # bits of float32's
 
 
 class Line(NamedTuple):
@@ -52,7 +53,7 @@ def rounding_lines(jaxpr: Any, times: int = 1) -> dict[Line, int]:
                 found[inner] = found.get(inner, 0) + size
         if not inside and e.primitive.name not in EXACT and (line := line_of(e)) is not None:
             size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
-            if size:
+            if size or _reduces(e):
                 found[line] = found.get(line, 0) + times * size
     return found
 
@@ -98,7 +99,10 @@ class _Raised(Emulated):
         line = line_of(equation)
         self.place = None if line is None else self.order.get(line)
         self.moved = equation.primitive.name in EXACT
-        return super().operation(equation, inputs)
+        out = super().operation(equation, inputs)
+        if self.place is None or not _reduces(equation):
+            return out
+        return [jnp.where(self.raised[self.place], inputs[0], out[0])]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
         """Return a result as its format holds it, or float32 where that is raised."""
@@ -110,6 +114,11 @@ class _Raised(Emulated):
         if self.place is None:
             return narrow
         return jnp.where(self.raised[self.place], rounded(x, WIDE, factor), narrow)
+
+
+def _reduces(equation: Any) -> bool:
+    """Whether an equation rounds to less than float32 and gives that in a wider format: no compiler leaves it out."""
+    return equation.primitive.name == "reduce_precision" and equation.params["mantissa_bits"] < MANTISSA
 
 
 def _narrow(variable: Any) -> int:
