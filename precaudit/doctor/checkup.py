@@ -11,7 +11,8 @@ from precaudit.doctor import caches, machine, packages
 class Checkup:
     """What is here. ``broken``: what must be mended, each with what to do; ``heard``: what JAX said of a device.
 
-    ``lacking``: what is not supported here, in sentences; ``disk``: bytes free {folder: bytes}.
+    ``lacking``: what is not supported here, in sentences; ``disk``: bytes free {folder: bytes}. ``sums``: which
+    products JAX's default device sums in 16 bits.
     """
 
     broken: tuple[str, ...]
@@ -25,6 +26,7 @@ class Checkup:
     terminal: dict[str, str]
     completion: tuple[str, str]
     lacking: tuple[str, ...]
+    sums: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -42,7 +44,7 @@ def examine() -> Checkup:
         broken=tuple(_broken(platforms, heard)), versions=packages.versions(), devices=kinds, heard=tuple(heard),
         caches=caches.found(), disk={str(kept): machine.free(kept), str(here): machine.free(here)},
         memory=machine.memory(), extras=packages.extras(), terminal=machine.terminal(),
-        completion=machine.completion(), lacking=tuple(_lacking(platforms)),
+        completion=machine.completion(), lacking=tuple(_lacking(platforms)), sums=_sums(platforms),
     )  # fmt: skip
 
 
@@ -76,6 +78,16 @@ def _lacking(platforms: list[str]) -> Iterator[str]:
         if not there:
             yield f"The model {name} is not installed: {line}"
     yield "torch is not needed."
+
+
+def _sums(platforms: list[str]) -> tuple[str, ...]:
+    """Return which products of 16-bit floats are summed in 16 bits; that none is where all are summed in float32."""
+    if not platforms:
+        return ()
+    from precaudit.probing.narrow_sums import narrow_sums
+
+    found = tuple(x.text(platforms[0]) for x in narrow_sums())
+    return found or (f"bfloat16 and float16 products are summed in float32 on this {platforms[0]}",)
 
 
 def _refused(platform: str) -> list[str]:

@@ -10,6 +10,7 @@ from precaudit.frames import REAL, Column, flat, frame, joined
 from precaudit.judging.gate import Judgement
 from precaudit.probing.limits import judged, parse
 from precaudit.probing.measuring import measure, point
+from precaudit.probing.narrow_sums import narrow_sums
 from precaudit.probing.shapes import DEFAULT, FORMATS, Shape, parse_formats, parse_shape
 from precaudit.probing.ways import ways
 from precaudit.progress import Advance, silent
@@ -76,6 +77,7 @@ def probe(
 
             records += measure(shape, forms, one, target, timed, within)
     notes = [note for t in [target] if t is not None and (note := untested(libtpu_version() or ""))]
+    notes += [x.text(platform_of(one)) for x in narrow_sums(one)]
     return Probed(
         str(one.device_kind), platform_of(one), target.name if target else None, tuple(records),
         judged("probe", records, limits) if limits else None, tuple(notes),

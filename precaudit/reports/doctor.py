@@ -24,6 +24,8 @@ def lines(c: Checkup, width: int | None) -> Iterator[str]:
     free = ", ".join(f"{'?' if n is None else _size(n)} in {folder}" for folder, n in c.disk.items())
     yield from _row("disk free", free, width)
     yield from _row("memory", ", ".join(f"{_size(n)} {what}" for what, n in c.memory.items()) or "?", width)
+    for i, text in enumerate(c.sums):
+        yield from _row("" if i else "sums", text, width)
     yield from _extras(c, width)
     yield from _row("terminal", ", ".join(f"{k} {v}" for k, v in c.terminal.items()), width)
     line, file = c.completion
