@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 from precaudit.configs import from_config_json
 from precaudit.diagnosis.masks import other_mask
 from precaudit.diagnosis.scales import other_scale
+from precaudit.judging.programs import placed
+from precaudit.judging.verdicts import Verdict
 from precaudit.mutations.forms import Inputs, made, plain
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.places import calls_text, layers_text
+from precaudit.runs.programs import ProgramPoint
 
+SHAPES = {"batch": (3, 8, 64), "alone": (1, 24, 64), "rows": (24, 64), "heads": (3, 2, 4, 16)}
 CONFIG = from_config_json(
     msgspec.json.decode((Path(__file__).parent / "cases" / "decoder.json").read_bytes()), "decoder.json"
 )
@@ -72,6 +77,14 @@ def test_other_values_in_some_slots_are_no_scale():
         return k, np.concatenate([v[:4], v[4:] + 0.1])
 
     assert other_scale(each, seen(each, other), 12) is None
+
+
+def test_rows_of_a_batch_are_told_as_rows():
+    points = tuple(ProgramPoint(n, shape, (), "bfloat16", "", "", "mul") for n, shape in SHAPES.items())
+    opened = SimpleNamespace(record=SimpleNamespace(points=points, outputs=()))
+    verdicts = [Verdict(status="fail", kind="local", point=n, scope="token", index=23) for n in SHAPES]
+    verdicts += [Verdict(status="fail", kind="formula", point="batch", scope="token", index=23)]
+    assert [v.index for v in placed(verdicts, opened)] == [(2, 7), 23, 23, (2, 1, 3), 23]
 
 
 def test_calls_and_layers_in_words():

@@ -23,7 +23,7 @@ from precaudit.mutations.variants import Variant
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import prepared, trace
 from precaudit.records import value, write_lines
-from precaudit.references.formula import distance, shown
+from precaudit.references.formula import distance, shown, textbook_errors
 from precaudit.references.mapped import Names, textbook_of
 from precaudit.references.traced.forward import Chains, recorded_calls
 from precaudit.runs.programs import open_program_run
@@ -132,6 +132,19 @@ def test_a_finding_names_points_layers_lines_and_the_number(tmp_path):
     says = f"RoPE base is 500000, the configuration says 10000: q of layers 0 to 2 (query~1, {line})"
     assert one.says == f"{says}, from call 1 on", "at position 0 nothing is turned"
     assert found.exit_code == 1
+
+
+def test_caches_are_held_against_the_textbook_where_a_map_names_them(recorded, tmp_path):
+    program, opened = recorded
+    cached = '[points]\nk_cache = "keys"\nv_cache = { name = "values", axes = "s h k -> 1 s h k" }'
+    (tmp_path / "names.toml").write_text(MAP.read_text().replace("[points]", cached))
+    book = textbook_of(Names(tmp_path / "names.toml", CONFIG), program, opened)
+    made = shown(opened, book, "a", beside(program, opened)[2])
+    assert {(p.point, p.layer) for p in made.caches} == {(n, i) for n in ("k_cache", "v_cache") for i in range(3)}
+    found = [e for e in textbook_errors(opened, book, "a", made) if e.point in ("keys", "values")]
+    assert len(found) == 2 * 3 * 4
+    assert max(value(e.rel_l2) for e in found) <= 1e-9
+    assert {e.n for e in found if e.step == 3} == {4 * 64}
 
 
 def tapped(folder, old="", new=""):

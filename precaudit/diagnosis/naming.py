@@ -34,10 +34,10 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
     """
     if not POINTS[pair.point].inputs:
         return None if suspect else _entering(book, beside, pair)
-    found = [_read(book, beside, pair, name, suspect) for name in inputs_of(pair.point, book.config.sparse)]
+    found = [read(book, beside, pair, name, suspect) for name in inputs_of(pair.point, book.config.sparse)]
     if any(x is None for x in found):
         return None
-    read = [x.values for x in found if x is not None]
+    values = [x.values for x in found if x is not None]
     sure = all(x.shown for x in found if x is not None) or not suspect
     every = [seq for seq in beside.sequences if len(seq.rows)]
     seen = [beside.seen[pair][b, seq.rows] for b, seq in enumerate(beside.sequences) if len(seq.rows)]
@@ -45,7 +45,7 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
         return Named(UNNAMED, "it holds NaN or infinity in FP64, too", 1.0)
     if POINTS[pair.point].reads_keys and any(seq.earlier.mixed for seq in every):
         return None  # keys before the first row are not known
-    each = [inputs(book, pair, seq, [x[b] for x in read]) for b, seq in enumerate(beside.sequences) if len(seq.rows)]
+    each = [inputs(book, pair, seq, [x[b] for x in values]) for b, seq in enumerate(beside.sequences) if len(seq.rows)]
 
     def left(form: Form) -> float:
         with np.errstate(all="ignore"):
@@ -88,7 +88,7 @@ class Read(NamedTuple):
     shown: bool
 
 
-def _read(book: Textbook, beside: Shown, pair: Pair, name: str, suspect: bool) -> Read | None:
+def read(book: Textbook, beside: Shown, pair: Pair, name: str, suspect: bool) -> Read | None:
     """Return what an operation reads: as the program shows it, or as the textbook makes it.
 
     ``suspect``: what comes before is not the textbook's; then from what the program shows, or None.

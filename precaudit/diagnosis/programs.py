@@ -10,6 +10,7 @@ import msgspec
 from precaudit.arrays import Array
 from precaudit.brief import Brief
 from precaudit.comparison.programs import traced_program
+from precaudit.diagnosis.caches import name_cache
 from precaudit.diagnosis.diagnose import check_objective
 from precaudit.diagnosis.named import UNNAMED, Named
 from precaudit.diagnosis.naming import name_formula
@@ -20,7 +21,7 @@ from precaudit.evidence.held import told
 from precaudit.evidence.inside import formats_inside, inside_findings, sentence
 from precaudit.evidence.records import Finding, findings_frame
 from precaudit.judging.pooled import pooled
-from precaudit.judging.programs import errors_of, marks_of, suspect
+from precaudit.judging.programs import errors_of, marks_of, placed, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
 from precaudit.limits import default_limits
@@ -29,7 +30,7 @@ from precaudit.places import Place, calls_text
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance, silent
 from precaudit.records import ErrorRecord, number, value, write_lines
-from precaudit.references.formula import shown, with_slots
+from precaudit.references.formula import Shown, shown, with_slots
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.runs.programs import Opened
@@ -86,7 +87,7 @@ def diagnose(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
         {e.point for e in errors if e.skipped is None},
     )
-    verdicts = suspect([*judged, *pooled(errors, default_limits())], errors)
+    verdicts = placed(suspect([*judged, *pooled(errors, default_limits())], errors), opened)
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None
@@ -140,12 +141,13 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
             yield finding(cause.kind, cause.cause, cause.says, point, its, its[0].rel_l2, calls)
             continue
         worst = max(its, key=lambda v: value(v.value) if v.value is not None else float("inf"))
+        at = list(worst.index) if isinstance(worst.index, tuple) else worst.index
         limit = "" if worst.limit is None else f" of at most {value(worst.limit):.3g}"
         says = (
             "it holds NaN or infinity that FP64 does not"
             if worst.status == "nonfinite"
             else f"its equations' rounding leaves {worst.metric} {value(worst.value or 0.0):.3g}{limit} at "
-            f"{worst.scope} {worst.index}, from recorded inputs"
+            f"{worst.scope} {at}, from recorded inputs"
         )
         yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2, calls)
 
@@ -183,8 +185,7 @@ def _named(
             if pair is None:
                 raise UserError(f"{book.where}: the map is not the one compare had: it has no {v.point!r}")
             if pair not in known:
-                one = name_formula(book, beside, pair, v.status == "input suspect")
-                known[pair] = unwritten(book, beside, pair) or one
+                known[pair] = _cause(book, beside, pair, v.status == "input suspect")
             if (one := known[pair]) is not None:
                 causes.setdefault(one.cause, []).append(Case(v, pair, one))
     for its in causes.values():
@@ -202,6 +203,13 @@ def _named(
         layers = tuple(sorted({c.pair.layer for c in its if c.pair.layer is not None}))
         explained = number(1 - first.named.left**2)
         yield msgspec.structs.replace(made_finding, layer=first.pair.layer, layers=layers, explained=explained)
+
+
+def _cause(book: Textbook, beside: Shown, pair: Pair, suspect: bool) -> Named | None:
+    """Return what makes the program's values of a cache or an operation; None where the textbook does."""
+    if pair in beside.caches:
+        return name_cache(book, beside, pair, suspect)
+    return unwritten(book, beside, pair) or name_formula(book, beside, pair, suspect)
 
 
 def finding(

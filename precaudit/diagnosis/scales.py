@@ -36,10 +36,14 @@ def other_scale(each: Sequence[Inputs], seen: Sequence[Array], slots: int | None
         for digits in range(8):
             short = float(f"{factor:.{digits}e}")
             if left(short) <= SAME:
-                page = 1 if slots is None else gcd(first, slots)
-                where = f"slot {first} on" + (f", page {first // page} of {page} slots each" if page > 1 else "")
-                return Named(OTHER, f"{read} are read times {short:.6g} from {where}", left(short))
+                return Named(OTHER, f"{read} are read times {short:.6g} from {from_slot(first, slots)}", left(short))
     return None
+
+
+def from_slot(first: int, slots: int | None) -> str:
+    """Return from which slot on, and which page that is if pages are as long as they can be."""
+    page = 1 if slots is None else gcd(first, slots)
+    return f"slot {first} on" + (f", page {first // page} of {page} slots each" if page > 1 else "")
 
 
 def _left(

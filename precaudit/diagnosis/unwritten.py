@@ -13,6 +13,8 @@ from precaudit.references.formula import Shown
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.sequences import Tokens
 
+NEVER = "slot never written"
+
 
 def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
     """Return what makes attention's output: keys and values of 0 between those before the first row and its own.
@@ -39,7 +41,7 @@ def unwritten(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
         f"attention reads {slots} of the cache, which nothing has written: {sequence.earlier.start} rows are held "
         f"before the first call, which writes slot {empty.stop}"
     )
-    return Named("slot never written", says, left, "state")
+    return Named(NEVER, says, left, "state")
 
 
 def _reading(book: Textbook, layer: int, s: Tokens, empty: int, by: int, q: Array, normed: Array) -> Array:

@@ -253,7 +253,7 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     where = str(folder / "errors.jsonl")
     errors = programs.filed_errors(opened)
     verdicts = rules.of(errors, where)
-    verdicts = programs.suspect([*verdicts, *rules.pooled()], errors)
+    verdicts = programs.placed(programs.suspect([*verdicts, *rules.pooled()], errors), opened)
     verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)

@@ -8,7 +8,7 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.filed import Filed, of_kinds
-from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.judging import predictions
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
@@ -52,6 +52,27 @@ def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> list[
     return [
         msgspec.structs.replace(v, status="input suspect") if (v.kind, *_key(v)) in inherits else v for v in verdicts
     ]
+
+
+def placed(verdicts: Iterable[Verdict], opened: Opened) -> list[Verdict]:
+    """Return the verdicts, a row of a point of several leading axes as its index in each: row 2 of a batch, its 7th."""
+    shapes = {p.name: p.shape[:-1] for p in (*opened.record.points, *opened.record.outputs)}
+    found = []
+    for v in verdicts:
+        lead = shapes.get(v.point, ()) if v.kind in ("local", "forward") and v.scope == "token" else ()
+        if sum(n > 1 for n in lead) > 1 and isinstance(v.index, int) and v.index < prod(lead):
+            v = msgspec.structs.replace(v, index=_each(v.index, lead))
+        found.append(v)
+    return found
+
+
+def _each(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return an index in the order of memory as that along every axis."""
+    found: list[int] = []
+    for n in reversed(shape):
+        index, i = divmod(index, n)
+        found.insert(0, i)
+    return tuple(found)
 
 
 def _nonfinite(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
@@ -133,6 +154,7 @@ def _inherits(mine: tuple[int, str], broken: Container[tuple[int, str]], layers:
         return True
     row = POINTS[point]
     read = {(layer, name) for name in (*row.inputs, *(row.with_experts or ()))}
+    read |= {(layer, CACHES[name]) for name in row.inputs if row.reads_keys and name in CACHES}
     return any(x in broken or _inherits(x, broken, ()) for x in read)
 
 

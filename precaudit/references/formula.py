@@ -7,10 +7,11 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
-from precaudit.graphs.decoder import row_shapes
+from precaudit.graphs.decoder import POINTS, row_shapes
 from precaudit.limits.checks import SAME
 from precaudit.places import spans
 from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.references.cached import Held, held
 from precaudit.references.mapped import Pair, Textbook, as_textbook, starts, whole_sequences
 from precaudit.references.padding import as_rows, padding
 from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
@@ -25,13 +26,15 @@ class Shown(NamedTuple):
     """A case as program and textbook make it in FP64, [B, T, …] of all calls, and each call's rows.
 
     ``seen`` by pair; ``expected`` by (layer, point), of what those operations read, too; ``sequences``: which of these
-    rows are whose; ``slots``: how many a cache among the inputs has, where that was asked.
+    rows are whose; ``caches``: those that the map names, in every call; ``slots``: how many a cache among the inputs
+    has, where that was asked.
     """
 
     seen: dict[Pair, Array]
     expected: dict[tuple[int | None, str], Array]
     calls: list[slice]
     sequences: tuple[Tokens, ...]
+    caches: dict[Pair, list[Held]]
     slots: int | None = None
 
     @property
@@ -48,7 +51,8 @@ def shown(opened: Opened, book: Textbook, case: str, exact: Sequence[Values]) ->
     ids, calls = _ids(opened, book, case, len(exact))
     seen = _joined(book, exact, calls, len(ids))
     sequences = _sequences(opened, book, case, (ids, calls), seen, SAME)
-    return Shown(seen, book.values(sequences, ids.shape[1]), calls, sequences)
+    expected = book.values(sequences, ids.shape[1])
+    return Shown(seen, expected, calls, sequences, held(book, exact, expected, sequences, calls))
 
 
 def with_slots(opened: Opened, book: Textbook, case: str, made: Shown) -> Shown:
@@ -160,7 +164,7 @@ def _real(
 def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch: int) -> dict[Pair, Array]:
     """Return every pair's values of all calls, one after another."""
     found, row = {}, row_shapes(book.config)
-    for pair in book.pairs:
+    for pair in (p for p in book.pairs if not POINTS[p.point].state):
         parts = [
             as_textbook(pair, x[pair.shown.name], batch, rows.stop - rows.start, row[pair.point], book.where)
             for x, rows in zip(values, calls, strict=True)
@@ -178,6 +182,12 @@ def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> I
         for call, rows in enumerate(made.calls):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows], at[:, rows])
+            yield _record(opened, case, call, pair.shown, pair.step, named, found)
+    for pair, its in made.caches.items():
+        for call, cache in enumerate(its):
+            why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
+            found = {"skipped": why} if why else distance(*cache)
+            named = f"{book.config.family}:{pair.layer}.{pair.point}"
             yield _record(opened, case, call, pair.shown, pair.step, named, found)
 
 

@@ -14,6 +14,7 @@ A names map (TOML) says both:
     [points]                       # the textbook's point = the program's; {i} the layer, {#} nothing, then #1, #2, …
     q = "query_proj{#}"
     attn_out = { name = "encoded{#}", axes = "b h t k -> b t h k" }
+    k_cache = "read_k"             # what attention reads of a cache [B, S, G, K], a position in the slot of its number
 """
 
 import re
@@ -107,6 +108,7 @@ class Textbook:
             )
         points = {p.point for p in self.pairs}
         points |= {name for p in points for name in inputs_of(p, self.config.sparse)}
+        points = {p for p in points if not POINTS[p].state}
         found: dict[tuple[int | None, str], Array] = {}
 
         def emit(i: int, layer: int | None, point: str, values: Array) -> None:
@@ -232,8 +234,8 @@ def _leaves(params: Any) -> dict[str, Any]:
 def _pairs(names: ProgramNames, points: tuple[ProgramPoint, ...], config: DecoderConfig, where: str) -> Iterator[Pair]:
     known, own = present(config.sparse), {p.name: p for p in points}
     for name in names.points:
-        if name not in known or POINTS[name].state or POINTS[name].keyed:
-            fit = [p for p in known if not POINTS[p].state and not POINTS[p].keyed]
+        if name not in known or POINTS[name].keyed:
+            fit = [p for p in known if not POINTS[p].keyed]
             raise UserError(f"{where}: [points] {name!r} is none that is compared{nearest(name, fit)}")
     if not names.points:
         raise UserError(f'{where}: [points] is empty; for example q = "query_proj{{#}}" (precaudit points PROGRAM)')
@@ -263,6 +265,19 @@ def as_textbook(pair: Pair, x: Array, batch: int, rows: int, row: tuple[int, ...
             "(batch, rows, then the textbook's axes); give its axes: { name = …, axes = 'b h t k -> b t h k' }"
         )
     return x.reshape(shape)
+
+
+def as_cache(pair: Pair, x: Array, batch: int, row: tuple[int, ...], where: str) -> Array:
+    """Return a program's cache as [B, S, G, K], a textbook's ``row`` each; raises UserError where it does not fit."""
+    x = x.reshape(-1, *pair.shown.shape)[pair.step or 0]
+    if pair.axes:
+        x = rearranged(x, pair.axes, f"{where}: [points] {pair.point}")
+    if (batch > 1 and len(x) != batch) or x.size % (batch * int(np.prod(row))):
+        raise UserError(
+            f"{where}: [points] {pair.point}: {pair.shown.name!r} {list(pair.shown.shape)} is not [{batch}, slots, "
+            f"{', '.join(map(str, row))}]; give its axes: {{ name = …, axes = 'g b s k -> b s g k' }}"
+        )
+    return x.reshape(batch, -1, *row)
 
 
 def whole_sequences(calls: Sequence[Mapping[str, Array]], leaf: int, where: str) -> tuple[Array, list[slice]]:
