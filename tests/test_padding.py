@@ -1,5 +1,6 @@
 """Which rows of a batch are padding, by lengths or masks among a program's inputs."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +13,8 @@ def test_lengths_and_masks_say_which_rows_are_a_sequence_s():
     for x in (np.asarray([2, 3]), np.asarray([[2], [5]]), np.asarray([[1, 1, 0], [1, 1, 1]]), np.asarray(expected)):
         np.testing.assert_array_equal(as_rows(x, 2, 3), expected)
     np.testing.assert_array_equal(as_rows(np.asarray([[0.0, 1.0], [1.0, 1.0]]), 2, 2), [[False, True], [True, True]])
+    narrow = np.asarray([[1, 0], [1, 1]], ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(as_rows(narrow, 2, 2), [[True, False], [True, True]])
     for x in (np.asarray([2.0, 3.0]), np.asarray([-1, 3]), np.asarray([[7, 9, 2], [1, 1, 1]]), np.asarray([1, 2, 3])):
         assert as_rows(x, 2, 3) is None
 

@@ -22,8 +22,10 @@ def as_rows(x: Array, batch: int, rows: int) -> Array | None:
 
     None where it is neither.
     """
-    if x.shape == (batch, rows) and rows > 1 and np.isin(x, (0, 1)).all():
-        return np.asarray(x != 0)
+    if x.shape == (batch, rows) and rows > 1:
+        mask = x if x.dtype.kind in "iub" else widen(x)
+        if ((mask == 0) | (mask == 1)).all():
+            return np.asarray(mask != 0)
     if x.dtype.kind in "iu" and x.size == batch and x.ndim <= 2 and (x >= 0).all():
         return np.asarray(np.arange(rows) < x.reshape(-1, 1))
     return None
@@ -39,7 +41,7 @@ def padding(
     batch, n = len(next(iter(shown.values()))), rows.stop - rows.start
     best: tuple[int, int] | None = None
     for name, x in first.items():
-        real = None if int(name) == tokens or x.ndim > 2 else as_rows(widen(x) if x.dtype.kind == "f" else x, batch, n)
+        real = None if int(name) == tokens or x.ndim > 2 else as_rows(x, batch, n)
         if real is None or real.all() or not real[:, 0].all() or (real[:, 1:] > real[:, :-1]).any():
             continue
         ends = real.sum(axis=1)

@@ -14,10 +14,12 @@ from precaudit.arrays import Array, widen
 from precaudit.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
 from precaudit.numpy_decoder.earlier import FIRST, Earlier
 from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.references.slots import NEAR, Cache, Written, caches
 
 FAR = 1 << 17  # positions that are tried where no cache bounds them
+BLOCK = 1 << 10  # of these at once
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,11 @@ def _turned(p: Beginning, b: int, near: float) -> int | None:
     read, seen = (widen(p.shown[0, name][b, p.rows][p.lead[b] :][:1]) for name in (POINTS[point].inputs[0], point))
     size = np.linalg.norm(seen)
     most = min(FAR, max([64, *(int(np.max(x, initial=0)) + 2 for x in _integers(p))]))
-    for first in range(0, most, 4096):
-        at = np.arange(first, min(most, first + 4096))
-        made = p.model.apply(point, p.model.context(0, at, FP64), [np.repeat(read, len(at), axis=0)])
+    first = p.model.apply(point, p.model.context(0, np.zeros(1), FP64), [read])  # RoPE turns nothing at position 0
+    frequencies = rope_frequencies(p.model.config, 0)[0], 1.0
+    for low in range(0, most, BLOCK):
+        at = np.arange(low, min(most, low + BLOCK))
+        made = rope(np.repeat(first, len(at), axis=0), at, frequencies, FP64)
         off = np.linalg.norm((made - seen).reshape(len(at), -1), axis=1)
         if off.min() <= near * size:
             return int(at[np.argmin(off)])
