@@ -32,7 +32,7 @@ def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbos
     if is_program_run(run):
         _program(run, as_markdown, every or verbose)
         return
-    found = recall(run)
+    found = recall(run, held=False)
     if as_markdown:
         click.echo(markdown.render(found))
     else:

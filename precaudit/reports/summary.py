@@ -1,10 +1,11 @@
 """What the reports say, gathered from the records: one line a layer and point, and a few sentences."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
+from precaudit.filed import of_kinds
 from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import SAME, farthest
 from precaudit.places import ORDER
@@ -29,33 +30,55 @@ class Line:
 
 def lines(errors: Iterable[ErrorRecord]) -> list[Line]:
     """Return a line for every layer and point with a forward or local record, in layer and then table order."""
-    groups: dict[tuple[int | None, str], list[ErrorRecord]] = {}
+    groups: dict[tuple[int | None, str], _Group] = {}
     for e in errors:
         if e.kind in ("forward", "local"):
-            groups.setdefault((e.layer, e.point), []).append(e)
+            groups.setdefault((e.layer, e.point), _Group()).add(e)
     last = 1 << 30
     keys = sorted(groups, key=lambda key: (last if key[0] is None else key[0], ORDER[key[1]]))
-    return [_line(*key, groups[key]) for key in keys]
+    return [groups[key].line(*key) for key in keys]
 
 
-def _line(layer: int | None, point: str, records: list[ErrorRecord]) -> Line:
-    local = [e for e in records if e.kind == "local" and e.numberless is None]
-    blames = [(e, a) for e in local if (a := attribute(e)) is not None]
-    # one that fails first, then what is explained least
-    worst = min(blames, key=lambda pair: (pair[1].passes, pair[1].share), default=None)
-    return Line(
-        layer=layer,
-        point=point,
-        forward=_largest(e for e in records if e.kind == "forward" and e.numberless is None),
-        local=worst[0] if worst is not None and not worst[1].passes else _largest(local),
-        blame=worst[1] if worst is not None else None,
-        nonfinite=sum(e.nonfinite for e in records),
-        unknown=tuple(sorted({e.numberless for e in records if e.numberless is not None})),
-    )
+@dataclass
+class _Group:
+    """The records of one layer and point as they stream by: ``blamed``, one that fails, or that is explained least."""
+
+    forward: ErrorRecord | None = None
+    local: ErrorRecord | None = None
+    blamed: tuple[ErrorRecord, Attribution] | None = None
+    nonfinite: int = 0
+    unknown: set[str] = field(default_factory=set)
+
+    def add(self, e: ErrorRecord) -> None:
+        self.nonfinite += e.nonfinite
+        if e.numberless is not None:
+            self.unknown.add(e.numberless)
+        elif e.kind == "forward":
+            self.forward = _larger(self.forward, e)
+        else:
+            self.local = _larger(self.local, e)
+            a = attribute(e)
+            if a is not None and (self.blamed is None or (a.passes, a.share) < _least(self.blamed[1])):
+                self.blamed = e, a
+
+    def line(self, layer: int | None, point: str) -> Line:
+        fails = self.blamed is not None and not self.blamed[1].passes
+        return Line(
+            layer=layer, point=point, forward=self.forward,
+            local=self.blamed[0] if fails and self.blamed is not None else self.local,
+            blame=None if self.blamed is None else self.blamed[1], nonfinite=self.nonfinite,
+            unknown=tuple(sorted(self.unknown)),
+        )  # fmt: skip
 
 
-def _largest(records: Iterable[ErrorRecord]) -> ErrorRecord | None:
-    return max(records, key=lambda e: (e.nonfinite, value(e.rel_l2)), default=None)
+def _least(a: Attribution) -> tuple[bool, float]:
+    return a.passes, a.share
+
+
+def _larger(before: ErrorRecord | None, e: ErrorRecord) -> ErrorRecord:
+    if before is None or (e.nonfinite, value(e.rel_l2)) > (before.nonfinite, value(before.rel_l2)):
+        return e
+    return before
 
 
 def blame_text(a: Attribution | None) -> str:
@@ -96,14 +119,16 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
 
     ``whole``: with the sizes that each accumulation would make, which name no cause.
     """
-    local = [e for e in errors if e.kind == "local" and e.explained and e.max_diff]
-    summing = [POINTS[p] for p in POINTS if POINTS[p].sums and any(e.point == p for e in local)]
+    if not any(k.startswith("accum:") for e in of_kinds(errors, "local") for k in e.explained or {}):
+        return None
+    named_in = {e.point for e in of_kinds(errors, "local") if e.explained and e.max_diff}
+    summing = [POINTS[p] for p in POINTS if POINTS[p].sums and p in named_in]
     point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name if summing else None
-    rows = [e for e in local if e.point == point]
+    rows = [e for e in of_kinds(errors, "local") if e.point == point and e.explained and e.max_diff]
     accums = sorted({k for e in rows for k in e.explained or {} if k.startswith("accum:")})
     if not rows or not accums:
         return None
-    sizes = {(_place(e), e.candidate): value(e.rel_l2) for e in errors if e.kind == "accum" and e.point == point}
+    sizes = {(_place(e), e.candidate): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point}
     named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name]
     told = []
     for name in accums:
@@ -145,16 +170,21 @@ def _place(e: ErrorRecord) -> tuple[object, ...]:
 
 def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say how many local errors are explained, and name the first that is not."""
-    rows = [(e, a) for e in errors if (a := attribute(e)) is not None]
-    unknown = [e for e in errors if e.kind == "local" and e.numberless is not None]
-    tail = f" {len(unknown)} are unknown ({unknown[0].numberless})." if unknown else ""
+    rows, lost, unknown, why = 0, 0, 0, ""
+    first: tuple[ErrorRecord, Attribution] | None = None
+    for e in of_kinds(errors, "local"):
+        if e.numberless is not None:
+            unknown, why = unknown + 1, why or e.numberless
+        if (a := attribute(e)) is not None:
+            rows, lost = rows + 1, lost + (not a.passes)
+            if not a.passes and (first is None or _deep(e) < _deep(first[0])):
+                first = e, a
+    tail = f" {unknown} are unknown ({why})." if unknown else ""
     if not rows:
         return tail.strip() or None
-    left = [pair for pair in rows if not pair[1].passes]
-    if not left:
-        return f"Rounding accounts for all {len(rows):,} local errors.{tail}"
-    last = 1 << 30
-    e, a = min(left, key=lambda pair: (last if pair[0].layer is None else pair[0].layer, ORDER[pair[0].point]))
+    if first is None:
+        return f"Rounding accounts for all {rows:,} local errors.{tail}"
+    e, a = first
     where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
     worst = e.worst
     values = ""
@@ -164,14 +194,18 @@ def local_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     known = isfinite(a.share) and isfinite(a.left_u)
     explained = f", {best} explains {100 * a.share:.0f} %, {a.left_u:.1f} u left" if known else ""
     return (
-        f"{len(left)} of {len(rows)} local errors are more than rounding. First: {where} ({place_text(e)}): "
+        f"{lost} of {rows} local errors are more than rounding. First: {where} ({place_text(e)}): "
         f"{value(e.rel_l2):.1e} off{explained}{values}.{tail}"
     )
 
 
+def _deep(e: ErrorRecord) -> tuple[int, int]:
+    return (1 << 30 if e.layer is None else e.layer), ORDER[e.point]
+
+
 def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the caches hold what was written."""
-    rows = [e for e in errors if e.kind == "state"]
+    rows = list(of_kinds(errors, "state"))
     if not rows:
         return None
     bad = [e for e in rows if e.mismatched]
@@ -185,7 +219,7 @@ def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
 
 def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the program's FP64 shadow is the reference."""
-    rows = [e for e in errors if e.kind == "formula"]
+    rows = list(of_kinds(errors, "formula"))
     if not rows:
         return None
     lacking = [e for e in rows if e.numberless is not None]
@@ -206,7 +240,7 @@ def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
 
 def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
-    rows = [e for e in errors if e.kind == "weights"]
+    rows = list(of_kinds(errors, "weights"))
     if not rows:
         absent = any(e.numberless == "weights" for e in errors)
         return "Weights: not at hand." if absent else "Weights: used as stored."

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from precaudit.filed import of_kinds
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
 from precaudit.reports.fitting import Table
@@ -106,7 +107,7 @@ def outside(errors: Sequence[ErrorRecord]) -> Table | None:
 
 def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     """Return the size of each emulated accumulation's own error in attn_out, by layer."""
-    rows = [e for e in errors if e.kind == "accum" and e.layer is not None and POINTS[e.point].kind == "mix"]
+    rows = [e for e in of_kinds(errors, "accum") if e.layer is not None and POINTS[e.point].kind == "mix"]
     names = sorted({e.candidate for e in rows})
     if not rows:
         return None

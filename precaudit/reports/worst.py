@@ -1,8 +1,10 @@
 """A run of a model on one screen: a row a point, its worst layers as columns; or all layers."""
 
+from array import array
 from collections.abc import Sequence
 from statistics import median
 
+from precaudit.filed import of_kinds
 from precaudit.graphs.decoder import POINTS
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.reports.fitting import Table
@@ -55,12 +57,15 @@ def matrices(errors: Sequence[ErrorRecord]) -> list[Table]:
 
 def largest(errors: Sequence[ErrorRecord]) -> str:
     """Say where the largest forward error is, and how large the usual one."""
-    found = [e for e in errors if e.kind == "forward" and e.numberless is None and not e.nonfinite]
-    if not found:
+    worst, sizes = None, array("d")
+    for e in of_kinds(errors, "forward"):
+        if e.numberless is None and not e.nonfinite:
+            sizes.append(value(e.rel_l2))
+            worst = e if worst is None or value(e.rel_l2) > value(worst.rel_l2) else worst
+    if worst is None:
         return ""
-    worst = max(found, key=lambda e: value(e.rel_l2))
     at = worst.point if worst.layer is None else f"{worst.point} of layer {worst.layer}"
-    usual = short(median(value(e.rel_l2) for e in found))
+    usual = short(median(sizes))
     return f"Forward errors: {usual} in the median; the largest is {short(worst.rel_l2)} at {at} ({place_text(worst)})."
 
 
