@@ -44,7 +44,7 @@ def main() -> int:
             print(f"{records:,} records, {(long / 'errors.jsonl').stat().st_size / 1e6:,.0f} MB")
             commands = {
                 "gate, file": ("gate", str(long / "errors.jsonl")), "gate, run": ("gate", str(long)),
-                "CSV": ("export", str(long), "--csv", str(folder / "errors.csv")),
+                "report": ("report", str(long)), "CSV": ("export", str(long), "--csv", str(folder / "errors.csv")),
             }  # fmt: skip
             for what, command in commands.items():
                 megabytes, seconds, code, _ = peak(*command)

@@ -67,6 +67,13 @@ def test_the_table_of_many_records(kind, runs, tmp_path):
         assert sum(1 for _ in f) == count + 1
 
 
+@pytest.mark.parametrize("kind", ["model", "program"])
+def test_the_report_of_many_records(kind, runs):
+    short, long, _ = runs[kind]
+    grown, _ = growth("report", short, long)
+    assert grown < 40, grown
+
+
 def test_the_gate_of_a_file_of_many_records(runs):
     short, long, _ = runs["model"]
     grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")

@@ -42,14 +42,14 @@ def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbos
 
 def _program(run: Path, as_markdown: bool, every: bool) -> None:
     from precaudit.judging.gate import gate
-    from precaudit.judging.programs import errors_of
+    from precaudit.judging.programs import filed_errors
     from precaudit.reports import program
     from precaudit.reports.headline import headline
     from precaudit.runs.programs import open_program_run
 
     opened = open_program_run(run)
     if as_markdown:
-        click.echo(program.render(opened, errors_of(opened)))
+        click.echo(program.render(opened, filed_errors(opened)))
     else:
         announce(headline(gate(run), str(run)))
-        program.show(opened, errors_of(opened), console(), every)
+        program.show(opened, filed_errors(opened), console(), every)

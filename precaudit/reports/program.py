@@ -1,10 +1,12 @@
 """A program's points and their errors as tables that fit a terminal."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Any
 
+from precaudit.filed import of_kinds
 from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
 from precaudit.limits import default_limits
@@ -79,30 +81,62 @@ def render(opened: Opened, errors: Sequence[ErrorRecord]) -> str:
 
 def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]:
     """Return a row of ``COLUMNS`` for every point and output."""
-    by_point: dict[str, list[ErrorRecord]] = defaultdict(list)
+    by_point: dict[str, _Seen] = defaultdict(_Seen)
     for e in errors:
-        by_point[e.point].append(e)
+        by_point[e.point].add(e)
     return [_row(p, by_point[p.name]) for p in (*opened.record.points, *opened.record.outputs)]
+
+
+@dataclass
+class _Seen:
+    """A point's records as they stream by: verdicts, and the largest of each number; None where there is none."""
+
+    verdicts: dict[str, int] = field(default_factory=dict)
+    known: int = 0
+    equal: int = 0
+    local: float | None = None
+    left: float | None = None
+    forward: float | None = None
+    ratio: float | None = None
+
+    def add(self, e: ErrorRecord) -> None:
+        if (v := judge(e, default_limits())) is not None:
+            self.verdicts[v.status] = self.verdicts.get(v.status, 0) + 1
+        if e.kind == "local" and e.unexplained is not None:
+            self.known, self.equal = self.known + 1, self.equal + (value(e.unexplained.rel_l2) == 0.0)
+            self.local, self.left = _more(self.local, value(e.rel_l2)), _more(self.left, value(e.unexplained.u))
+        if e.kind == "forward" and e.ratio is not None:
+            self.forward, self.ratio = _more(self.forward, value(e.rel_l2)), _more(self.ratio, value(e.ratio))
+
+
+def _more(before: float | None, x: float) -> float:
+    return x if before is None or x > before else before
 
 
 def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Yield what a reader should take away."""
     yield from opened.record.warnings
-    local = [e for e in errors if e.kind == "local" and e.skipped is None]
-    made = sum(e.unknown is None and e.missing is None for e in local)
-    closed = sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in local)
-    of = "" if made == len(local) else f"of {len(local)} "
+    every = made = closed = unsteady = 0
+    turned: dict[str, None] = {}
+    narrow: dict[str, ErrorRecord] = {}
+    for e in of_kinds(errors, "local"):
+        if e.skipped is None:
+            every, made = every + 1, made + (e.unknown is None and e.missing is None)
+            closed += e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0
+            unsteady += e.unsteady > 0
+            turned |= {e.point: None} if e.unsteady else {}
+            _keep_narrow(narrow, e)
+    of = "" if made == every else f"of {every} "
     yield (
         f"{made} {of}segments made again from recorded inputs, as the program's equations round: "
         f"{closed} come out bit for bit. Forward: against the program in FP64, call after call; "
         "ratio: over what its rounding makes of it."
     )
-    yield from _narrow_sums(local)
-    if unsteady := [e.point for e in local if e.unsteady]:
-        points = ", ".join(dict.fromkeys(unsteady))
+    yield from _narrow_sums(narrow)
+    if unsteady:
         yield (
-            f"Noise of {len(unsteady)} records leaves out draws in which something other than a rounding turned, such "
-            f"as a comparison: {points}."
+            f"Noise of {unsteady} records leaves out draws in which something other than a rounding turned, such "
+            f"as a comparison: {', '.join(turned)}."
         )
     yield from _tokens(errors)
     yield from _formula(errors)
@@ -113,7 +147,7 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
 
 def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say whether the program's FP64 shadow is the reference, and where it first is not."""
-    found = [e for e in errors if e.kind == "formula" and e.rel_l2 is not None]
+    found = [e for e in of_kinds(errors, "formula") if e.rel_l2 is not None]
     if not found:
         return
     name = found[0].reference.partition(":")[0]
@@ -131,34 +165,30 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     )
 
 
-def _row(p: ProgramPoint, found: Sequence[ErrorRecord]) -> tuple[str, ...]:
+def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:
     """Return a point's row of the table."""
-    judged = [v.status for e in found if (v := judge(e, default_limits())) is not None]
-    told = ", ".join(f"{judged.count(s)} {s}" for s in sorted(set(judged), key=judged.index))
+    told = ", ".join(f"{n} {status}" for status, n in found.verdicts.items())
     u = FORMATS[p.dtype].unit_roundoff
     local, left, equal, forward, size = "", "", "", "", ""
     in_u = ""
-    if known := [e for e in found if e.kind == "local" and e.unexplained is not None]:
-        error = max(value(e.rel_l2) for e in known)
-        local, in_u = short(error), digits(error / u)
-        left = f"{digits(max(value(e.unexplained.u) for e in known if e.unexplained is not None))} u"
-        equal = (
-            f"{sum(e.unexplained is not None and value(e.unexplained.rel_l2) == 0.0 for e in known)} of {len(known)}"
-        )
-    if whole := [e for e in found if e.kind == "forward" and e.ratio is not None]:
-        forward = short(max(value(e.rel_l2) for e in whole))
-        size = digits(max(value(e.ratio) for e in whole if e.ratio is not None))
+    if found.local is not None and found.left is not None:
+        local, in_u = short(found.local), digits(found.local / u)
+        left, equal = f"{digits(found.left)} u", f"{found.equal} of {found.known}"
+    if found.forward is not None and found.ratio is not None:
+        forward, size = short(found.forward), digits(found.ratio)
     return p.name, p.dtype, local, in_u, left, equal, forward, size, told, p.source
 
 
-def _narrow_sums(local: Sequence[ErrorRecord]) -> Iterator[str]:
+def _keep_narrow(worst: dict[str, ErrorRecord], e: ErrorRecord) -> None:
+    """Keep the record of a point that is added up in a narrow format and is farthest off."""
+    if OWN_SUMS in (e.elided or {}).get(EQUATIONS, ()) and (
+        e.point not in worst or value(e.rel_l2) > value(worst[e.point].rel_l2)
+    ):
+        worst[e.point] = e
+
+
+def _narrow_sums(worst: Mapping[str, ErrorRecord]) -> Iterator[str]:
     """Say which points are added up in a narrow format, what that costs, and what to change."""
-    worst: dict[str, ErrorRecord] = {}
-    for e in local:
-        if OWN_SUMS in (e.elided or {}).get(EQUATIONS, ()) and (
-            e.point not in worst or value(e.rel_l2) > value(worst[e.point].rel_l2)
-        ):
-            worst[e.point] = e
     for e in sorted(worst.values(), key=lambda e: -value(e.rel_l2))[:3]:
         u = FORMATS[e.dtype or "bfloat16"].unit_roundoff
         yield (
@@ -171,7 +201,7 @@ def _narrow_sums(local: Sequence[ErrorRecord]) -> Iterator[str]:
 
 def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say how often the output named logits has FP64's top-1, and how far its distributions are."""
-    found = [e.distribution for e in errors if e.kind == "forward" and e.distribution is not None]
+    found = [e.distribution for e in of_kinds(errors, "forward") if e.distribution is not None]
     if found:
         rows, same = sum(len(d.top1) for d in found), sum(x == 1.0 for d in found for x in d.top1)
         known = [x for d in found for k in d.kl if isfinite(x := value(k))]
