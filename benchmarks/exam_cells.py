@@ -60,7 +60,7 @@ def _prompts(cell: Cell) -> list[Prompt]:
 
 def ask(folder: Path, cell: Cell, policy: str) -> Answer:
     """Trace, compare, gate and diagnose a cell; return what was said."""
-    start, subject = process_time(), cell.subject(policy)
+    start, subject = process_time(), cell.subject(policy, CELLS)
     select, prompts = Selection.parse(points="all", phases="prefill,decode"), _prompts(cell)
     options = Options(force=True, decode_steps=cell.steps, batch=len(prompts), pad="left")
     run = trace(subject, folder / "run", prompts, select, options)
@@ -86,7 +86,8 @@ def _said(cell: Cell, found: Sequence[Finding]) -> tuple[str, str]:
     ):
         if chosen:
             f = chosen[0]
-            return name, f"{_where(f)}: {f.kind}: {f.cause}: {f.says}"
+            share = "" if f.explained is None else f" ({f.explained} explained, {f.equal} equal, shadow {f.shadow})"
+            return name, f"{_where(f)}: {f.kind}: {f.cause}: {f.says}{share}"
     return "not", "nothing found"
 
 
@@ -120,15 +121,18 @@ def main() -> int:
     """Ask; return 1 where a cell is named wrongly or none was asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells whose name holds this")
+    parser.add_argument("--themes", default=",".join(THEMES), help="some of " + ", ".join(THEMES))
     parser.add_argument("--all-policies", action="store_true", help="under fp32-highest, too")
     add_part(parser)
     given = parser.parse_args()
     part: Cut = given.part
-    questions = asked([c for c in CELLS if given.only in c.name], BOTH if given.all_policies else ONE)
+    themes = given.themes.split(",")
+    cells = [c for c in CELLS if given.only in c.name and THEME[c.name] in themes]
+    questions = asked(cells, BOTH if given.all_policies else ONE)
     with tempfile.TemporaryDirectory() as name:
         found = list(answers(Path(name), part.of(questions)))
     RESULTS.mkdir(exist_ok=True)
-    whole = part.parts == 1 and not given.only
+    whole = part.parts == 1 and len(cells) == len(CELLS)
     kept = "".join(json.dumps(asdict(a)) + "\n" for a in found)
     (RESULTS / ("exam-cells.jsonl" if whole else "exam-cells-part.jsonl")).write_text(kept)
     print(table(found))

@@ -482,7 +482,8 @@ MISTAKES = (
     M("logits in bf16", "logits", narrow_logits, "logits", "format", "stored in bfloat16", whole=True),
     M("weights swapped", "weights", swapped_weights, "v", "semantics", "weights of layer 3", whole=True, at=1),
     # parts of a result, and keys
-    M("columns scaled", "project", noisy, "v", "semantics", "channels scaled", call=2, calls=7),
+    # a factor for every column: described, and no cause
+    M("columns scaled", "project", noisy, "v", "semantics", None, call=2, calls=7),
     M("first token's value dropped", "attend", first_token_dropped, "attn_out", "semantics", "key 0 value dropped"),
     M("activation clipped", "activate", clipped, "mlp_act", "semantics", "clipped at ±0.5"),
     M("one channel × 1.5", "norm", damped_norm, "attn_norm", "semantics", "channel 5 × 1.5", **FIRST),

@@ -18,7 +18,7 @@ PAIRS = (
     ("scale 1/√(d+1)", "mask one ahead"),
     ("heads interleaved", "quick gelu"),
     ("heads interleaved", "first token's value dropped"),
-    ("mean of sizes", "columns scaled"),
+    ("mean of sizes", "values × 1.1 inside"),
     ("mean of sizes", "scale × 0.98"),
     ("norm without weight", "RoPE off by three"),
     ("norm without weight", "values × 1.1 inside"),

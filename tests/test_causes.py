@@ -92,6 +92,12 @@ def named(o, model, policy, variant):
     return values, replay(holding(o, values), model, policy).named
 
 
+def alike(o, model, policy, variant, values):
+    """Whether a variant makes these values too; float32 sums move a rounding now and then."""
+    first = made(variant.form, read_by(o, model), variant.change(of_policy(policy)))
+    return (holding(o, first).part.values == holding(o, values).part.values).mean() >= 0.999
+
+
 def check(operation, name, point, layer, policy):
     o, model, rules = operation(name, point, policy, layer)
     every = {v.name: v for v in variants(point, rules, model.config, o.place.layer)}
@@ -105,10 +111,11 @@ def check(operation, name, point, layer, policy):
         ways = [re.sub(p, one, n) for n in (f"{point}: {v.name}", v.name) for p, (one, _) in SAME.items()
                 if re.fullmatch(p, n)]  # fmt: skip
         other = next(iter(ways), None)
+        if v.last and other is None:  # many readings of few numbers: what is named in its place makes the same values
+            assert alike(o, model, rules, found.variant, values), (name, point, layer, v.name, found)
+            continue
         assert found.variant.name == other, (name, point, layer, v.name, found)
-        first = made(every[other].form, read_by(o, model), every[other].change(of_policy(rules)))
-        same = holding(o, first).part.values == holding(o, values).part.values
-        assert same.mean() >= 0.999, (name, point, layer, v.name, other)  # float32 sums move a rounding now and then
+        assert alike(o, model, rules, every[other], values), (name, point, layer, v.name, other)
 
 
 def places(name):

@@ -99,10 +99,11 @@ def test_a_program_that_is_not_at_hand_is_said(tmp_path, capsys):
         record(tmp_path / "run", parts=parts, select=Selection.parse(points="v", phases="prefill"))
     assert run(["diagnose", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
-    assert "channels scaled — v of layer 0" in out
+    assert "none reproduces it — v of layer 0" in out
+    assert "every channel has a factor of its own" in out
     assert "Formula: unknown: the program is not the shipped decoder" in out
     kept = read_lines(tmp_path / "run" / "findings.jsonl", Finding)
-    assert [(f.kind, f.point, f.layers) for f in kept] == [("semantics", "v", (0, 1, 2, 3, 4))]
+    assert [(f.kind, f.point, f.layers) for f in kept] == [("unknown", "v", (0, 1, 2, 3, 4))]
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """A cell: one fault of the shipped decoder, where it is made, and which names of it are right."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from precaudit.evidence.records import Finding
 from precaudit.tracing.subject import Subject, load
@@ -13,7 +13,7 @@ TEXT = "for name in os.listdir(here):"
 OTHER = "x = [1, 2]\n"
 NAMELESS = ("none reproduces it", "formula differs", "only one record fails", "inputs were not recorded")
 Named = Literal["right", "equal", "wrong", "not"]
-Change = Callable[[Subject], Subject]
+Change = Callable[[Subject, Sequence[Any]], Subject]  # of a subject, and of the changes that its program holds beside
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,13 @@ class Cell:
     prompts: tuple[str, ...] = (TEXT,)
     steps: int = 1
 
-    def subject(self, policy: str) -> Subject:
-        """Return the model with the fault under a policy."""
-        return self.change(load(self.model, policy, dict(self.settings), "cpu"))
+    def subject(self, policy: str, beside: Sequence["Cell"] = ()) -> Subject:
+        """Return the model with the fault under a policy; those ``beside`` it are in its program, and are not chosen.
+
+        One program for many faults is compiled once.
+        """
+        alike = [c.change for c in beside if (c.model, c.settings) == (self.model, self.settings)]
+        return self.change(load(self.model, policy, dict(self.settings), "cpu"), alike)
 
     def named(self, found: Finding) -> Named:
         """Say whether a finding names this fault; an unknown one names nothing."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import msgspec
 
 from benchmarks.cells.cell import MIDDLE, Change
+from benchmarks.cells.switched import DECODE, PREFILL, InPart, Wrong
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.jax_decoder import Decoder
@@ -16,38 +16,7 @@ from precaudit.jax_decoder.parameters import rope_tables
 from precaudit.policies import Policy
 from precaudit.tracing.subject import Subject
 
-PREFILL, DECODE = "prefill", "decode"
-Wrong = Callable[..., Any]
 Tables = tuple[list[Array], list[Array]]
-
-
-@dataclass(frozen=True)
-class Faulty(Decoder):
-    """A decoder one of whose parts is ``wrong`` in layer ``at``: the ``call``-th time a layer calls it, None each.
-
-    ``phases``: where it is wrong.
-    """
-
-    part: str = ""
-    wrong: Wrong | None = None
-    call: int | None = None
-    at: int = MIDDLE
-    phases: tuple[str, ...] = (PREFILL, DECODE)
-
-    def _layer(self, x: Any, cache: Any, w: Any, layer: Any, step: Any) -> Any:
-        honest, count, here = getattr(self.parts, self.part), 0, DECODE if step.slots is not None else PREFILL
-
-        def part(*args: Any) -> Any:
-            nonlocal count
-            mine, count = self.call in (None, count), count + 1
-            if not mine or here not in self.phases:
-                return honest(*args)
-            assert self.wrong is not None
-            both = self.wrong(*args), honest(*args)
-            return jax.tree.map(lambda a, b: jnp.where(layer == self.at, a, b), *both)
-
-        made = replace(self, parts=replace(self.parts, **{self.part: part}))
-        return Decoder._layer(made, x, cache, w, layer, step)
 
 
 @dataclass(frozen=True)
@@ -99,14 +68,16 @@ def _with(subject: Subject, decoder: type[Decoder], **more: Any) -> Subject:
     return subject
 
 
-def in_part(part: str, wrong: Wrong, call: int | None = None, phases: tuple[str, ...] = (PREFILL, DECODE)) -> Change:
+def in_part(
+    part: str, wrong: Wrong, call: int | None = None, phases: tuple[str, ...] = (PREFILL, DECODE), bits: bool = False
+) -> Change:
     """Make a part wrong in the middle layer; ``wrong`` takes what the part takes."""
-    return lambda subject: _with(subject, Faulty, part=part, wrong=wrong, call=call, phases=phases)
+    return InPart(part, wrong, call, phases, bits)
 
 
 def in_step(step: str, wrong: Wrong) -> Change:
     """Make a method of the decoder wrong; ``wrong`` takes the honest method before its arguments."""
-    return lambda subject: _with(subject, Hooked, step=step, wrong=wrong)
+    return lambda subject, beside: _with(subject, Hooked, step=step, wrong=wrong)
 
 
 def in_weight(name: str, wrong: Callable[[Any], Any], at: int = MIDDLE) -> Change:
@@ -126,7 +97,7 @@ def _row(held: Any, layer: int) -> Any:
 def in_weights(wrong: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
     """Load layers' tensors {name: [L, ...]} otherwise; ``wrong`` returns those that are."""
 
-    def change(subject: Subject) -> Subject:
+    def change(subject: Subject, beside: Any) -> Subject:
         held = subject.parameters
         vars(subject)["parameters"] = held | {"layers": held["layers"] | wrong(held["layers"])}
         return subject
@@ -137,7 +108,7 @@ def in_weights(wrong: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
 def in_top(name: str, wrong: Callable[[Any], Any], read: str = "") -> Change:
     """Load a tensor outside layers otherwise: embed, final_norm, lm_head; ``read``: what it is made of."""
 
-    def change(subject: Subject) -> Subject:
+    def change(subject: Subject, beside: Any) -> Subject:
         held = subject.parameters
         vars(subject)["parameters"] = held | {name: wrong(held[read or name])}
         return subject
@@ -147,26 +118,24 @@ def in_top(name: str, wrong: Callable[[Any], Any], read: str = "") -> Change:
 
 def in_tables(made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Change:
     """Make RoPE's tables otherwise."""
-    return lambda subject: Turning(**{f.name: getattr(subject, f.name) for f in fields(Subject)}, made=made)
+    return lambda subject, beside: _turning(subject, made)
+
+
+def _turning(subject: Subject, made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Subject:
+    return Turning(**{f.name: getattr(subject, f.name) for f in fields(Subject)}, made=made)
 
 
 def in_config(**fields_: Any) -> Change:
     """Let the program read other fields of its configuration than are in it: a field that was not passed on."""
+    known = {k: v for k, v in fields_.items() if k in ("rope_theta", "rope_scaling", "rotary", "local_rope_theta")}
 
-    def change(subject: Subject) -> Subject:
-        turned = in_tables(lambda c, n, p, at: rope_tables(msgspec.structs.replace(c, **_known(fields_)), n, p, at))
+    def change(subject: Subject, beside: Any) -> Subject:
         config = msgspec.structs.replace(subject.decoder.config, **fields_)
-        made = replace(subject.decoder, config=config)
-        other = turned(subject)
-        vars(other)["decoder"] = made
+        other = _turning(subject, lambda c, n, p, at: rope_tables(msgspec.structs.replace(c, **known), n, p, at))
+        vars(other)["decoder"] = replace(subject.decoder, config=config)
         return other
 
     return change
-
-
-def _known(fields_: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that RoPE's tables read."""
-    return {k: v for k, v in fields_.items() if k in ("rope_theta", "rope_scaling", "rotary", "local_rope_theta")}
 
 
 def after(honest: Wrong, then: Callable[[Any], Any]) -> Wrong:

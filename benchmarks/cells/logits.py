@@ -7,27 +7,8 @@ import jax.numpy as jnp
 
 from benchmarks.cells.cell import Cell
 from benchmarks.cells.changes import in_step, in_top
-from benchmarks.cells.rounded import f32, integers, narrow
-
-
-def then(change: Any) -> Any:
-    """Change logits [B, R, V]; they are recorded so."""
-
-    def made(honest: Any, params: Any, x: Any, rows: Any) -> Any:
-        from jax.ad_checkpoint import checkpoint_name
-
-        from precaudit.jax_decoder import decoder
-
-        usual = decoder.tap
-        decoder.tap = lambda y, name: checkpoint_name(
-            change(y.astype(f32)).astype(y.dtype) if name == "logits" else y, name
-        )
-        try:
-            return honest(params, x, rows)
-        finally:
-            decoder.tap = usual
-
-    return in_step("logits", made)
+from benchmarks.cells.rounded import integers, narrow
+from benchmarks.cells.switched import InLogits
 
 
 def of_rows(change: Any) -> Any:
@@ -47,28 +28,28 @@ L = ("logits",)
 LOGITS = tuple(
     Cell(f"logits: {name}", origin, L, names, change, equal, layer=None)
     for name, origin, names, change, equal in (
-        ("capped at 30", "soft cap of another family", "cap|tanh", then(lambda y: 30 * jnp.tanh(y / 30)), ""),
-        ("capped at 5", "soft cap without need", "cap|tanh", then(lambda y: 5 * jnp.tanh(y / 5)), ""),
+        ("capped at 30", "soft cap of another family", "cap|tanh", InLogits(lambda y: 30 * jnp.tanh(y / 30)), ""),
+        ("capped at 5", "soft cap without need", "cap|tanh", InLogits(lambda y: 5 * jnp.tanh(y / 5)), ""),
         ("temperature 0.7", "temperature applied before recording", "1\\.4[23]|0\\.7|temperature",
-         then(lambda y: y / 0.7), ""),
-        ("times 1/√D", "scaled head of a tied model", "0\\.088|√|scale", then(lambda y: y * 128**-0.5), ""),
-        ("times 1.02", "scale folded in", "1\\.02", then(lambda y: y * 1.02), ""),
+         InLogits(lambda y: y / 0.7), ""),
+        ("times 1/√D", "scaled head of a tied model", "0\\.088|√|scale", InLogits(lambda y: y * 128**-0.5), ""),
+        ("times 1.02", "scale folded in", "1\\.02", InLogits(lambda y: y * 1.02), ""),
         ("log-softmax", "log-probabilities for logits", "log.?softmax|log.?prob|constant|normalis",
-         then(lambda y: jax.nn.log_softmax(y, -1)), ""),
+         InLogits(lambda y: jax.nn.log_softmax(y, -1)), ""),
         ("less their maximum", "stabilised before recording", "max|constant|shift",
-         then(lambda y: y - y.max(-1, keepdims=True)), ""),
-        ("bias by token", "logit bias of a request", "bias|added|constant", then(bias), ""),
+         InLogits(lambda y: y - y.max(-1, keepdims=True)), ""),
+        ("bias by token", "logit bias of a request", "bias|added|constant", InLogits(bias), ""),
         ("one token forbidden", "suppressed token", "token 10|− ?1e|-1e|one (token|channel)|channel 10",
-         then(lambda y: y.at[..., 10].set(-1e9)), ""),
+         InLogits(lambda y: y.at[..., 10].set(-1e9)), ""),
         ("padding of the vocabulary zero", "vocabulary padded to a multiple", "zero|last|padding|channels|rows",
-         then(lambda y: y.at[..., 256:].set(0)), ""),
+         InLogits(lambda y: y.at[..., 256:].set(0)), ""),
         ("repeated tokens divided by 1.2", "repetition penalty left on", "1\\.2|penalty|0\\.83",
-         then(lambda y: y.at[..., 97:118].multiply(1 / 1.2)), ""),
-        ("in bfloat16", "logits not upcast", "bfloat16", then(narrow), ""),
-        ("in float16", "logits in half precision", "float16", then(lambda y: narrow(y, "float16")), ""),
-        ("in float8", "fp8 head", "float8|e4m3|3 bits", then(lambda y: narrow(y, "e4m3")), ""),
+         InLogits(lambda y: y.at[..., 97:118].multiply(1 / 1.2)), ""),
+        ("in bfloat16", "logits not upcast", "bfloat16", InLogits(narrow), ""),
+        ("in float16", "logits in half precision", "float16", InLogits(lambda y: narrow(y, "float16")), ""),
+        ("in float8", "fp8 head", "float8|e4m3|3 bits", InLogits(lambda y: narrow(y, "e4m3")), ""),
         ("top 10 alone", "top-k filter before recording", "top|largest|filter",
-         then(lambda y: jnp.where(y >= jnp.sort(y, -1)[..., -10, None], y, -30.0)), ""),
+         InLogits(lambda y: jnp.where(y >= jnp.sort(y, -1)[..., -10, None], y, -30.0)), ""),
         ("of the row before", "gathered one row too early", "row|position|token|shift",
          of_rows(lambda x: jnp.roll(x, 1, axis=1)), ""),
         ("head's rows shifted", "special token added in front", "row|shift|another|token|order",

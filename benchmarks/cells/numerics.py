@@ -34,6 +34,11 @@ def summed(to: str, block: int = 1) -> Any:
     return part
 
 
+def by_bits(part: str, honest: Any, how: Any, call: int | None = None) -> Any:
+    """Round a part's result by its bits."""
+    return in_part(part, rounded(honest, how), call, bits=True)
+
+
 def operands(how: Any) -> Any:
     """A projection whose operands are rounded first."""
     return lambda x, w, b, a: project(how(x), how(w), b, a)
@@ -79,29 +84,29 @@ NUMERICS = tuple(
     Cell(f"numerics: {name}", origin, points, names, change, policies=policies)
     for name, origin, points, names, change, policies in (
         ("norm toward zero", "truncating store", ("attn_norm",), ZERO,
-         in_part("norm", rounded(rms_norm, toward_zero), 0), BF16),
-        ("q toward zero", "truncating store", ("q",), ZERO, in_part("rope", rounded(rope, toward_zero), 0), BF16),
-        ("v toward zero", "truncating store", ("v",), ZERO, in_part("project", rounded(project, toward_zero), V), BF16),
+         by_bits("norm", rms_norm, toward_zero, 0), BF16),
+        ("q toward zero", "truncating store", ("q",), ZERO, by_bits("rope", rope, toward_zero, 0), BF16),
+        ("v toward zero", "truncating store", ("v",), ZERO, by_bits("project", project, toward_zero, V), BF16),
         ("attn_proj toward zero", "truncating store", ("attn_proj",), ZERO,
-         in_part("project", rounded(project, toward_zero), PROJ), BF16),
+         by_bits("project", project, toward_zero, PROJ), BF16),
         ("mlp_out toward zero", "truncating store", ("mlp_out",), ZERO,
-         in_part("project", rounded(project, toward_zero), DOWN), BF16),
+         by_bits("project", project, toward_zero, DOWN), BF16),
         ("scores toward zero", "truncating store", ("scores",), ZERO,
-         in_part("scores", rounded(attention_scores, toward_zero)), BF16),
+         by_bits("scores", attention_scores, toward_zero), BF16),
         ("probs toward zero", "truncating store", ("probs",), ZERO,
-         in_part("softmax", rounded(masked_softmax, toward_zero)), BF16),
+         by_bits("softmax", masked_softmax, toward_zero), BF16),
         ("attn_out toward zero", "truncating store", ("attn_out",), ZERO,
-         in_part("attend", rounded(attend, toward_zero)), BF16),
+         by_bits("attend", attend, toward_zero), BF16),
         ("v at random", "stochastic rounding left on", ("v",), RANDOM,
-         in_part("project", rounded(project, at_random), V), BF16),
+         by_bits("project", project, at_random, V), BF16),
         ("mlp_out at random", "stochastic rounding left on", ("mlp_out",), RANDOM,
-         in_part("project", rounded(project, at_random), DOWN), BF16),
+         by_bits("project", project, at_random, DOWN), BF16),
         ("probs at random", "stochastic rounding left on", ("probs",), RANDOM,
-         in_part("softmax", rounded(masked_softmax, at_random)), BF16),
+         by_bits("softmax", masked_softmax, at_random), BF16),
         ("v to odd", "round to odd for a second rounding", ("v",), "odd",
-         in_part("project", rounded(project, to_odd), V), BF16),
+         by_bits("project", project, to_odd, V), BF16),
         ("attn_proj ties away", "half added before the cut", ("attn_proj",), "",
-         in_part("project", rounded(project, away), PROJ), BF16),
+         by_bits("project", project, away, PROJ), BF16),
         ("v rounded twice", "float16 on the way to bfloat16", ("v",), "",
          in_part("project", rounded(project, double), V), BF16),
         ("v to 4 bits", "V cut to few bits", ("v",), "4 bits|bits",
@@ -126,12 +131,12 @@ NUMERICS = tuple(
         ("v stored in bfloat16", "cast of a result", ("v",), "bfloat16",
          in_part("project", rounded(project, narrow), V), F32),
         ("exponential of Schraudolph", "fast exponential", ("probs",), "exponential|approx",
-         in_part("softmax", softmax(fast_exponential)), ("bf16", "fp32-highest")),
+         in_part("softmax", softmax(fast_exponential), bits=True), ("bf16", "fp32-highest")),
         ("exponential of degree two", "polynomial exponential", ("probs",), "exponential|approx|polynom",
          in_part("softmax", softmax(of_degree_two)), ("bf16", "fp32-highest")),
         ("mean square summed in bfloat16", "reduction in the input's format", ("attn_norm",), "bfloat16",
          in_part("norm", narrow_mean, 0), ("bf16", "fp32-highest")),
         ("sigmoid of a table", "lookup table of an accelerator", ("gate_out",), "",
-         in_part("activate", gated(coarse_sigma)), ("bf16", "fp32-highest")),
+         gated(coarse_sigma), ("bf16", "fp32-highest")),
     )
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The verb ``diagnose``: the cause of every local error and state that honest rounding does not make."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from precaudit.evidence.caches import cache_state
 from precaudit.evidence.closure import Closure, closure
 from precaudit.evidence.exchanged import whose
 from precaudit.evidence.flips import flips, sentence
-from precaudit.evidence.formula import establish
+from precaudit.evidence.formula import establish, right_until
 from precaudit.evidence.positions import by_position
 from precaudit.evidence.program import Program
 from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
@@ -34,7 +34,7 @@ from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, suspect
 from precaudit.limits import default_limits
 from precaudit.mutations.replay import Replay, replay
-from precaudit.mutations.variants import Variant
+from precaudit.mutations.variants import Class, Variant
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import LAST, ORDER, Place, spans
 from precaudit.policies import declared_policy, held_weights, recorded_policy
@@ -50,6 +50,8 @@ from precaudit.runs.written import Comparison, written
 from precaudit.selection import Selection
 from precaudit.store import Run, open_run
 from precaudit.threads import one_blas_thread
+
+BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,17 +124,17 @@ def diagnose(
     known: dict[str, list[Variant]] = {}
     with one_blas_thread():
         groups = _groups(bad)
-        for i, (_, group) in enumerate(groups):
-            found = _finding(recorded, model, group, records, known)
-            if not _follows(found, findings):
-                findings.append(found)
-            tell(i + 1, len(groups), "replaying operations")
         prompt = (
-            findings[0].prompts[0]
-            if findings
+            min(v.prompt for v in groups[0][1])
+            if groups
             else min(recorded.run.prompts, key=lambda p: len(recorded.run.prompts[p].tokens))
         )
         formula = establish(recorded, model, prompt, program_on, kept=subject is None)
+        for i, (_, group) in enumerate(groups):
+            found = _finding(recorded, model, group, records, known, formula if subject is not None else None)
+            if not _follows(found, findings):
+                findings.append(found)
+            tell(i + 1, len(groups), "replaying operations")
     findings = _with_formula(_merged(findings), formula)
     findings = findings or list(_unplaced(standing, compared, record_more(recorded)))
     write_lines(compared.folder / "findings.jsonl", findings)
@@ -205,8 +207,12 @@ def _finding(
     group: Sequence[Verdict],
     records: dict[tuple[Any, ...], ErrorRecord],
     known: dict[str, list[Variant]],
+    formula: FormulaRecord | None,
 ) -> Finding:
-    """Replay the worst record of a group and name its cause; ``known``: numbers fitted so far, by point."""
+    """Replay the worst record of a group and name its cause; ``known``: numbers fitted so far, by point.
+
+    ``formula``: that of the program that was run, where it is at hand.
+    """
     worst = max(group, key=_badness)
     e = records[(worst.kind, *worst.place)]
     shared: dict[str, Any] = {
@@ -217,7 +223,8 @@ def _finding(
     if worst.kind == "state":
         return _state(recorded, model, worst, group, shared)
     shared["fails"] = broken_limit(worst)
-    replayed = _replay(recorded, model, worst, known.get(worst.point, []))
+    never: tuple[Class, ...] = ("semantics",) if formula is not None and right_until(formula, worst.place) else ()
+    replayed = _replay(recorded, model, worst, known.get(worst.point, []), never)
     if replayed is None:
         return Finding(
             kind="unknown", cause="inputs were not recorded", says=record_more(recorded), explained=None,
@@ -252,9 +259,17 @@ def _finding(
         says = "over all recorded rows together the announced policy closes; the record alone does not"
         return Finding(kind="unknown", cause="only one record fails", says=says, **rest)
     named = found.named.variant
+    if named.kind == "format" and found.named.equal < BITS and formula is not None and _leaves(formula, worst):
+        says = f"{unrecognised(found, axes, at)}; no format makes the program's FP64 shadow another formula"
+        return Finding(kind="unknown", cause="none reproduces it", says=says, **rest)
     if named.fitted and named.carries:
         known.setdefault(worst.point, []).append(replace(named, fitted=False))
     return Finding(kind=named.kind, cause=named.name, says=named.says, fix=_fix(named.kind, worst.point), **rest)
+
+
+def _leaves(formula: FormulaRecord, v: Verdict) -> bool:
+    """Whether the shadow first leaves the reference at a verdict's place."""
+    return any((d.phase, d.layer, d.point) == (v.phase, v.layer, v.point) for d in formula.differs)
 
 
 def _overflow(recorded: Recorded, finite: bool, shared: dict[str, Any], found: Replay) -> Finding:
@@ -300,7 +315,7 @@ def _badness(v: Verdict) -> float:
 
 
 def _replay(
-    recorded: Recorded, model: Model, v: Verdict, known: Sequence[Variant]
+    recorded: Recorded, model: Model, v: Verdict, known: Sequence[Variant], never: Collection[Class] = ()
 ) -> tuple[Replay, Array, Array, bool, Operation] | None:
     """Replay the operation behind a verdict; return its positions, the verdict's rows, if inputs are finite, and it."""
     place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
@@ -317,7 +332,7 @@ def _replay(
             rows = np.flatnonzero(np.isin(at, of_step))
             probs = recorded_probs(recorded, operation)
             here, settled = policy_at(recorded, policy, place), chosen(recorded, policy, place)
-            found = replay(operation, model, here, known, unrounded, probs, settled)
+            found = replay(operation, model, here, known, unrounded, probs, settled, never)
             return found, at, rows, finite, operation
     return None
 

@@ -7,9 +7,10 @@ import msgspec
 
 from precaudit.evidence.kept import held, keep
 from precaudit.evidence.records import Differs, FormulaRecord
+from precaudit.graphs.decoder import POINTS
 from precaudit.limits.checks import SAME, farthest
 from precaudit.numpy_decoder.model import Model
-from precaudit.places import LAST, ORDER
+from precaudit.places import LAST, ORDER, Place
 from precaudit.records import ErrorRecord, number, read_lines, value
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.runs.recorded import Recorded
@@ -66,6 +67,19 @@ def _compared(run: Run) -> list[ErrorRecord]:
     if held is None or not any(selected.formula for selected in held.selections):
         return []
     return [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if e.kind == "formula"]
+
+
+def right_until(formula: FormulaRecord, place: Place) -> bool:
+    """Whether the shadow equals the reference up to a place and at it: its formula is no cause there.
+
+    Never where the shadow does not tell: RoPE's tables are made for it, and scores are compared by what attention
+    makes of them, to which a constant is nothing.
+    """
+    row = POINTS[place.point]
+    if formula.unknown is not None or place.prompt != formula.prompt or row.keyed or row.rotates:
+        return False
+    here = (place.step, LAST if place.layer is None else place.layer, ORDER[place.point])
+    return not any(_order(d) <= here for d in formula.differs if d.phase == place.phase)
 
 
 def _order(d: Differs) -> tuple[int, int, int]:

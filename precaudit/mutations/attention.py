@@ -2,18 +2,34 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS
+from precaudit.formats import EIGHT_BITS, FORMATS
 from precaudit.graphs.point import Point
+from precaudit.metrics.rows import unseen
 from precaudit.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
 from precaudit.mutations.flash import narrow_softmax, not_rescaled, unshifted
-from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, quantised, weighing
+from precaudit.mutations.forms import (
+    Form,
+    Inputs,
+    configured,
+    constant,
+    fed,
+    grouped,
+    moved,
+    plain,
+    quantised,
+    weighing,
+)
+from precaudit.mutations.storing import FEW, to_bits
 from precaudit.mutations.variants import NARROW, Variant, at, cut, roundings_of, stored, sums
+from precaudit.numpy_decoder.model import all_scores
+from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import FLASH_BLOCK, Policy
 
@@ -91,6 +107,33 @@ def _scales(config: DecoderConfig) -> Iterator[Variant]:
         yield semantics(
             "heads interleaved", says="query head h reads key head h mod G, not h // (H/G)", form=fed(_interleaved)
         )
+    yield from _operands(config)
+
+
+def _operands(config: DecoderConfig) -> Iterator[Variant]:
+    """Yield other keys and values than were recorded: of other heads, of the next slot, in fewer bits."""
+    heads: dict[str, tuple[str, Any]] = {
+        "reversed": ("are in reverse order", lambda x: x[:, ::-1]),
+        "shifted": ("are those of the head before", lambda x: np.roll(x, 1, axis=1)),
+        "all the first": ("are all the first", lambda x: np.repeat(x[:, :1], x.shape[1], axis=1)),
+    }  # fmt: skip
+    which = {"query": (0,), "key": (1,), "value": (2,), "key and value": (1, 2)}
+    for what, where in which.items():
+        for name, (says, change) in heads.items() if (config.heads if where == (0,) else config.kv_heads) > 1 else ():
+            yield semantics(
+                f"{what} heads {name}", says=f"{what} heads {says}", form=_changed(where, change), last=True
+            )
+        for by, side in ((1, "before"), (-1, "after")) if where != (0,) else ():
+            says = f"{what} rows are those of the slot {side}"
+            moved_by = partial(np.roll, shift=by, axis=0)
+            yield semantics(f"{what} rows shifted by {by:+d}", says=says, form=_changed(where, moved_by), last=True)
+    sides = {"q": (0,), "k": (1,), "q and k": (0, 1), "v": (2,), "q, k and v": (0, 1, 2)}
+    casts = {f"in {name}": (f"rounded to {name}", rounder(name)) for name in EIGHT_BITS}
+    casts |= {f"cut to {bits} bits": (f"cut to {bits} bits of a mantissa", to_bits(bits)) for bits in FEW}
+    casts |= {f"in int{bits}": (f"quantised to {bits} bits, one scale a row", quantised(bits)) for bits in (8, 4)}
+    for (side, where), (name, (says, cast)) in product(sides.items(), casts.items()):
+        is_ = "is" if len(where) == 1 else "are"
+        yield Variant(f"{side} {name}", "format", f"{side} {is_} {says}", _changed(where, cast), last=True)
 
 
 def _caps(config: DecoderConfig) -> Iterator[Variant]:
@@ -131,7 +174,64 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
             f"exp by Schraudolph's bits, {name}", says=f"softmax's exp is Schraudolph's, shifted for {name}",
             change=at(exponential=approximated(by_bits(shift))),
         )  # fmt: skip
+    for count in (1, 2):
+        yield semantics(
+            f"{count} added to the sum", says=f"{count} is added to softmax's sum",
+            form=weighing(partial(_with_sink, count)),
+        )  # fmt: skip
+    yield semantics("base 2", says="softmax takes powers of 2, not of e", form=weighing(_powers_of_two))
+    ways: dict[str, tuple[str, bool, Any]] = {
+        "no mask": ("rows see every key that was recorded", False, 0.0),
+        "masked after softmax": ("probabilities are masked after softmax, and not normalised again", True, 0.0),
+    }  # fmt: skip
+    for name, (says, after, by) in ways.items():
+        yield semantics(name, says=says, form=weakly_masked(by, after), last=True)
+    for axis, what in ((0, "heads"), (1, "rows")):
+        says = f"softmax is over {what}, not over keys"
+        yield semantics(f"softmax over {what}", says=says, form=weighing(partial(_over, axis)), last=True)
     yield semantics("maximum not subtracted", says="softmax subtracts no maximum", form=weighing(unshifted))
+
+
+def _with_sink(count: int, s: Array, r: Rounding) -> Array:
+    top = s.max(axis=-1, keepdims=True)
+    e = np.exp(s - top)
+    return np.asarray(e / (e.sum(axis=-1, keepdims=True) + count))
+
+
+def _powers_of_two(s: Array, r: Rounding) -> Array:
+    e = np.exp2(s - s.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def _over(axis: int, s: Array, r: Rounding) -> Array:
+    top = s.max(axis=axis, keepdims=True)
+    e = np.exp(s - np.where(np.isfinite(top), top, 0.0))
+    total = e.sum(axis=axis, keepdims=True)
+    return np.asarray(e / np.where(total > 0, total, 1.0))
+
+
+def weakly_masked(by: float, after: bool = False) -> Form:
+    """Return probabilities or attention's output where ``by`` is subtracted from scores that are masked.
+
+    ``after``: they are masked by zeros after softmax.
+    """
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        s = o.values[0]
+        if o.row.kind != "softmax":
+            s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
+        hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
+        with np.errstate(all="ignore"):
+            y = np.where(hidden, s - by, s)
+            e = np.exp(y - y.max(axis=-1, keepdims=True))
+            p = e / e.sum(axis=-1, keepdims=True)
+            p = r.probs(np.where(hidden, 0.0, p) if after else p)
+        if o.row.kind == "softmax":
+            return np.asarray(p)
+        groups = enumerate(grouped(o, len(p)))
+        return np.stack([r.attn_out(r.dot(p[h], o.values[2][:, g])) for h, g in groups], axis=1)
+
+    return form
 
 
 def wider(by: int, then: Form = plain) -> Form:

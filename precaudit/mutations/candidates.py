@@ -6,7 +6,8 @@ from precaudit.configs import DecoderConfig
 from precaudit.graphs.decoder import POINTS
 from precaudit.mutations.attention import attention_variants
 from precaudit.mutations.integers import integer_variants
-from precaudit.mutations.normalisation import norm_variants
+from precaudit.mutations.normalisation import norm_variants, other_weights
+from precaudit.mutations.operands import operand_variants
 from precaudit.mutations.products import (
     logit_variants,
     other_layers,
@@ -14,6 +15,7 @@ from precaudit.mutations.products import (
     residual_variants,
     rotation_variants,
 )
+from precaudit.mutations.storing import other_roundings
 from precaudit.mutations.variants import Variant, cut, stored
 from precaudit.policies import Policy
 
@@ -30,6 +32,7 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
     if row.kind == "norm":
         yield from stored(row.place, policy.activations)
         yield from cut(row.place, policy.activations)
+        yield from other_weights(row, config)
         if row.norm(config) is not None:
             yield from other_layers(config, layer)
     if row.projects:
@@ -40,3 +43,6 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
         yield from residual_variants(policy.residual)
     if row.kind == "head":
         yield from logit_variants(row, policy, config)
+    if row.projects or row.kind == "head":
+        yield from operand_variants(row, policy)
+    yield from other_roundings(row, policy)

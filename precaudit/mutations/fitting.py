@@ -1,7 +1,7 @@
 """Formulas with one free number: the number is taken from the recorded values, and said with what is nearest to it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.mutations.attention import scaled_by, seeing
-from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, rescored
+from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, rescored
+from precaudit.mutations.products import weighted
 from precaudit.mutations.rotation import base_of, shifted, with_base
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.rounding import Rounding
@@ -133,6 +134,15 @@ def fits(o: Inputs) -> Iterator[Fit]:
         yield from _rotations(c, layer, int(o.positions[-1]))
     if o.row.place == "proj" and c.residual_scale != 1.0:
         yield Fit("residual factor", lambda x: constant(residual_scale=x), logarithmic(1e-3, 1e3, 61), c.residual_scale)
+    if o.row.activates(c) and c.activation == "silu":
+        beta = logarithmic(1 / 8, 8, 25)
+        yield Fit("beta of the activation, x·σ(βx),", _swish, beta, 1.0, source="it should be")
+    if o.row.kind == "sum":
+        for what, form in (("stream", lambda x: weighted(x, 1.0)), ("addend", lambda x: weighted(1.0, x))):
+            yield Fit(f"factor on the {what}", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be")
+    if o.row.kind == "softmax":
+        grid = logarithmic(1 / 16, 16, 49)
+        yield Fit("factor on the scores", lambda x: rescored(lambda o, s: s * x), grid, 1.0, source="it should be")
     if o.row.kind == "head":
         grid = logarithmic(1e-3, 1e3, 61)
         yield Fit(
@@ -185,6 +195,8 @@ def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[
         return configured(partial(_based, x))
 
     yield Fit("RoPE base", turned, grid, base)
+    times = logarithmic(1 / 64, 64, 49)
+    yield Fit("factor on positions", lambda x: moved(lambda p: p * x), times, 1.0, source="it should be")
     far = sorted({*range(-64, 65), *(s * 2**n for n in range(7, 16) for s in (-1, 1)), *range(-last, last)} - {0})
     yield Fit(
         "offset of positions", lambda x: shifted(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])), 0.0,
@@ -194,3 +206,18 @@ def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[
 
 def _based(x: float, config: DecoderConfig, layer: int | None) -> dict[str, float]:
     return with_base(config, layer, x)
+
+
+def _swish(beta: float) -> Form:
+    """Return the operation with x · σ(βx) (Ramachandran et al. 2017) for silu, which is it with β = 1."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        def gate(x: Array) -> Array:
+            return np.asarray(beta * r.gate(x))
+
+        def silu(y: Array) -> Array:
+            return r.silu(y / beta)
+
+        return plain(o, replace(r, gate=gate, silu=silu))
+
+    return form

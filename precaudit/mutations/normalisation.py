@@ -19,9 +19,12 @@ from precaudit.mutations.forms import (
     holding,
     normalised_by,
     normalising,
+    plain,
 )
 from precaudit.mutations.variants import NARROW, Variant, roundings_of
 from precaudit.numpy_decoder.rounding import Rounding
+
+USUAL = (1e-5, 1e-6, 1e-8)  # epsilons that models have
 
 semantics = partial(Variant, kind="semantics")
 
@@ -54,6 +57,10 @@ def _epsilons(eps: float) -> Iterator[Variant]:
     )  # fmt: skip
     yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0))
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
+    for usual in USUAL:
+        if usual != eps:
+            says = f"epsilon is {usual:g}, the configuration says {eps:g}"
+            yield semantics(f"epsilon {usual:g}", says=says, form=constant(norm_eps=usual))
 
 
 def _means(row: Point) -> Iterator[Variant]:
@@ -74,9 +81,103 @@ def _means(row: Point) -> Iterator[Variant]:
             "the mean of |x| is taken for the root mean square", lambda x, e: 1 / (np.abs(x).mean(axis=1) + e),
         ),
     }  # fmt: skip
+    made["deviation for root mean square"] = (
+        "the standard deviation is taken for the root mean square", lambda x, e: 1 / np.sqrt(x.var(axis=1) + e),
+    )  # fmt: skip
     for name, (says, scale) in made.items():
         yield semantics(name, says=says, form=normalised_by(scale))
+    for half in (2, 4):
+        says = f"each of {half} parts of a row is normalised by itself"
+        yield semantics(f"norm of {half} parts", says=says, form=partial(_in_parts, half), last=True)
+    yield semantics("norm twice", says="the norm is applied twice", form=_twice, last=True)
     yield semantics("centred", says="the mean is removed, as layer norm does", form=fed(_centred))
+
+
+def _in_parts(count: int, o: Inputs, r: Rounding) -> Array:
+    """Return a norm of each of the parts of a row by itself: of the row over its part's root mean square."""
+    x, e = o.values[0], o.config.norm_eps
+    if x.shape[-1] % count:
+        return plain(o, r)
+    parts = x.reshape(len(x), count, -1)
+    own = 1 / np.sqrt((parts**2).mean(axis=-1, keepdims=True) + e)
+    alike = (parts * own).reshape(x.shape)
+    return plain(replace(o, values=(alike,)), replace(r, norm_scale=np.ones_like))
+
+
+def _twice(o: Inputs, r: Rounding) -> Array:
+    return plain(replace(o, values=(plain(o, r),)), r)
+
+
+def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield a norm under another weight: twice, in another order, of another norm of the layer."""
+    name = row.norm(config)
+    if name is None or row.kind != "norm":
+        return
+    ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
+        "weight twice": ("the weight is multiplied twice", np.square),
+        "weight reversed": ("the weight's channels are in reverse order", lambda w: w[::-1]),
+        "weight shifted by one": ("every channel has the weight of the one before", partial(np.roll, shift=1)),
+        "weight shifted by minus one": ("every channel has the weight of the next", partial(np.roll, shift=-1)),
+    }  # fmt: skip
+    for cause, (says, change) in ways.items():
+        yield semantics(cause, says=says, form=_weighted(name, change), last=True)
+    for narrow in NARROW:
+        rounds = rounder(narrow)
+        yield Variant(
+            f"weight less 1 in {narrow}", "format", f"the weight is held less 1 in {narrow}, and 1 is added",
+            _weighted(name, partial(_less_one, rounds)), last=True,
+        )  # fmt: skip
+    if config.norm_offset == 0.0:
+        for narrow in NARROW:
+            says = f"1 is added to the weight, in {narrow}"
+            form = _weighted(name, partial(_plus_one, rounder(narrow)))
+            yield semantics(f"weight plus one in {narrow}", says=says, form=form, last=True)
+    yield semantics(
+        "weight before the mean", says="the weight is multiplied before the mean is taken", form=_before_mean(name),
+        last=True,
+    )  # fmt: skip
+    for other in dict.fromkeys(config.norm_names):
+        if row.per_layer and other is not None and other != name:
+            says = f"the weight is that of {other}"
+            yield semantics(f"weight of {other}", says=says, form=_of_norm(name, other), last=True)
+
+
+def _plus_one(rounds: Callable[[Array], Array], w: Array) -> Array:
+    return rounds(w + 1)
+
+
+def _less_one(rounds: Callable[[Array], Array], w: Array) -> Array:
+    return rounds(rounds(w - 1) + 1)
+
+
+def _weighted(norm: str, change: Callable[[Array], Array]) -> Form:
+    """Return the operation with another weight of a norm."""
+
+    def tensors(o: Inputs, weight: Weight) -> Weight:
+        def found(name: str) -> Array | None:
+            x = weight(name)
+            return x if x is None or name.removesuffix(".weight") != norm else change(x)
+
+        return found
+
+    return holding(tensors)
+
+
+def _before_mean(norm: str) -> Form:
+    def form(o: Inputs, r: Rounding) -> Array:
+        w = o.context(r).weight(f"{norm}.weight")
+        if w is None:
+            return plain(o, r)
+        return without_weight(norm)(replace(o, values=(o.values[0] * (w + o.config.norm_offset),)), r)
+
+    return form
+
+
+def _of_norm(norm: str, other: str) -> Form:
+    def tensors(o: Inputs, weight: Weight) -> Weight:
+        return lambda name: weight(f"{other}.weight" if name.removesuffix(".weight") == norm else name)
+
+    return holding(tensors)
 
 
 def _mean_over(by: int, m: Array, e: float, width: int) -> Array:

@@ -20,11 +20,15 @@ AXES = {"head": (0, 2), "channel": (0,), "token": (1, 2)}  # summed over, of [T,
 
 @dataclass(frozen=True)
 class Scaled:
-    """A slice's factors [broadcast to T, H, K] on what it should be, and how it is told."""
+    """A slice's factors [broadcast to T, H, K] on what it should be, and how it is told.
+
+    ``many``: each slice has one of its own.
+    """
 
     name: str
     says: str
     factors: Array
+    many: bool = False
 
 
 def scaled_parts(at: Array, axes: str, candidate: Array, emulated: Array, roundoff: float) -> Iterator[Variant]:
@@ -33,8 +37,12 @@ def scaled_parts(at: Array, axes: str, candidate: Array, emulated: Array, roundo
         for part in _parts(at, axes, candidate, emulated, roundoff):
             for twice in (True, False):
                 form = finished(partial(_times, part.factors, axes), twice)
-                yield Variant(part.name, "semantics", part.says, form, fitted=True, carries="token" not in part.name)
+                yield Variant(
+                    part.name, "semantics", part.says, form, fitted=True, carries="token" not in part.name,
+                    describes=part.many,
+                )  # fmt: skip
     yield from _clipped(axes, candidate, emulated)
+    yield from _shifted(candidate, emulated, roundoff)
 
 
 def _times(factors: Array, axes: str, o: Inputs, out: Array) -> Array:
@@ -62,7 +70,9 @@ def _parts(at: Array, axes: str, c: Array, y: Array, roundoff: float) -> Iterato
         if hit.size > 1 and c.size // hit.size >= ROWS:
             low, high = float(factors.min()), float(factors.max())
             says = f"every {scope} has a factor of its own, {low:.4g} to {high:.4g}"
-            yield Scaled(f"{scope}s scaled", says, factors)
+            if np.isfinite(whole) and high - low <= ALIKE * abs(whole - 1):
+                says = f"{scope}s differ by {low:.4g} to {high:.4g}, all alike: × {whole:.5g}"
+            yield Scaled(f"{scope}s scaled", says, factors, many=True)
 
 
 def _factor(c: Array, y: Array, roundoff: float) -> float:
@@ -93,7 +103,7 @@ def _some(scope: str, at: Array, hit: Array, factors: Array, one: float) -> Iter
         yield Scaled(f"{named} {told}", says, np.where(hit, one, 1.0))
     low, high = float(found.min()), float(found.max())
     says = f"{named}: each is multiplied by a factor of its own, {low:.4g} to {high:.4g}"
-    yield Scaled(f"{named} scaled", says, np.where(hit, factors, 1.0))
+    yield Scaled(f"{named} scaled", says, np.where(hit, factors, 1.0), many=len(index) > 1)
 
 
 def _clipped(axes: str, c: Array, y: Array) -> Iterator[Variant]:
@@ -104,3 +114,17 @@ def _clipped(axes: str, c: Array, y: Array) -> Iterator[Variant]:
     yield Variant(
         f"clipped at ±{top:g}", "semantics", says, finished(lambda o, out: np.clip(out, -top, top)), fitted=True
     )  # fmt: skip
+
+
+def _shifted(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
+    """Yield the operation with one number added to every element: of the fewest digits within three standard errors."""
+    left = c - y
+    x = float(left.mean()) if left.size else 0.0
+    if not x or not np.isfinite(x):
+        return
+    near = 3 * max(float(left.std()), roundoff * abs(x)) / max(left.size, 1) ** 0.5
+    x = next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s), x)
+    says = f"{x:g} is added to every element"
+    for twice in (True, False):
+        form = finished(lambda o, out: out + x, twice)
+        yield Variant(f"{x:+g} everywhere", "semantics", says, form, fitted=True)

@@ -1,13 +1,15 @@
 """What may have been done instead of projections, RoPE on them, the MLP, the residual sums and logits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.point import Point
-from precaudit.mutations.forms import Form, Inputs, Weight, constant, fed, holding
+from precaudit.mutations.forms import Form, Inputs, Weight, constant, fed, finished, holding, moved, plain
 from precaudit.mutations.rotation import (
     cosines_in,
     interleaved,
@@ -20,13 +22,14 @@ from precaudit.mutations.rotation import (
 )
 from precaudit.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
 from precaudit.numpy_decoder.operators import NARROW_CONSTANTS
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.numpy_decoder.rounding import FP64, Rounding
 from precaudit.policies import Policy
 
 semantics = partial(Variant, kind="semantics")
 CALLED = {
     "silu": "silu", "gelu_tanh": "gelu with tanh", "gelu": "exact gelu", "quick_gelu": "quick gelu, x·σ(1.702 x)",
-    "relu": "relu", "hard_silu": "hard silu", "identity": "no activation",
+    "relu": "relu", "hard_silu": "hard silu", "identity": "no activation", "sigmoid": "sigmoid", "tanh": "tanh",
+    "relu_squared": "relu squared", "mish": "mish",
 }  # fmt: skip
 
 
@@ -66,7 +69,9 @@ def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
     """Yield the operation with every other layer's tensors."""
     for other in range(config.layers) if layer is not None else ():
         if other != layer:
-            yield semantics(f"weights of layer {other}", says=f"layer {other}'s weights are used", form=of_layer(other))
+            yield semantics(
+                f"weights of layer {other}", says=f"layer {other}'s weights are used", form=of_layer(other), last=True,
+            )  # fmt: skip
 
 
 def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
@@ -77,7 +82,7 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
     if row.activates(config):
-        yield from _activations(config)
+        yield from _activations(row, config)
         for name in NARROW:
             says = f"the logistic function, tanh or erf in {CALLED[config.activation]} is rounded to {name}"
             yield Variant(f"activation's curve in {name}", "format", says, change=at(curve=rounder(name)))
@@ -90,7 +95,26 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
     yield from sums(row)
 
 
-def _activations(config: DecoderConfig) -> Iterator[Variant]:
+def _up() -> Iterator[Variant]:
+    """Yield what may be done to up before it is multiplied."""
+    ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
+        "up left out": ("up is left out", np.ones_like), "up plus one": ("1 is added to up", lambda x: x + 1),
+    }  # fmt: skip
+    for name, (says, change) in ways.items():
+        yield semantics(name, says=says, form=hooked("up", change), last=True)
+
+
+def hooked(place: str, change: Callable[[Array], Array]) -> Form:
+    """Return the operation with what a place gives changed."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        usual = getattr(r, place)
+        return plain(o, at(**{place: lambda x: change(usual(x))})(r))
+
+    return form
+
+
+def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     usual = config.activation
     for name in CALLED:
         if name != usual:
@@ -98,6 +122,8 @@ def _activations(config: DecoderConfig) -> Iterator[Variant]:
                 f"activation {CALLED[name]}", says=f"{CALLED[name]} in place of {CALLED[usual]}",
                 form=constant(activation=name),
             )  # fmt: skip
+    if "up" in {place for part in row.inside for place in part.places}:
+        yield from _up()
     yield semantics(
         "gate and up exchanged", says="gate and up are exchanged",
         form=renamed({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
@@ -124,6 +150,13 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         form=interleaved(replaced=False),
     )
     yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
+    yield semantics("RoPE twice", says="RoPE is applied twice", form=moved(lambda at: at * 2), last=True)
+    yield semantics(
+        "RoPE turned back", says="RoPE turns the other way: sin has the other sign", form=moved(np.negative), last=True
+    )
+    for name in STORED[2:]:
+        says = f"RoPE's tables are rounded to {name}"
+        yield Variant(f"RoPE tables in {name}", "format", says, change=tables_in(rounder(name)), last=True)
     local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
     if config.rope_scaling is not None and not local:
         yield semantics(
@@ -154,6 +187,7 @@ def residual_variants(announced: str) -> Iterator[Variant]:
     yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
     yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
     yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
+    yield semantics("stream twice", says="the residual stream is counted twice", form=weighted(2.0, 1.0))
     yield semantics("stream dropped", says="the residual stream is left out", form=weighted(0.0, 1.0))
 
 
@@ -169,7 +203,21 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
     if config.logit_scale != 1.0:
         yield semantics("logit factor left out", says="the logits' factor is left out", form=constant(logit_scale=1.0))
         yield from roundings_of("logit factor", config.logit_scale, lambda x: constant(logit_scale=x))
+    yield semantics("log-probabilities", says="logits less the log of their exponentials' sum", form=_log_softmax)
+    yield semantics(
+        "maximum subtracted",
+        says="every row's maximum is subtracted",
+        form=finished(lambda o, y: y - y.max(-1, keepdims=True)),
+    )
     if config.logit_cap is not None:
         yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
         yield from roundings_of("cap", config.logit_cap, lambda x: constant(logit_cap=x))
     yield from sums(row)
+
+
+def _log_softmax(o: Inputs, r: Rounding) -> Array:
+    def change(_: Inputs, y: Array) -> Array:
+        top = y.max(axis=-1, keepdims=True)
+        return np.asarray(y - top - np.log(np.exp(y - top).sum(axis=-1, keepdims=True)))
+
+    return finished(change)(o, r)

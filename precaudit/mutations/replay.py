@@ -1,6 +1,6 @@
 """Which variant made a recorded tensor: each is run on the recorded inputs, and named only if it closes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from precaudit.mutations.heads import head_variants
 from precaudit.mutations.keys import missing_keys
 from precaudit.mutations.parts import scaled_parts
 from precaudit.mutations.stochastic import stochastic_variants
-from precaudit.mutations.variants import Variant
+from precaudit.mutations.variants import Class, Variant
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, formula, of_policy, sharing_products
 from precaudit.policies import Policy
@@ -208,12 +208,13 @@ def replay(
     unrounded: Unrounded = (),
     probs: Array | None = None,
     settled: bool = False,
+    never: Collection[Class] = (),
 ) -> Replay:
     """Try every variant of an operation on its recorded inputs, and those ``known`` from the same point elsewhere.
 
     ``unrounded``: its inputs as they were before they were rounded to be stored; ``probs``: what attn_out's second
     product read, tried where nothing made of q, k and v closes. ``settled``: ``policy`` makes its products as the
-    compiled program says.
+    compiled program says. ``never``: classes that no cause is of, since the formula is known to be the reference's.
     """
     point, layer = o.place.point, o.place.layer
     base = of_policy(policy, o.place.phase == "decode").starting(o.start)
@@ -224,6 +225,8 @@ def replay(
         read_by(o, model), o.axes, roundings, yardstick(o, model, policy, settled), members, others, formula(policy)
     )
     announced, *rest = variants(point, policy, model.config, layer)
+    rest = [v for v in rest if v.kind not in never]
+    known = [v for v in known if v.kind not in never]
     emulated = whole.nearest(announced)
     left = whole.yardstick.candidate - emulated
     if whole.yardstick.hidden is not None:
@@ -234,21 +237,22 @@ def replay(
     tried = [first, *_exact(part, [*rest, *known], first)]
     named = _confirmed(whole, part, tried)
     if named is None:
-        tried += [whole.tried(v, floor) for v in _keys(whole, emulated)]
+        tried += [whole.tried(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
         named = _confirmed(whole, part, tried)
-    if named is None or named.badness > POOR:
+    if "semantics" not in never and (named is None or named.badness > POOR):
         tried += _numbers(part, floor)
         named = _confirmed(whole, part, tried)
     if named is None and probs is not None:
         named = _after(whole, announced, [*rest, *known], probs)
         tried += [] if named is None else [named]
     if named is None:
-        tried += [whole.tried(v, floor) for v in _others(whole)]
+        tried += [whole.tried(v, floor) for v in _others(whole) if v.kind not in never]
         named = _confirmed(whole, part, tried)
     if named is None:
         scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
         tried += scaled
-        named = _simplest(scaled) or _confirmed(whole, part, tried)
+        causes = [t for t in tried if t.variant.kind not in never]
+        named = _simplest([t for t in scaled if t in causes]) or _confirmed(whole, part, causes)
     ordered = sorted(tried, key=lambda t: (-t.explained, t is not first))
     return Replay(tuple(ordered), first, named, left, emulated, whole.yardstick.candidate, whole.yardstick.reference)
 
@@ -273,10 +277,10 @@ def _part(whole: Bench, left: Array, emulated: Array, announced: Variant) -> Ben
 
 
 def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator[Tried]:
-    """Yield the answers of variants without a free number; other layers' weights only where nothing closes so far."""
+    """Yield the answers of variants without a free number; the last ones only where nothing closes so far."""
     closed = False
-    for v in others:
-        if closed and v.name.startswith("weights of"):
+    for v in sorted(others, key=lambda v: v.last):
+        if closed and v.last:
             continue
         found = part.tried(v, max(announced.explained, 0.0))
         closed = closed or found.closes
@@ -284,8 +288,12 @@ def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator
 
 
 def _confirmed(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | None:
-    """Return the best answer that closes on all rows too: an exact formula unless a fitted one leaves far less."""
-    kinds = [[t for t in tried if t.closes and t.variant.fitted is fitted] for fitted in (False, True)]
+    """Return the best answer that closes on all rows too: an exact formula unless a fitted one leaves far less.
+
+    What has a number of its own for every slice is none.
+    """
+    causes = [t for t in tried if t.closes and not t.variant.describes]
+    kinds = [[t for t in causes if t.variant.fitted is fitted] for fitted in (False, True)]
     exact, fitted = (_first(whole, part, sorted(kind, key=lambda t: t.rank)) for kind in kinds)
     if exact is None or fitted is None:
         return exact or fitted
@@ -360,8 +368,8 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
 
 
 def _simplest(parts: Sequence[Tried]) -> Tried | None:
-    """Return the first part that leaves next to nothing: more factors always leave less."""
-    return next((t for t in parts if t.badness <= POOR), None)
+    """Return the first part that leaves next to nothing and is a cause: more factors always leave less."""
+    return next((t for t in parts if t.badness <= POOR and not t.variant.describes), None)
 
 
 def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: Array) -> Tried | None:

@@ -32,6 +32,8 @@ class Variant:
 
     ``fitted``: a number, or a part of the tensor, was taken from the recorded values; ``carries``: it may be tried
     elsewhere with the same; ``ahead``: keys past their own that its rows see, which may not have been recorded.
+    ``describes``: it has a number of its own for every slice: it says what is left and is no cause. ``last``: tried
+    only where nothing has closed so far.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Variant:
     fitted: bool = False
     carries: bool = True
     ahead: int = 0
+    describes: bool = False
+    last: bool = False
 
 
 def rounded_to(name: str, x: float) -> float:

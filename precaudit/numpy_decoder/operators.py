@@ -265,10 +265,32 @@ def linear_unit(x: Array, curve: Cast = identity) -> Array:
     return np.positive(x)
 
 
+def sigmoid(x: Array, curve: Cast = identity) -> Array:
+    """1 / (1 + exp(−x)), as the first gated units have it (Dauphin et al. 2017)."""
+    with np.errstate(over="ignore"):
+        return curve(1.0 / (1.0 + np.exp(-x)))
+
+
+def tanh(x: Array, curve: Cast = identity) -> Array:
+    """Tanh x."""
+    return curve(np.tanh(x))
+
+
+def relu_squared(x: Array, curve: Cast = identity) -> Array:
+    """max(x, 0)² (So et al. 2021)."""
+    return np.maximum(x, 0.0) ** 2
+
+
+def mish(x: Array, curve: Cast = identity) -> Array:
+    """X tanh(log(1 + exp x)) (Misra 2019)."""
+    return np.asarray(x * curve(np.tanh(np.logaddexp(0.0, x))))
+
+
 # A configuration names one of the first two; the others are taken for them by mistake.
 ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "quick_gelu": quick_gelu, "relu": relu,
-    "hard_silu": hard_silu, "identity": linear_unit,
+    "hard_silu": hard_silu, "identity": linear_unit, "sigmoid": sigmoid, "tanh": tanh, "relu_squared": relu_squared,
+    "mish": mish,
 }  # fmt: skip
 # Programs that take a function in a narrow format hold its constants in that.
 NARROW_CONSTANTS = {name: f"gelu_tanh, constants in {name}" for name in ("bfloat16", "float16")}
