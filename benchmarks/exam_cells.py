@@ -96,6 +96,19 @@ def asked(cells: Sequence[Cell], policies: Sequence[str]) -> list[tuple[Cell, st
     return [(cell, policy) for cell, policy in product(cells, policies) if policy in cell.policies]
 
 
+def beside(question: tuple[Cell, str]) -> tuple[str, ...]:
+    """Return what questions of one program share: they are asked one after another, and it is compiled once."""
+    cell, policy = question
+    kind = type(cell.change).__name__, str(getattr(cell.change, "part", "")), str(getattr(cell.change, "bits", ""))
+    return (policy, cell.model, str(cell.settings), str(len(cell.prompts)), *kind)
+
+
+def chosen(questions: Sequence[tuple[Cell, str]], part: Cut) -> list[tuple[Cell, str]]:
+    """Return a part of the questions: neighbours, in the order of their programs."""
+    n, ordered = len(questions), sorted(questions, key=beside)
+    return ordered[n * (part.number - 1) // part.parts : n * part.number // part.parts]
+
+
 def answers(folder: Path, questions: Sequence[tuple[Cell, str]]) -> Iterator[Answer]:
     """Ask, and print each answer as soon as it is there."""
     for cell, policy in questions:
@@ -130,7 +143,7 @@ def main() -> int:
     cells = [c for c in CELLS if given.only in c.name and THEME[c.name] in themes]
     questions = asked(cells, BOTH if given.all_policies else ONE)
     with tempfile.TemporaryDirectory() as name:
-        found = list(answers(Path(name), part.of(questions)))
+        found = list(answers(Path(name), chosen(questions, part)))
     RESULTS.mkdir(exist_ok=True)
     whole = part.parts == 1 and len(cells) == len(CELLS)
     kept = "".join(json.dumps(asdict(a)) + "\n" for a in found)

@@ -120,7 +120,7 @@ SCORES = (
     Cell("scores: keys tiled for repeated", "tile for repeat_interleave", S, "interleav|tiled|groups|heads",
          in_part("scores", tiled)),
     Cell("scores: key heads exchanged", "shards of a KV head in the wrong order", S,
-         "heads (are )?(exchanged|swapped|interleav|in another order)|head.*exchanged",
+         "heads (are )?(exchanged|swapped|interleav|revers|shifted|in another order)|head.*exchanged",
          in_part("scores", with_keys(lambda k: k[:, :, ::-1]))),
     Cell("scores: first key head for all", "multi-query broadcast of a grouped model", S, "head 0|first head|one head",
          in_part("scores", with_keys(lambda k: jnp.broadcast_to(k[:, :, :1], k.shape)))),

@@ -86,7 +86,7 @@ def _closes(o: Operation, book: Textbook, policy: Policy) -> bool:
 def _told(found: Replay) -> bool:
     """Whether a narrow format is what makes the values: it closes, and leaves far less than float32 inside."""
     one = found.named
-    if one is None or one.variant.kind != "format":
+    if one is None or one.variant.kind != "format" or one.variant.fitted:
         return False
     return 1 - one.explained <= LEFT * (1 - found.announced.explained)
 

@@ -73,6 +73,9 @@ def _means(row: Point) -> Iterator[Variant]:
         "sum for mean", says="the sum of squares is not divided by D",
         form=normalising(lambda m, e, width: 1 / np.sqrt(m * width + e)),
     )  # fmt: skip
+    yield semantics(
+        "norm left out", says="the norm is left out, but for its weight", form=normalising(_none), last=True
+    )
     if row.kind != "norm":
         return
     made: dict[str, tuple[str, Callable[[Array, float], Array]]] = {
@@ -121,6 +124,10 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
     }  # fmt: skip
     for cause, (says, change) in ways.items():
         yield semantics(cause, says=says, form=_weighted(name, change), last=True)
+    for narrow in NARROW if config.norm_offset == 0.0 else ():
+        form = _weighted(name, partial(_squared, rounder(narrow)))
+        says = f"the weight is multiplied twice, and its square held in {narrow}"
+        yield semantics(f"weight twice in {narrow}", says=says, form=form, last=True)
     for narrow in NARROW:
         rounds = rounder(narrow)
         yield Variant(
@@ -140,6 +147,10 @@ def other_weights(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         if row.per_layer and other is not None and other != name:
             says = f"the weight is that of {other}"
             yield semantics(f"weight of {other}", says=says, form=_of_norm(name, other), last=True)
+
+
+def _squared(rounds: Callable[[Array], Array], w: Array) -> Array:
+    return rounds(w * w)
 
 
 def _plus_one(rounds: Callable[[Array], Array], w: Array) -> Array:
@@ -178,6 +189,10 @@ def _of_norm(norm: str, other: str) -> Form:
         return lambda name: weight(f"{other}.weight" if name.removesuffix(".weight") == norm else name)
 
     return holding(tensors)
+
+
+def _none(m: Array, e: float, width: int) -> Array:
+    return np.ones_like(m)
 
 
 def _mean_over(by: int, m: Array, e: float, width: int) -> Array:

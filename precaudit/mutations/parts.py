@@ -122,7 +122,7 @@ def _shifted(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     x = float(left.mean()) if left.size else 0.0
     if not x or not np.isfinite(x):
         return
-    near = 3 * max(float(left.std()), roundoff * abs(x)) / max(left.size, 1) ** 0.5
+    near = max(3 * float(left.std()) / left.size**0.5, roundoff * abs(x))
     x = next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s), x)
     says = f"{x:g} is added to every element"
     for twice in (True, False):
