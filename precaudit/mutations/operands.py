@@ -86,13 +86,14 @@ def _formats(row: Point, policy: Policy) -> Iterator[Variant]:
         for how, axis in SCALES.items():
             says = f"weights are quantised to {width} bits, {how}"
             whole = integers(width, axis)
-            yield _weights(f"weights in int{width}, {how}", says, whole, "quantisation")
+            if axis != -1 or row.kind == "head":  # of layers' rows: ``integer_variants``
+                yield _weights(f"weights in int{width}, {how}", says, whole, "quantisation")
             if policy.activations != "float32":
                 says = f"{says}, and held as {policy.activations}"
                 yield _weights(
                     f"weights in int{width}, {how}, held", says, partial(_then, whole, stored), "quantisation"
                 )
-            if axis != 0 and row.kind != "head":
+            if axis is None and row.kind != "head":
                 says = f"what weights multiply is quantised to {width} bits, {how}"
                 yield _inputs(f"inputs in int{width}, {how}", says, integers(width, axis), "quantisation")
     for size in (32, 128):
