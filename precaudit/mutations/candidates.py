@@ -44,5 +44,5 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
     if row.kind == "head":
         yield from logit_variants(row, policy, config)
     if row.projects or row.kind == "head":
-        yield from operand_variants(row, policy)
+        yield from operand_variants(row, policy, config)
     yield from other_roundings(row, policy)

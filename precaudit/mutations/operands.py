@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.arrays import Array, rounder
+from precaudit.configs import DecoderConfig
 from precaudit.formats import EIGHT_BITS, FORMATS, INTEGERS
 from precaudit.graphs.point import Point
 from precaudit.mutations.forms import Form, Inputs, Weight, holding, plain
@@ -72,15 +73,15 @@ def reading(change: Cast, then: Form = plain) -> Form:
     return form
 
 
-def operand_variants(row: Point, policy: Policy) -> Iterator[Variant]:
+def operand_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     """Yield products of other operands: weights, what they multiply, and both."""
     if policy.weights in INTEGERS or policy.projection_inputs == "int8":
         return
-    yield from _formats(row, policy)
+    yield from _formats(row, policy, config)
     yield from _layouts()
 
 
-def _formats(row: Point, policy: Policy) -> Iterator[Variant]:
+def _formats(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
     stored = rounder(policy.activations)
     for width in (8, 4):
         for how, axis in SCALES.items():
@@ -96,7 +97,8 @@ def _formats(row: Point, policy: Policy) -> Iterator[Variant]:
             if axis is None and row.kind != "head":
                 says = f"what weights multiply is quantised to {width} bits, {how}"
                 yield _inputs(f"inputs in int{width}, {how}", says, integers(width, axis), "quantisation")
-    for size in (32, 128):
+    widths = (config.width, config.heads * config.head_dim, config.mlp_width)
+    for size in (n for n in (32, 128) if all(n < w and w % n == 0 for w in widths)):
         says = f"weights are quantised to 4 bits, a scale for {size} columns"
         yield _weights(f"weights in int4, groups of {size}", says, grouped(4, size), "quantisation")
         if policy.activations != "float32":
