@@ -27,7 +27,7 @@ from precaudit.references.traced.local import Emulations
 from precaudit.tracing.subject import load
 from precaudit.transforms import reap
 from precaudit.transforms.emulate import exactly
-from precaudit.transforms.evaluated import Evaluated
+from precaudit.transforms.tag import Which
 
 CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
 
@@ -49,20 +49,20 @@ def line(what: str, value: float, bound: float | None, note: str) -> None:
     print(f"{what:<44} {value:8.2f} x{verdict}  {note}")
 
 
-def speeds(program: Program, times: int) -> None:
-    """Print what capture and the local check take against the bare program."""
-    made = prepared(program)
+def speeds(program: Program, times: int, which: Which) -> None:
+    """Print what capture and the local check of some taps take against the bare program."""
+    made = prepared(program, taps=which)
     (inputs,) = program.cases.values()
     bare, captured = jax.jit(program.call), jax.jit(reap(made.call))
     plain = seconds(lambda: bare(program.params, *inputs), times)
     tapped = seconds(lambda: captured(program.params, *inputs), times)
     line("capture of all points / bare", tapped / plain, None, f"{tapped:.2f} s : {plain:.2f} s")
-    one = prepared(program, layers=(0,))
+    one = prepared(program, layers=(0,), taps=which)
     some = jax.jit(reap(one.call, layers=(0,)))
     held = seconds(lambda: some(program.params, *inputs), times)
     line("capture of one layer's points / bare", held / plain, CAPTURE, f"{held:.2f} s : {plain:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
-        opened = trace(program, Path(folder) / "run")
+        opened = trace(program, Path(folder) / "run", taps=which)
         taps, segments = opened.tensors("a", 0, "taps"), Emulations(made)
 
         def checked() -> None:
@@ -83,18 +83,6 @@ def clocks(run: Callable[[], Any]) -> tuple[float, float]:
     began = time.perf_counter(), time.process_time()
     jax.block_until_ready(run())
     return time.perf_counter() - began[0], time.process_time() - began[1]
-
-
-def untapped(program: Program) -> Program:
-    """Return a program without its own taps, so that its points are automatic."""
-    (inputs,) = program.cases.values()
-    jaxpr, shape = jax.make_jaxpr(program.call, return_shape=True)(program.params, *inputs)
-    structure, run = jax.tree.structure(shape), Evaluated(bare=True)
-
-    def call(*args: Any) -> Any:
-        return jax.tree.unflatten(structure, run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args)))
-
-    return replace(program, call=call, points=None)
 
 
 def scanned(layers: int) -> Program:
@@ -136,7 +124,7 @@ def main() -> int:
         return 2
     ids = np.random.default_rng(0).integers(0, subject.config.vocab, args.tokens)
     program = prefill_of(subject, {"a": ids})
-    speeds(replace(untapped(program) if args.automatic else program, outputs=None), args.times)
+    speeds(replace(program, outputs=None), args.times, "automatic" if args.automatic else "own")
     few, many = (memory(scanned(n)) for n in (8, 32))
     line("temporaries of FP64, 32 layers / 8", many / few, 1.1, f"{many / 1e6:.1f} MB : {few / 1e6:.1f} MB")
     return 0

@@ -1,4 +1,4 @@
-"""A decoder in plain JAX with two taps of its own: they are its points, and what lies between is two segments.
+"""A decoder in plain JAX with two taps of its own: they are points beside the automatic ones (--taps own: alone).
 
 precaudit trace examples/tapped_decoder.py:program -o runs/tapped && precaudit compare runs/tapped
 """

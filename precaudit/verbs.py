@@ -34,9 +34,9 @@ def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any
     Of a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones); filters
     ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
     ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``strict`` and ``force``.
-    ``progress=True`` shows a bar. Raises UserError before anything is written where something asked for is not
-    possible.
+    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``strict``, ``force`` and
+    ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones). ``progress=True`` shows a bar.
+    Raises UserError before anything is written where something asked for is not possible.
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
@@ -71,12 +71,12 @@ def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...],
 
     names = ("reference", "force", "command", "tell", "layers", "strict")
     keywords = _positional("trace", names, given, keywords)
-    check("trace of a Program", keywords, (*names, "progress"))
-    layers = keywords.pop("layers", None)
+    check("trace of a Program", keywords, (*names, "taps", "progress"))
+    layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
     if isinstance(layers, str | int):
-        layers = parse_layers(str(layers), steps_of(subject))
+        layers = parse_layers(str(layers), steps_of(subject, taps))
     with progress_of(_telling(keywords)) as progress:
-        return traced(subject, output, layers=layers, tell=progress.advance, **keywords)
+        return traced(subject, output, layers=layers, taps=taps, tell=progress.advance, **keywords)
 
 
 @overload

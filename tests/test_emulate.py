@@ -112,10 +112,14 @@ def test_names_do_not_depend_on_lines_above(tmp_path):
     assert first == ["hidden", "hidden~1", "f"]
 
 
-def test_a_programs_own_taps_are_its_points():
-    made = tagged(lambda w, x: checkpoint_name(x @ w, "mine") @ w, jnp.eye(4), jnp.ones((2, 4)))
+def test_a_programs_own_taps_are_points_alone_or_beside_others():
+    def call(w, x):
+        return checkpoint_name(x @ w, "mine") @ w
+
+    made = tagged(call, jnp.eye(4), jnp.ones((2, 4)), taps="own")
     assert not made.automatic
     assert [s.name for s in made.sites] == ["mine"]
+    assert [s.name for s in tagged(call, jnp.eye(4), jnp.ones((2, 4)), taps="both").sites] == ["mine", "call"]
 
 
 @pytest.mark.parametrize("program", [scanned, unrolled, rematerialised, jax.grad(loss)])

@@ -872,7 +872,7 @@ def test_wrong_names_are_refused_in_a_line(text, words, tmp_path, capsys):
 
 def test_taps_of_ones_own_are_not_renamed(tmp_path):
     tapped = replace(load(f"{EXAMPLES / 'tapped_decoder.py'}:program"), points={"q": "stream"})
-    with pytest.raises(UserError, match="names its own"):
+    with pytest.raises(UserError, match="is the program's own"):
         points(tapped)
     assert command(["trace", "tiny", "--rename", "x.toml", "-o", str(tmp_path / "r")]) == 2
 

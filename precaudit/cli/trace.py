@@ -41,6 +41,8 @@ if TYPE_CHECKING:
               help='Of a program: TOML of other names for its points, q = "query_proj~1".')  # fmt: skip
 @click.option("--strict", is_flag=True,
               help="Of a program: compile it without excess precision, and say what that changes.")  # fmt: skip
+@click.option("--taps", type=click.Choice(["own", "automatic", "both"]), default="both", show_default=True,
+              help="Of a program: its checkpoint_name taps alone, automatic points alone, or both.")  # fmt: skip
 @click.option("--repeat", type=click.Path(path_type=Path), metavar="RUN", help="Record RUN again, in place of SUBJECT.")
 @click.option("--force", is_flag=True, help="Replace a run that is there.")
 @click.option("--resume", is_flag=True, help="Go on with a run that was cut off, given otherwise as it was.")
@@ -66,6 +68,7 @@ def command(
     allow_field: tuple[str, ...],
     rename: Path | None,
     strict: bool,
+    taps: str,
     repeat: Path | None,
     force: bool,
     resume: bool,
@@ -74,7 +77,7 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
     precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --rename,
-    --strict, --force and --device tpu-predicted alone). With --repeat: record RUN once more
+    --strict, --taps, --force and --device tpu-predicted alone). With --repeat: record RUN once more
     and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
     exit code 3 where one of them cannot run.
     """
@@ -91,8 +94,8 @@ def command(
 
     if is_reference(subject):
         return _program(context, subject, output, rename, layers, force, device, strict)
-    if rename is not None:
-        raise UserError("--rename is for a program, FILE.py:NAME")
+    if rename is not None or taps != "both":
+        raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
     if strict:
         raise UserError("--strict is for a program, FILE.py:NAME; of a model it is --set excess_precision=off")
     select = Selection.parse(layers, points, phases, positions, prompt)
@@ -194,6 +197,7 @@ def _program(
     from precaudit.errors import UserError
     from precaudit.programs.loading import load, renamed, trust
     from precaudit.programs.tracing import steps_of, trace
+    from precaudit.runs.programs import taken
     from precaudit.selection import parse_layers
 
     if context.params["resume"]:
@@ -203,15 +207,16 @@ def _program(
     target = target_of(device)
     if strict and target is not None:
         raise UserError(f"--strict is for JAX's own device, not for {device}")
-    itself = {"subject", "output", "rename", "layers", "force", "strict"} | ({"device"} if target else set())
+    itself = {"subject", "output", "rename", "layers", "force", "strict", "taps"} | ({"device"} if target else set())
     if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance:
-        chosen = None if layers is None else parse_layers(layers, steps_of(program))
+        taps = context.params["taps"]
+        chosen = None if layers is None else parse_layers(layers, steps_of(program, taps))
         called = " ".join(["precaudit", *sys.argv[1:]])
-        run = trace(program, folder, reference, force, called, advance, chosen, target, strict)
+        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:
@@ -221,10 +226,9 @@ def _program(
         say(f"note: {r.warnings[0]}")
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
         say("note: roundings that it declares may be left out by the compiler (--strict: with all of them)")
-    kind = "automatic points" if r.automatic else "points"
     say(
-        f"{folder}: {len(r.points)} {kind}, {len(r.cases)} cases of {r.calls} calls, {r.bytes / 1e6:,.1f} MB. "
-        f"Next: precaudit compare {folder}"
+        f"{folder}: {len(r.points)} {taken(r)} points, {len(r.cases)} cases of {r.calls} calls, "
+        f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
     )
     return 0
 

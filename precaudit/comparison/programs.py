@@ -95,7 +95,8 @@ def traced_program(opened: Opened, program: Program | str | None) -> tuple[Progr
     Where its types carry shardings, as one device makes it, to be run under ``unmeshed``.
     """
     found = program if isinstance(program, Program) else load(_named(opened, program))
-    made = prepared(found, opened.record.renamed, opened.record.layers, opened.record.loops)
+    record = opened.record
+    made = prepared(found, record.renamed, record.layers, record.loops, taps=record.taps)
     check(opened, found, made)
     alone = unsharded(made, found.params, *next(iter(found.cases.values())))
     if alone is not made:

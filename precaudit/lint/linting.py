@@ -93,7 +93,7 @@ def lint_program(
     view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
     if run is None:
         return found([view])
-    made = prepared(program, run.renamed or None, loops=())
+    made = prepared(program, run.renamed or None, loops=(), taps=run.taps)
     return found(placed([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
 
 

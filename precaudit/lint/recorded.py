@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,15 @@ class Extent(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The extents of a run's points, of all layers, calls and cases; ``renamed``: as its program's points were."""
+    """The extents of a run's points, of all layers, calls and cases; ``renamed``: as its program's points were.
+
+    ``taps``: which of a program's it holds.
+    """
 
     folder: Path
     extents: Mapping[str, Extent]
     renamed: Mapping[str, str]
+    taps: Literal["own", "automatic", "both"] | None = None
 
 
 def recorded(folder: Path) -> Recorded:
@@ -43,7 +47,9 @@ def recorded(folder: Path) -> Recorded:
         for name in {point, OCCURRENCE.sub("", point)}:
             known = found.get(name, extent)
             found[name] = Extent(min(known.low, extent.low), max(known.high, extent.high))
-    return Recorded(folder, found, {} if run is None else run.record.renamed)
+    if run is None:
+        return Recorded(folder, found, {})
+    return Recorded(folder, found, run.record.renamed, run.record.taps)
 
 
 def _of_program(run: Opened) -> Iterator[tuple[str, Extent]]:

@@ -20,7 +20,7 @@ from precaudit.transforms.bounded import counting
 from precaudit.transforms.keys import on_host, readable
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.strict import STRICTLY
-from precaudit.transforms.tag import Tagged, tagged
+from precaudit.transforms.tag import Tagged, Which, tagged
 from precaudit.transforms.wide import narrowed
 
 RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that ends a traceback
@@ -28,14 +28,14 @@ RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that 
 
 def prepared(
     program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
-    loops: Sequence[ProgramLoop] | None = None, target: Target | None = None,
+    loops: Sequence[ProgramLoop] | None = None, target: Target | None = None, taps: Which | None = None,
 ) -> Tagged:  # fmt: skip
     """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
 
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
-    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. Raises
-    CannotJudge where what the program is given lies with other processes, too.
+    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``:
+    as ``tagged``. Raises CannotJudge where what the program is given lies with other processes, too.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -46,10 +46,10 @@ def prepared(
             )
     carried = layers is not None
     _here(program)
-    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()})
+    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps)
     outputs_of(program)
     if made.loops and loops is None:
-        made = _tagged(program, renamed, carried, _counted(program, made, target))
+        made = _tagged(program, renamed, carried, _counted(program, made, target), taps)
     if bare := [s.name for s in made.sites if 0 in (*s.stacked, *s.shape)]:
         raise UserError(f"Program: the tap {bare[0]!r} is of an array without elements")
     if layers is not None:
@@ -66,12 +66,18 @@ def _here(program: Program) -> None:
 
 
 def _tagged(
-    program: Program, renamed: Mapping[str, str] | None, carried: bool, iterations: Mapping[str, int]
+    program: Program,
+    renamed: Mapping[str, str] | None,
+    carried: bool,
+    iterations: Mapping[str, int],
+    taps: Which | None,
 ) -> Tagged:
     names = program.points if renamed is None else renamed
     inputs = next(iter(program.cases.values()))
     try:
-        return tagged(program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations)
+        return tagged(
+            program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations, taps=taps
+        )
     except UserError:
         raise
     except Exception as error:
@@ -125,14 +131,14 @@ def _steps(made: Tagged) -> int:
     return max(found)
 
 
-def steps_of(program: Program) -> int:
+def steps_of(program: Program, taps: Which | None = None) -> int:
     """Return how many steps the longest outermost scan of a program with points has; raises UserError without one."""
-    return _steps(prepared(program))
+    return _steps(prepared(program, taps=taps))
 
 
-def points(program: Program) -> tuple[ProgramPoint, ...]:
-    """Return the points of a program, in its order."""
-    return points_of(prepared(program), None)
+def points(program: Program, taps: Which | None = None) -> tuple[ProgramPoint, ...]:
+    """Return the points of a program, in its order: its own, automatic ones, or both."""
+    return points_of(prepared(program, taps=taps), None)
 
 
 def points_of(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint, ...]:

@@ -48,7 +48,7 @@ from precaudit.transforms.bounded import MORE
 from precaudit.transforms.keys import on_host
 from precaudit.transforms.sites import STATE
 from precaudit.transforms.subnormals import device_flushes
-from precaudit.transforms.tag import capturing
+from precaudit.transforms.tag import Which, capturing
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 
@@ -57,19 +57,20 @@ __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
-    target: Target | None = None, strict: bool = False,
+    target: Target | None = None, strict: bool = False, taps: Which | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
     ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
     that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
     ``strict``: compiled without excess precision; the run's warnings say what that changes.
+    ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``).
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
     layers = None if layers is None else tuple(sorted(set(layers)))
-    made = prepared(program, layers=layers, target=target)
+    made = prepared(program, layers=layers, target=target, taps=taps)
     if not made.sites:
         raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
     folder, calls, found = Path(folder), program.steps + 1, points_of(made, layers)
@@ -80,7 +81,7 @@ def trace(
     prepare_folder(folder, force)
     record = ProgramRun(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
-        weights=weights_of(program, made), automatic=made.automatic,
+        weights=weights_of(program, made), automatic=made.automatic, taps=taps,
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=outputs_of(program), layers=layers, loops=loops_of(made),
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
@@ -97,8 +98,8 @@ def trace(
         inputs = first
         for call in range(calls):
             given = (program.params, *inputs)
-            out, taps = _ran(captured, bare, given, f"{case}, call {call}")
-            _ended(record, taps, case, call)
+            out, held = _ran(captured, bare, given, f"{case}, call {call}")
+            _ended(record, held, case, call)
             if call == 0:
                 if strict and i == 0:
                     strictly = (_strictly(case, jitted(program.call, None)(*given), bare(*given)),)
@@ -107,7 +108,7 @@ def trace(
                 made_by = {} if text is None else _labelled(text, captured)
                 notes.append(msgspec.structs.replace(noted, made=made_by))
             named = program.named(out)
-            for kind, tensors in (("taps", taps), ("inputs", _leaves(inputs)), ("outputs", named)):
+            for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
                 arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
                 hashes[name], nbytes = write_tensors(folder, name, arrays)

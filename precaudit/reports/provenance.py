@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from precaudit.places import spans
 from precaudit.records import RunRecord
 from precaudit.reports.gathered import Gathered
-from precaudit.runs.programs import ProgramRun
+from precaudit.runs.programs import ProgramRun, taken
 
 
 def title(found: Gathered) -> str:
@@ -69,7 +69,7 @@ def _program(r: ProgramRun) -> Iterator[tuple[str, str]]:
     yield "weights, SHA-256", r.weights
     yield "cases", ", ".join(r.cases)
     yield "calls", str(r.calls)
-    yield "points", f"{len(r.points)}, {'automatic' if r.automatic else 'its own taps'}"
+    yield "points", f"{len(r.points)}, {taken(r)}"
     yield "device", r.device
     yield from _common(r)
 

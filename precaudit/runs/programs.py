@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -71,6 +71,8 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
     ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
     ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
+    ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
+    not say, where the program's own were the only points if it had any.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     """
 
@@ -93,10 +95,16 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     loops: tuple[ProgramLoop, ...] = ()
     neutrality: tuple[Disturbance, ...] = ()
     flushes: bool | None = None
+    taps: Literal["own", "automatic", "both"] | None = None
     warnings: tuple[str, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
+
+
+def taken(record: ProgramRun) -> str:
+    """Return which points a run holds, in words."""
+    return "automatic" if record.automatic else "own and automatic" if record.taps == "both" else "own"
 
 
 class Compared(Record, frozen=True, omit_defaults=False):

@@ -5,7 +5,7 @@ output), what is written into a cache, and the program's float results.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from precaudit.transforms.whole import Whole
 PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 WRITES = {"dynamic_update_slice", "scatter", "scatter-add"}
 LAYOUT = {
-    "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "optimization_barrier", "reshape",
-    "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient", "transpose",
+    "broadcast_in_dim", "concatenate", "copy", "copy_p", "expand_dims", "gather", "name", "optimization_barrier",
+    "reshape", "rev", "select_n", "sharding_constraint", "slice", "dynamic_slice", "squeeze", "stop_gradient",
+    "transpose",
 }  # fmt: skip
 CHOICES = {"argmax", "argmin", "sort", "top_k"}
 CARRIED = "carry"  # the primitive of a tap on a scan's state
@@ -59,7 +60,25 @@ class Plan:
     carried: bool = False  # whether the states of outermost scans are tapped
     depth: int = 0  # scans around
     whole: Whole = field(default_factory=Whole)
-    own: bool = False  # whether the program has taps of its own: no others than those of states
+    own: bool = False  # whether the program's own taps are the only ones but those of states
+    tapped: frozenset[Any] = frozenset()  # holds what the program's own taps do
+
+    def __post_init__(self) -> None:
+        """What the program's own taps hold is covered."""
+        self.covered.update(self.tapped)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Leave the names of the program's own taps to these."""
+        for name in names:
+            self.given[name][None] = 0
+
+    def own_tags(self, equations: Mapping[str, Sequence[Any]]) -> dict[str, Tag]:
+        """Return what is known of the program's own taps, by their names and equations."""
+        whole = self.whole.counts
+        return {
+            name: Tag(name, of_equation(its[-1]).source, "", "name", any(e.outvars[0] in whole for e in its))
+            for name, its in equations.items()
+        }
 
     def walk(self, jaxpr: Any, fixed: Sequence[bool], scope: str = "") -> None:
         """Plan the taps of a jaxpr; ``fixed``: which of its arguments are made of parameters alone."""
@@ -231,7 +250,8 @@ class Plan:
 
     def tap(self, v: Any, found: Label, primitive: str, scope: str, state: bool = False) -> None:
         """Give a variable a name, unless it has one or holds no floats; ``state``: it is a loop's."""
-        known = v in self.names or type(v).__name__ == "DropVar" or (self.own and not state)
+        known = v in self.names or type(v).__name__ == "DropVar"
+        known |= not state and (self.own or v in self.tapped)
         if known or not _floats(v.aval) or v.aval.size == 0:
             return
         base = f"{found.name}.grad" if "transpose(" in scope else found.name

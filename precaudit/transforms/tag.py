@@ -4,10 +4,10 @@ What is tapped: ``plan.py``. ``reap``, ``plant``, ``shadow`` and ``emulated`` ta
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,20 @@ import jax.numpy as jnp
 from precaudit.errors import UserError, nearest
 from precaudit.transforms.bounded import Loop, bounded_while, loops_of, unreachable
 from precaudit.transforms.evaluated import Evaluated
+from precaudit.transforms.own import Own, own_taps
 from precaudit.transforms.plan import Plan, Tag
 from precaudit.transforms.products import labels
 from precaudit.transforms.reap import Taps, reap
 from precaudit.transforms.sites import STATE, Site, sites
+
+Which = Literal["own", "automatic", "both"]  # taps of a program
 
 
 @dataclass(frozen=True)
 class Tagged:
     """A program with taps: ``call(params, *inputs)``, the taps as ``sites`` has them, and what is known of each name.
 
-    ``automatic``: whether the taps are ours; where the program has taps of its own, they are its points. ``jaxpr``: of
+    ``automatic``: whether all taps are ours, none the program's own. ``jaxpr``: of
     the program as it is, whose outputs ``structure`` puts together. ``loops``: its while loops that hold taps, by the
     ids of their equations in ``jaxpr``; ``iterations``: the steps each has room for; ``states``: taps of what they
     decided, no points. ``aside``: names of the program's own taps that hold no floats, which are no points either.
@@ -47,13 +50,13 @@ def _floats(s: Site) -> bool:
     return bool(jnp.issubdtype(s.dtype, jnp.floating))
 
 
-def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> dict[Any, Tag]:
-    """Return the taps under other names; raises UserError."""
-    if own:
-        raise UserError("points are renamed where they are automatic; this program names its own with checkpoint_name")
+def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: Collection[str]) -> dict[Any, Tag]:
+    """Return automatic taps under other names; ``own``: the program's. Raises UserError."""
     known = dict.fromkeys(tag.name for tag in names.values())
     other: dict[str, str] = {}
     for new, old in renamed.items():
+        if old in own:
+            raise UserError(f"points: {old!r} is the program's own, by checkpoint_name; automatic points are renamed")
         if old not in known:
             raise UserError(
                 f"points: {new} = {old!r}: no point has that name{nearest(old, known)} (occurrences go along)"
@@ -62,52 +65,67 @@ def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: bool) -> di
             raise UserError(f"points: {old!r} is given two names, {other[old]!r} and {new!r}")
         other[old] = new
     for new, old in renamed.items():
-        if new in known and new not in other:
+        if new in own or (new in known and new not in other):
             raise UserError(f"points: {new} = {old!r}: the program has another point of that name; rename that, too")
     return {v: replace(tag, name=other.get(tag.name, tag.name)) for v, tag in names.items()}
 
 
 def tagged(
     function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None,
-    carried: bool = False, iterations: Mapping[str, int] | None = None,
+    carried: bool = False, iterations: Mapping[str, int] | None = None, taps: Which | None = None,
 ) -> Tagged:  # fmt: skip
-    """Return ``function(params, *inputs)`` with taps: its own where it has any, else automatic ones.
+    """Return ``function(params, *inputs)`` with taps: its own, automatic ones, or both.
 
     Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names
     of automatic taps, by the new one; ``carried``: tap the states of outermost loops, too. ``iterations``: how many
-    steps each while loop that holds taps has room for, by its name (1). Raises UserError for a name that none has, or
-    that is taken, and for a tap that cannot be reached.
+    steps each while loop that holds taps has room for, by its name (1). ``taps``: of both, what the program taps itself
+    has no automatic tap; None: its own where it has any, else automatic ones. Raises UserError for a name that none
+    has, or that is taken, for a tap that cannot be reached, and where the program's own are asked for and it has none.
     """
+    if taps is not None and taps not in get_args(Which):
+        raise UserError(f"taps = {taps!r}{nearest(str(taps), get_args(Which))}")
     jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params, *inputs)
     structure = jax.tree.structure(shape)
-    own = tuple(s for s in sites(jaxpr.jaxpr) if _floats(s))
-    if (hidden := unreachable(jaxpr.jaxpr)) is not None:
+    own = own_taps(jaxpr.jaxpr) if taps != "automatic" else Own({}, frozenset())
+    if taps is None:
+        taps = "own" if own.equations else "both"
+    if taps == "own" and not own.equations:
+        raise UserError("--taps own: the program has no checkpoint_name taps of floats")
+    if taps != "automatic" and (hidden := unreachable(jaxpr.jaxpr)) is not None:
         raise UserError(f"{hidden}, where it has no value of its own; leave it out")
-    plan = Plan(carried=carried, own=bool(own))
-    if not own or carried:
+    plan = Plan(carried=carried, own=taps == "own", tapped=own.values)
+    plan.reserve(own.equations)
+    if taps != "own" or carried:
         weights = len(jax.tree.leaves(params))
         plan.covered.update(jaxpr.jaxpr.invars)
         plan.walk(jaxpr.jaxpr, [i < weights for i in range(len(jaxpr.jaxpr.invars))])
-    if not own:
+    if taps != "own":
         plan.results(jaxpr.jaxpr)
         plan.counts()
     if renamed:
-        plan.names = _renamed(plan.names, renamed, bool(own))
-    taps = {v: tag.name for v, tag in plan.names.items()}
-    loops = loops_of(jaxpr.jaxpr, lambda body: sites(body) if own else Evaluated(taps).touches(body))
-    known = {s.name: Tag(s.name, "", "", "name") for s in own} | {tag.name: tag for tag in plan.names.values()}
+        plan.names = _renamed(plan.names, renamed, own.equations)
+    names = {v: tag.name for v, tag in plan.names.items()}
+    bare = taps == "automatic"
+    automatic = Evaluated(names)
+
+    def tapped(body: Any) -> bool:
+        return (bool(own.equations) and bool(sites(body))) or (taps != "own" and automatic.touches(body))
+
+    loops = loops_of(jaxpr.jaxpr, tapped)
+    known = plan.own_tags(own.equations) | {tag.name: tag for tag in plan.names.values()}
     steps = {loop.name: (iterations or {}).get(loop.name, 1) for loop in loops.values()}
     run = Evaluated(
-        taps,
+        names,
         {i: partial(bounded_while, length=steps[loop.name], name=loop.name) for i, loop in loops.items()},
         labels(jaxpr.jaxpr),
+        bare,
     )
 
     def call(*args: Any) -> Any:
         out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(structure, out)
 
-    if own and not carried and not loops:
+    if taps == "own" and not carried and not loops:
         call = function
     found = sites(jax.make_jaxpr(call)(params, *inputs).jaxpr)
     used = Counter(s.name for s in found)
@@ -115,7 +133,7 @@ def tagged(
     points = tuple(s for s in found if s not in states and _floats(s))
     aside = tuple(dict.fromkeys(s.name for s in found if s not in states and not _floats(s)))
     tags = {n: t for n, t in known.items() if n in used}
-    return Tagged(call, points, tags, not own, jaxpr, structure, loops, steps, states, aside)
+    return Tagged(call, points, tags, not own.equations, jaxpr, structure, loops, steps, states, aside)
 
 
 def capturing(made: Tagged, layers: Sequence[int] | None = None) -> Callable[..., tuple[Any, Taps]]:

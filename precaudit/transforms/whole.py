@@ -16,7 +16,7 @@ from precaudit.transforms.sums import float_bits
 # Of whole numbers they make whole numbers.
 MOVES = {
     "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax", "cummin", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "max", "min", "optimization_barrier", "pad", "reduce_max",
+    "dynamic_update_slice", "expand_dims", "gather", "max", "min", "name", "optimization_barrier", "pad", "reduce_max",
     "reduce_min", "reshape", "rev", "select_n", "slice", "squeeze", "stop_gradient", "transpose",
 }  # fmt: skip
 COUNTS = {"add", "cumsum", "mul", "reduce_sum", "sub"}  # what is larger than all that they are made of
