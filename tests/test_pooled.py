@@ -49,10 +49,16 @@ def test_what_is_the_same_in_all_records_fails_far_below_the_limit_of_one():
 
 
 def test_one_prompt_or_a_few_records_need_more_and_small_ones_tell_nothing():
-    assert found(records(prompts=1, calls=12, ratio=3.0)) == []
+    assert found(records(prompts=1, calls=12, ratio=2.5)) == []
     assert found(records(prompts=1, calls=12, ratio=5.0)) == [(2, "q", RATIO)]
     assert found(records(prompts=1, calls=7, ratio=5.0)) == []
     assert found(records(n=1, ratio=5.0)) == []
+
+
+def test_a_prompt_that_is_there_many_times_does_not_fail_for_that():
+    """What the largest of one honest prompt is, as if it were a thousand."""
+    assert found(records(prompts=1000, ratio=1.42)) == []
+    assert found(records(prompts=1000, gain=0.54)) == []
 
 
 def test_the_sentence_says_of_how_many_and_which_way():
