@@ -17,6 +17,7 @@ SCOPED = {
     "row": ("rel_l2",),
     "channel": ("rel_l2", "max_diff", "excess"),
 }
+COUNTED = ("token", "head", "channel")  # scopes of which a record says how many slices there are
 
 
 class Column(NamedTuple):
@@ -128,7 +129,8 @@ def _scopes() -> Iterator[Column]:
             index = f"{scope}_index" if metric == "rel_l2" else f"{scope}_{metric}_index"
             yield Column(f"{scope}_{metric}", REAL, partial(_scoped, scope, metric, 0))
             yield Column(index, WHOLE, partial(_scoped, scope, metric, 1))
-        yield Column(f"{scope}s", WHOLE, partial(_slices, scope))
+        if scope in COUNTED:
+            yield Column(f"{scope}s", WHOLE, partial(_slices, scope))
 
 
 def _slices(scope: str, e: ErrorRecord) -> int | None:
