@@ -11,7 +11,10 @@ from precaudit.tracing.subject import Subject, load
 MIDDLE = 2  # the faulty layer of tiny's five
 TEXT = "for name in os.listdir(here):"
 OTHER = "x = [1, 2]\n"
-NAMELESS = ("none reproduces it", "formula differs", "only one record fails", "inputs were not recorded")
+NAMELESS = (
+    "none reproduces it", "formula differs", "only one record fails", "inputs were not recorded", "foreign rows",
+    "stream changed",
+)  # fmt: skip
 Named = Literal["right", "equal", "wrong", "not"]
 Change = Callable[[Subject, Sequence[Any]], Subject]  # of a subject, and of the changes that its program holds beside
 
