@@ -23,9 +23,18 @@ TRACES = (
     *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "runs",
     "selection.py", "store.py", "tpu", "tracing", "transforms",
 )  # fmt: skip
-COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "programs", "references")
-DIAGNOSES = (*COMPARES, "diagnosis", "evidence", "mutations", "rollouts")
-NO_NUMBERS = {"allocation.py", "brief.py", "caching.py", "errors.py", "frames.py", "progress.py", "writing.py"}
+COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "mutations", "programs", "references")
+DIAGNOSES = (*COMPARES, "diagnosis", "evidence", "rollouts")
+NO_NUMBERS = {
+    "allocation.py",
+    "brief.py",
+    "caching.py",
+    "errors.py",
+    "filed.py",
+    "frames.py",
+    "progress.py",
+    "writing.py",
+}
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
 
 

@@ -8,7 +8,7 @@ from precaudit.judging.baselines import Baseline, BaselineLine, place_of
 from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
 from precaudit.judging.gate import Rules, gate
 from precaudit.limits import default_limits
-from precaudit.records import Distribution, ErrorRecord, Signed, Unexplained, write_lines
+from precaudit.records import Distribution, ErrorRecord, Narrow, Signed, Unexplained, write_lines
 
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3
@@ -246,9 +246,10 @@ def test_every_metric_is_told_from_a_record():
         positions=(3, 4), kl=(0.1, 0.3), kl_noise=None, top1=(1.0, 1.0), top5=(1.0, 1.0), top50=(1.0, 1.0),
         rank=(0, 0), logprob_error=(0.0, 0.0), gap=(1.0, 1.0),
     )  # fmt: skip
-    e = error(mismatched=0, distribution=kls)
+    e = error(mismatched=0, distribution=kls, narrow=Narrow(cause="", says="", error=0.02, wide=0.01))
     assert {m for m in METRICS if metric_of(e, m, "tensor") is None} == set()
     assert metric_of(e, "kl", "tensor") == (0.3, None)
+    assert metric_of(e, "price", "tensor") == (2.0, None)
     assert metric_of(e, "componentwise", "tensor") == (0.5, (0, 0))
     assert metric_of(e, "rel_l2", "token") == (0.02, 5)
     assert metric_of(e, "rel_l2", "head") is None

@@ -47,7 +47,7 @@ def test_a_record_of_an_unknown_point_is_refused(corpus, capsys):
         sealed(path.parent)
         for command in ("gate", "report"):
             assert run([command, str(path.parent)]) == 2
-            assert "errors.jsonl: a record of an unknown point 'att[_out'" in capsys.readouterr().err
+            assert "errors.jsonl:1: a record of an unknown point 'att[_out'" in capsys.readouterr().err
 
 
 def test_a_key_that_no_policy_has_is_told_with_its_file(tmp_path, capsys):

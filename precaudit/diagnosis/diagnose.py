@@ -420,7 +420,8 @@ def _unplaced(verdicts: Sequence[Verdict], compared: Comparison, more: str) -> I
         return
     together = next((v for v in far if v.metric in METRICS), None)
     size = "" if together is None else f", {value(together.value or 0.0):.2g} × what rounding makes {together.text}"
-    off = f"{len(far)} forward errors and {len(pairs)} top-1 tokens are off{size}"
+    single = sum(v.metric not in METRICS for v in far)
+    off = f"{single} forward errors and {len(pairs)} top-1 tokens are off{size}"
     says = f"{off}, and no recorded operation is: {more}"
     first = far[0] if far else judge_pair(pairs[0])
     prompts = dict.fromkeys([*(v.prompt for v in far), *(p.prompt for p in pairs)])

@@ -20,7 +20,7 @@ from precaudit.evidence.effects import Effects, effects
 from precaudit.evidence.held import told
 from precaudit.evidence.inside import formats_inside, inside_findings, sentence
 from precaudit.evidence.records import Finding, findings_frame
-from precaudit.judging.pooled import pooled
+from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.programs import errors_of, marks_of, placed, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
@@ -98,7 +98,9 @@ def diagnose(
     findings = [*named, *_segments(opened, bad, errors), *inside_findings(inside, opened.record.points)]
     if bad and not findings:
         worst = bad[0]
-        says = f"{len(bad)} {worst.kind} records are off, and no segment or formula that was recorded is"
+        single = [v for v in bad if v.metric not in METRICS]
+        off = f"{len(single)} {worst.kind} records are off" if single else f"{worst.kind} errors are off {worst.text}"
+        says = f"{off}, and no segment or formula that was recorded is"
         findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]

@@ -237,7 +237,8 @@ def _on_gpu(run: ProgramRun) -> list[str]:
 def notes(opened: Opened) -> list[str]:
     """Return what the run rests on, and what tapping did to the program's outputs."""
     changed = [n for n in opened.record.neutrality if not n.bitwise]
-    told = [*opened.record.warnings, *marks_of(opened).told]
+    compared = (opened.folder / "compared.json").is_file()
+    told = [*opened.record.warnings, *(marks_of(opened).told if compared else ())]
     told += [*predictions.notes((PROGRAM_CALL, n.predicted) for n in opened.record.neutrality)]
     told += _on_gpu(opened.record)
     if not changed:

@@ -127,7 +127,7 @@ def _operands(config: DecoderConfig) -> Iterator[Variant]:
             says = f"{what} rows are those of the slot {side}"
             moved_by = partial(np.roll, shift=by, axis=0)
             yield semantics(f"{what} rows shifted by {by:+d}", says=says, form=_changed(where, moved_by), last=True)
-    sides = {"q": (0,), "k": (1,), "q and k": (0, 1), "v": (2,), "q, k and v": (0, 1, 2)}
+    sides = {"query": (0,), "key": (1,), "query and key": (0, 1), "value": (2,), "query, key and value": (0, 1, 2)}
     casts = {f"in {name}": (f"rounded to {name}", rounder(name)) for name in EIGHT_BITS}
     casts |= {f"cut to {bits} bits": (f"cut to {bits} bits of a mantissa", to_bits(bits)) for bits in FEW}
     casts |= {f"in int{bits}": (f"quantised to {bits} bits, one scale a row", quantised(bits)) for bits in (8, 4)}
