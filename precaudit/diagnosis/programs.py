@@ -99,8 +99,8 @@ def diagnose(
     if bad and not findings:
         worst = bad[0]
         single = [v for v in bad if v.metric not in METRICS]
-        off = f"{len(single)} {worst.kind} records are off" if single else f"{worst.kind} errors are off {worst.text}"
-        says = f"{off}, and no segment or formula that was recorded is"
+        what = f"{len(single)} {worst.kind} records are off" if single else f"{worst.kind} errors are off {worst.text}"
+        says = f"{what}, and no segment or formula that was recorded is"
         findings = [finding("unknown", UNNAMED, says, worst.point, bad, worst.rel_l2)]
     write_lines(opened.folder / "findings.jsonl", findings)
     unknown = [v for v in verdicts if v.status in ("unknown", "missing")]
