@@ -17,8 +17,9 @@ from precaudit.diagnosis.naming import name_formula
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.mutations import declared as formats
+from precaudit.mutations.bench import Tried
 from precaudit.mutations.forms import plain
-from precaudit.mutations.replay import Replay, Tried
+from precaudit.mutations.replay import Replay
 from precaudit.mutations.variants import Variant
 from precaudit.programs.loading import load
 from precaudit.programs.tracing import prepared, trace

@@ -9,7 +9,8 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.formats import FORMATS
 from precaudit.metrics.sizes import canonical
-from precaudit.mutations.replay import ENOUGH, ROWS
+from precaudit.mutations.bench import ENOUGH
+from precaudit.mutations.replay import ROWS
 from precaudit.numpy_decoder.model import Model
 from precaudit.numpy_decoder.rounding import FP64
 from precaudit.places import Place, spans

@@ -47,7 +47,7 @@ class Fit:
         )  # fmt: skip
         says = f"{self.what} is {x:.6g}, {should}{self.nearest(x)}"
         ahead = int(x) if self.what == AHEAD else 0
-        return Variant(f"{self.what} {x:.6g}", "semantics", says, self.form(x), fitted=True, ahead=ahead)
+        return Variant(f"{self.what} {x:.6g}", "semantics", says, self.form(x), fitted=True, ahead=ahead, number=x)
 
     def nearest(self, x: float) -> str:
         """Return the known value within 0.1 %, in words."""

@@ -55,12 +55,12 @@ def _epsilons(eps: float) -> Iterator[Variant]:
         "epsilon outside the root", says="epsilon is added to the root",
         form=normalising(lambda m, e, width: 1 / (np.sqrt(m) + e)),
     )  # fmt: skip
-    yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0))
+    yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0), number=0.0)
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
     for usual in USUAL:
         if usual != eps:
             says = f"epsilon is {usual:g}, the configuration says {eps:g}"
-            yield semantics(f"epsilon {usual:g}", says=says, form=constant(norm_eps=usual))
+            yield semantics(f"epsilon {usual:g}", says=says, form=constant(norm_eps=usual), number=usual)
 
 
 def _means(row: Point) -> Iterator[Variant]:

@@ -2,61 +2,34 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.formats import FORMATS
-from precaudit.metrics.residue import Noise
-from precaudit.metrics.sizes import canonical, half_ulp, norm, ratio
+from precaudit.metrics.sizes import canonical, ratio
+from precaudit.mutations.bench import Bench, Tried
 from precaudit.mutations.candidates import variants
-from precaudit.mutations.fitting import AHEAD, Fit, fits, minimise, shortest
-from precaudit.mutations.forms import Form, Inputs, made, plain
+from precaudit.mutations.epsilons import EPSILON, known_of_epsilon
+from precaudit.mutations.forms import Inputs, made, plain
 from precaudit.mutations.heads import head_variants
 from precaudit.mutations.keys import missing_keys
+from precaudit.mutations.numbers import numbers
 from precaudit.mutations.parts import scaled_parts
 from precaudit.mutations.stochastic import stochastic_variants
 from precaudit.mutations.variants import Class, Variant
 from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, Rounding, elisions, formula, of_policy, sharing_products
+from precaudit.numpy_decoder.rounding import elisions, formula, of_policy
 from precaudit.policies import Policy
-from precaudit.references.closing import Yardstick
 from precaudit.references.textbook.closing import honest, yardstick
 from precaudit.references.textbook.operations import Operation
 
 Unrounded = Sequence[Sequence[Array]]
 ROWS = 64  # query rows variants are tried on; the one that is named is made on all
-ENOUGH = 0.9  # share of the error from which single roundings that fell otherwise are allowed for
-DRAWS = 8  # of inputs moved by MOVED, relative: as far as float32 arithmetic moves what is rounded next
-MOVED = 2.0**-21
+NEAREST = 3  # variants by which it is asked, where none closes, whether an input was read unrounded
 POOR = 0.2  # badness from which a number is fitted although a formula closes
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
-NEARLY = 2.0  # badness up to which a number is rounded further
-CLOSE = 0.03  # badness more that it may have instead
-ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A variant's answer: the share of the error it reproduces, of the elements it gives bit for bit, and badness.
-
-    ``badness``: the largest of the gate's numbers for what it leaves, over their limits; at most 1: it closes.
-    """
-
-    variant: Variant
-    explained: float
-    equal: float
-    badness: float = float("inf")
-
-    @property
-    def closes(self) -> bool:
-        """Whether the gate would pass what it leaves."""
-        return self.badness <= 1.0
-
-    @property
-    def rank(self) -> tuple[bool, float, float]:
-        """Exact formulas before fitted ones, then bits, then badness."""
-        return (self.variant.fitted, -round(self.equal, 3), round(self.badness, 2))
 
 
 @dataclass(frozen=True)
@@ -86,120 +59,6 @@ class Replay:
         return next((t for t in self.tried if t.variant.name != self.best.variant.name), None)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Rows of an operation to try variants on: what it read, how the policy may round, and what it has to reach.
-
-    ``members``: the ensemble of honest roundings that noise is taken from; ``others``: inputs as they were before they
-    were rounded to be stored, which a compiler may have kept; ``formula``: FP64, with what a policy means by integers.
-    """
-
-    inputs: Inputs
-    axes: str
-    roundings: tuple[Rounding, ...]
-    yardstick: Yardstick
-    members: tuple[Rounding, ...]
-    others: tuple[Inputs, ...] = ()
-    formula: Rounding = FP64
-
-    def rows(self, some: slice) -> "Bench":
-        """Return some of the rows."""
-        return replace(
-            self, inputs=self.inputs.rows(some), yardstick=self.yardstick.rows(some),
-            others=tuple(i.rows(some) for i in self.others),
-        )  # fmt: skip
-
-    def make(self, form: Form, r: Rounding, ahead: int = 0) -> Array:
-        """Return what a form makes, canonical; what was recorded where it is masked or reads what was not recorded."""
-        out = canonical(made(form, self.inputs, r), self.axes)
-        blind = self.blind(ahead)
-        if blind.any() and not blind.all():
-            out = np.where(blind[:, None, None], self.yardstick.candidate, out)
-        hidden = self.yardstick.hidden
-        return out if hidden is None else np.where(hidden, self.yardstick.candidate, out)
-
-    def blind(self, ahead: int) -> Array:
-        """Return the rows [T] of which a key so far ahead was not recorded."""
-        keys = self.inputs.values[0].shape[2] if self.inputs.row.kind == "softmax" else len(self.inputs.values[-1])
-        return (
-            np.asarray(self.inputs.positions + ahead >= keys)
-            if ahead > 0
-            else np.zeros(len(self.inputs.positions), bool)
-        )
-
-    def nearest(self, variant: Variant) -> Array:
-        """Return what a variant makes under the elision that comes nearest."""
-        outs = [self.make(variant.form, variant.change(r), variant.ahead) for r in self.roundings]
-        return min(outs, key=lambda y: -self.answer(variant, y).explained)
-
-    def answer(self, variant: Variant, y: Array) -> Tried:
-        """Return the share of candidate − FP64 that y reproduces, over what is finite; NaN must fall together."""
-        c, reference = self.yardstick.candidate, self.yardstick.reference
-        same = np.isfinite(c) == np.isfinite(y)
-        if not same.all():
-            return Tried(variant, -float(np.mean(~same)), 0.0)
-        fit = np.isfinite(c) & np.isfinite(reference)
-        if self.yardstick.hidden is not None:
-            fit &= ~self.yardstick.hidden
-        error = float(np.sum((c - reference)[fit] ** 2))
-        left = float(np.sum((c - y)[fit] ** 2))
-        share = 1.0 - left / error if error else 1.0 if left == 0 else 0.0
-        return Tried(variant, share, float(np.mean((c == y)[fit])) if fit.any() else 1.0)
-
-    def tried(self, variant: Variant, floor: float = 0.0) -> Tried:
-        """Return a variant's answer; its badness where it reproduces more than ``floor``."""
-        y = self.nearest(variant)
-        found = self.answer(variant, y)
-        if found.explained <= floor and floor < 1.0:
-            return found
-        measure = self.measure(variant)
-        badness = measure.badness(y)
-        for other in self.others if badness > 1.0 and found.explained >= ENOUGH else ():
-            wide = replace(self, inputs=other).nearest(variant)
-            badness = min(badness, measure.reading_unrounded(wide, y).badness(wide))
-        if badness > 1.0 and found.explained >= ENOUGH:
-            badness = min(badness, measure.badness(self.flipped(variant, y)))
-        return replace(found, badness=badness)
-
-    def measure(self, variant: Variant) -> Yardstick:
-        """Return what honest programs leave of a variant: of another formula, with the policy's rounding in it.
-
-        A narrower format has no more noise for that.
-        """
-        if variant.kind != "semantics":
-            return self.yardstick
-        old, dtype = self.yardstick, self.yardstick.dtype
-        reference = self.make(variant.form, self.formula, variant.ahead)
-        clean = np.where(np.isfinite(reference), reference, 0.0)
-        shown = clean if old.hidden is None else np.where(old.hidden, 0.0, clean)
-        with np.errstate(invalid="ignore"):
-            deviations = [self.make(variant.form, r, variant.ahead) - reference for r in self.members]
-        noise = Noise.pooled(deviations, shown, FORMATS[dtype].unit_roundoff, old.noise.common)
-        larger = max(ratio(norm(shown), norm(np.nan_to_num(old.reference))), 1.0)
-        inner = old.allowed - half_ulp(old.reference, dtype)
-        # what the announced formula makes exactly 0, as keys outside a window, has no bound of its own: its row's has
-        nothing = old.reference == 0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(nothing, 0.0, inner / np.abs(old.reference)).max(axis=-1, keepdims=True)
-        bound = np.where(nothing, np.maximum(inner, relative * np.abs(clean)), inner) * larger
-        return replace(old, reference=reference, noise=noise, allowed=bound + half_ulp(clean, dtype))
-
-    def flipped(self, variant: Variant, y: Array) -> Array:
-        """Return ``y`` with elements as near to the candidate as roundings take them that fall otherwise.
-
-        A sum in float32 may end on the other side of a number that a narrower format rounds to, here or inside.
-        """
-        rng = np.random.default_rng(0)
-        lowest, highest = y.copy(), y.copy()
-        for _ in range(DRAWS):
-            values = tuple(x * (1 + MOVED * rng.uniform(-1, 1, x.shape)) for x in self.inputs.values)
-            z = replace(self, inputs=replace(self.inputs, values=values)).nearest(variant)
-            np.fmin(lowest, z, out=lowest)
-            np.fmax(highest, z, out=highest)
-        with np.errstate(invalid="ignore"):
-            return np.where(np.isfinite(y), np.clip(self.yardstick.candidate, lowest, highest), y)
-
-
 def replay(
     o: Operation,
     model: Model,
@@ -225,25 +84,17 @@ def replay(
         read_by(o, model), o.axes, roundings, yardstick(o, model, policy, settled), members, others, formula(policy)
     )
     announced, *rest = variants(point, policy, model.config, layer)
-    rest = [v for v in rest if v.kind not in never]
-    known = [v for v in known if v.kind not in never]
-    emulated = whole.nearest(announced)
-    left = whole.yardstick.candidate - emulated
-    if whole.yardstick.hidden is not None:
-        left = np.where(whole.yardstick.hidden, 0.0, left)
-    part = _part(whole, left, emulated, announced)
-    first = part.tried(announced, 1.0)
+    causes = [v for v in (*rest, *known) if v.kind not in never]
+    whole = whole.reading([announced])
+    sought = _sought(whole, announced, causes, never)
+    if sought.named is None and whole.others:
+        nearest = sorted(sought.tried, key=lambda t: -t.explained)[:NEAREST]
+        again = whole.reading([t.variant for t in nearest])
+        whole, sought = (whole, sought) if again is whole else (again, _sought(again, announced, causes, never))
+    part, first, tried, named = sought
     floor = max(first.explained, 0.0)
-    tried = [first, *_exact(part, [*rest, *known], first)]
-    named = _confirmed(whole, part, tried)
-    if named is None:
-        tried += [whole.tried(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
-        named = _confirmed(whole, part, tried)
-    if "semantics" not in never and (named is None or named.badness > POOR):
-        tried += _numbers(part, floor)
-        named = _confirmed(whole, part, tried)
     if named is None and probs is not None:
-        named = _after(whole, announced, [*rest, *known], probs)
+        named = _after(whole, announced, causes, probs)
         tried += [] if named is None else [named]
     if named is None:
         tried += [whole.tried(v, floor) for v in _others(whole) if v.kind not in never]
@@ -251,10 +102,49 @@ def replay(
     if named is None:
         scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
         tried += scaled
-        causes = [t for t in tried if t.variant.kind not in never]
-        named = _simplest([t for t in scaled if t in causes]) or _confirmed(whole, part, causes)
+        allowed = [t for t in tried if t.variant.kind not in never]
+        named = _simplest([t for t in scaled if t in allowed]) or _confirmed(whole, part, allowed)
+    if named is not None and named.variant.name.startswith(EPSILON):
+        known_of_it = known_of_epsilon(part, named, tried)
+        if part is whole or whole.tried(known_of_it.variant, 1.0).closes:
+            named = known_of_it
+            tried.append(named)
     ordered = sorted(tried, key=lambda t: (-t.explained, t is not first))
+    left, emulated = _left(whole, announced)
     return Replay(tuple(ordered), first, named, left, emulated, whole.yardstick.candidate, whole.yardstick.reference)
+
+
+class Sought(NamedTuple):
+    """The rows that variants were tried on, what the announced one and all others answer, and the one that closes."""
+
+    part: Bench
+    first: Tried
+    tried: list[Tried]
+    named: Tried | None
+
+
+def _sought(whole: Bench, announced: Variant, others: Sequence[Variant], never: Collection[Class]) -> Sought:
+    """Try what has no free number; where nothing closes attention without a key; then what has one."""
+    left, emulated = _left(whole, announced)
+    part = _part(whole, left, emulated, announced)
+    first = part.tried(announced, 1.0)
+    floor = max(first.explained, 0.0)
+    tried = [first, *_exact(part, others, first)]
+    named = _confirmed(whole, part, tried)
+    if named is None:
+        tried += [whole.tried(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
+        named = _confirmed(whole, part, tried)
+    if "semantics" not in never and (named is None or named.badness > POOR):
+        tried += numbers(part, floor)
+        named = _confirmed(whole, part, tried)
+    return Sought(part, first, tried, named)
+
+
+def _left(whole: Bench, announced: Variant) -> tuple[Array, Array]:
+    """Return what the announced policy leaves, 0 where it is masked, and what it makes [T, H, K]."""
+    emulated = whole.nearest(announced)
+    left = whole.yardstick.candidate - emulated
+    return left if whole.yardstick.hidden is None else np.where(whole.yardstick.hidden, 0.0, left), emulated
 
 
 def read_by(o: Operation, model: Model) -> Inputs:
@@ -302,44 +192,6 @@ def _confirmed(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | Non
 
 def _first(whole: Bench, part: Bench, ranked: Sequence[Tried]) -> Tried | None:
     return next((t for t in ranked if part is whole or whole.tried(t.variant, 1.0).closes), None)
-
-
-def _numbers(part: Bench, floor: float) -> Iterator[Tried]:
-    """Yield formulas with the number that fits best; fitted without rounding, where what is left is smooth."""
-    for fit in fits(part.inputs):
-        x = _fitted(part, fit)
-        if x is not None and x != fit.announced:
-            yield _rounder(part, fit, x, floor)
-
-
-def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
-    """Return the answer of the number of fewest digits that leaves as little as x does, but for ALIKE or CLOSE.
-
-    x comes nearest without rounding: with it a rounder number may close where x, within NEARLY, does not.
-    """
-    best = part.tried(fit.variant(x), floor)
-    for digits in range(5) if best.badness <= NEARLY and not fit.whole else ():
-        short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
-        alike = 1 - short.explained <= (1 + ALIKE) * (1 - best.explained)
-        if short.closes and (alike or short.badness <= best.badness + CLOSE):
-            return short
-    return best
-
-
-def _fitted(part: Bench, fit: Fit) -> float | None:
-    r = sharing_products([part.formula])[0]
-    c = part.yardstick.candidate
-
-    def loss(x: float) -> float:
-        with np.errstate(all="ignore"):
-            y = part.make(fit.form(x), r, int(x) if fit.what == AHEAD else 0)
-        left = np.where(np.isfinite(c), c - y, 0.0)
-        return float(np.sum(left**2)) if np.isfinite(left).all() else float("inf")
-
-    x = minimise(loss, fit.grid, fit.whole)
-    if not np.isfinite(loss(x)):
-        return None
-    return x if fit.whole else shortest(x, loss, c.size)
 
 
 def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:

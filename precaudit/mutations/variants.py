@@ -33,7 +33,7 @@ class Variant:
     ``fitted``: a number, or a part of the tensor, was taken from the recorded values; ``carries``: it may be tried
     elsewhere with the same; ``ahead``: keys past their own that its rows see, which may not have been recorded.
     ``describes``: it has a number of its own for every slice: it says what is left and is no cause. ``last``: tried
-    only where nothing has closed so far.
+    only where nothing has closed so far. ``number``: what it has in the place of a number of the configuration's.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Variant:
     ahead: int = 0
     describes: bool = False
     last: bool = False
+    number: float | None = None
 
 
 def rounded_to(name: str, x: float) -> float:
@@ -61,7 +62,7 @@ def roundings_of(what: str, x: float, form: Callable[[float], Form]) -> Iterator
         if narrow not in seen:
             seen.add(narrow)
             says = f"the {what} {x:.6g} is rounded to {name}: {narrow:.6g}"
-            yield Variant(f"{what} rounded to {name}", "format", says, form(narrow))
+            yield Variant(f"{what} rounded to {name}", "format", says, form(narrow), number=narrow)
 
 
 def at(**places: Any) -> Change:
