@@ -13,6 +13,7 @@ from jax import tree_util
 
 from precaudit.arrays import Array
 from precaudit.gradients.rules import with_own_lines
+from precaudit.transforms.effort import least_effort
 from precaudit.transforms.emulate import EXACT, Realisation, Unrounded, whole
 from precaudit.transforms.jax_versions import bodies, source
 from precaudit.transforms.kernel_lines import GIVEN, places, raised, readers
@@ -26,7 +27,6 @@ from precaudit.transforms.sums import float_bits, sums_narrow
 Sums = Literal["single", "reversed", "shuffled"]
 DRAWS = 8
 SINGLE = 2.0**-24
-EFFORT = {"xla_backend_optimization_level": 0}  # FP64 values do not depend on it
 CAST = "convert_element_type"
 BITS = 4  # significant bits of a constant that a narrow format did not round, such as 0.5 or −1
 
@@ -97,7 +97,7 @@ class Formula:
 
     @cached_property
     def _exact(self) -> Callable[..., list[Any]]:
-        return jax.jit(whole(self.jaxpr, None), compiler_options=EFFORT)
+        return jax.jit(whole(self.jaxpr, None), compiler_options=least_effort())
 
     def exact(self, cotangents: Any, inputs: Sequence[Any]) -> list[Array]:
         """Return the leaves in FP64 (not float ones as they are). Raises CannotLift as ``shadow`` does."""
@@ -144,7 +144,7 @@ class Formula:
                 how = replace(how, unit="matrix")
             elif device == "gpu":
                 how = replace(how, unit="gpu", otherwise=TF32)
-            self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=EFFORT)
+            self._compiled[device, sums, declared] = jax.jit(whole(self.jaxpr, how), compiler_options=least_effort())
         return self._compiled[device, sums, declared]
 
     @cached_property

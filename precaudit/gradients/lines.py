@@ -9,7 +9,8 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.gradients.flips import Choosing, chooses, taken
-from precaudit.gradients.formula import EFFORT, Formula
+from precaudit.gradients.formula import Formula
+from precaudit.transforms.effort import least_effort
 from precaudit.transforms.strict import STRICTLY
 from precaudit.transforms.wide import up
 
@@ -56,7 +57,7 @@ def _made(
         names[:] = [f"{where}: {name}" for where, name, _ in one.made]
         return out, [x for *_, x in one.made]
 
-    out, own = jax.jit(run, compiler_options=EFFORT)(list(leaves), chosen)
+    out, own = jax.jit(run, compiler_options=least_effort())(list(leaves), chosen)
     return (out, [np.asarray(x) for x in own]), names
 
 

@@ -19,6 +19,7 @@ from precaudit.records import Distribution, number
 from precaudit.references.traced.units import Units
 from precaudit.runs.programs import Opened
 from precaudit.transforms import reap
+from precaudit.transforms.effort import least_effort
 from precaudit.transforms.emulate import Realisation, elidable, whole
 from precaudit.transforms.multiplying import TF32
 from precaudit.transforms.sites import STATE, TAKEN
@@ -137,7 +138,7 @@ def effort(made: Tagged) -> dict[str, Any]:
 
     Of a small program most of the time would be the compiler's, of a large one it is the passes'.
     """
-    return {"xla_backend_optimization_level": 0 if small(made) else 1}
+    return least_effort() if small(made) else {"xla_backend_optimization_level": 1}
 
 
 def small(made: Tagged) -> bool:
