@@ -9,6 +9,8 @@ from precaudit.tpu.environment import prepare
 # compiled programs are shared by all workers and runs of the tests; references are not
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# what numba compiles is of each worker, since two that write at once may exchange their files
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder("numba") / os.environ.get("PYTEST_XDIST_WORKER", "alone")))
 
 import jax
 import pytest

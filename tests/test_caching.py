@@ -288,6 +288,11 @@ def test_prompts_of_the_same_tokens_are_computed_once(tmp_path, monkeypatch):
     assert by["p0"] == by["p3"]
 
 
+def keeping(folder):
+    """Return the environment of a process that keeps all it compiles in a folder."""
+    return {k: x for k, x in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PRECAUDIT_CACHE": str(folder)}
+
+
 def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
     """Beside the source it outlives an uninstall, and Python takes what is left of the folder for the package."""
     code = (
@@ -301,8 +306,9 @@ def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
         "            print(made.stats.cache_path)\n"
         "assert not numba.config.CACHE_DIR\n"
     )
-    kept = {k: x for k, x in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"PRECAUDIT_CACHE": str(tmp_path)}
-    found = subprocess.run([sys.executable, "-c", code], env=kept, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=keeping(tmp_path), check=True, capture_output=True, text=True
+    )
     paths = found.stdout.split()
     assert len(paths) >= 15
     assert all(Path(path).is_relative_to(tmp_path / "numba") for path in paths)
@@ -324,9 +330,8 @@ print(*out)
 def kernel(folder, *arguments):
     """Round 1/3 to bfloat16 in a process whose compiled functions are kept in a folder; return what it said."""
     done = subprocess.run(
-        [sys.executable, "-c", KERNEL, *arguments], env={**os.environ, "PRECAUDIT_CACHE": str(folder)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", KERNEL, *arguments], env=keeping(folder), capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["0.333984375", "1.0"]  # 171 · 2^-9
     return done.stderr
 

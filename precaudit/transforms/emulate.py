@@ -189,6 +189,11 @@ def rounded(x: Any, dtype: Any, factor: float = 1.0) -> Any:
 
     ``factor``: round(x · factor) / factor, the same rounding on another grid.
     """
+    return _rounded(x, factor, dtype=dtype)
+
+
+@partial(jax.jit, static_argnames="dtype", inline=True)  # traced once for all equations of a shape
+def _rounded(x: Any, factor: Any, dtype: Any) -> Any:
     info = jnp.finfo(dtype)
     if info.bits < 16:  # formats without infinities: the conversion knows them
         return (x * factor).astype(dtype).astype(np.float64) / factor
@@ -524,6 +529,7 @@ def _of_parts(x: Any, function: Callable[[Any], Any]) -> Any:
     return lax.complex(function(x.real), function(x.imag)) if jnp.iscomplexobj(x) else function(x)
 
 
+@partial(jax.jit, inline=True)
 def _inaccurate(x: Any, mark: Any) -> Any:
     """Return what a device's function in float32 may give for values of its."""
     return x * (1.0 + (ULPS - 0.5) * 2.0**-23 * _unit(_mixed(lax.bitcast_convert_type(x, np.uint64), mark)))

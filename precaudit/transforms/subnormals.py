@@ -4,7 +4,7 @@ XLA:CPU and TPUs set float32's flush-to-zero and denormals-are-zero modes; what 
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -39,6 +39,11 @@ def flushed(x: Any, dtype: Any) -> Any:
     """Return FP64 values of a format with 0 for those that are subnormal in it."""
     if not flushes(dtype) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return x
+    return _zeroed(x)
+
+
+@partial(jax.jit, inline=True)  # traced once for all equations of a shape
+def _zeroed(x: Any) -> Any:
     return jnp.where(jnp.abs(x) < SMALLEST, 0.0, x)
 
 

@@ -153,7 +153,7 @@ class Remade:
             return self.all(taps, *args)
         narrow = self.segments.narrow(taps)
         made = self.all(widened(taps, narrow), *args)
-        return {name: upper(x) if name in narrow else x for name, (x, _) in made.items()}
+        return {name: upper(np.asarray(x)) if name in narrow else x for name, (x, _) in made.items()}
 
     def before(self, points: Collection[str], taps: Values, args: tuple[Any, ...]) -> Values:
         """Return what the segments of some points make before it is rounded, on the device."""
@@ -280,8 +280,8 @@ def once(
 
 def upper(x: Any) -> Any:
     """Return the upper 32 bits of FP64 values, to nearest: 21 significant ones, more than any narrow format has."""
-    bits = lax.bitcast_convert_type(x, jnp.uint64)
-    return ((bits + jnp.uint64(1 << 31)) >> jnp.uint64(32)).astype(jnp.uint32)
+    bits = x.view(np.uint64) if isinstance(x, np.ndarray) else lax.bitcast_convert_type(x, jnp.uint64)
+    return ((bits + np.uint64(1 << 31)) >> np.uint64(32)).astype(np.uint32)
 
 
 def restored(x: Array, dtype: str) -> Array:
