@@ -54,16 +54,16 @@ demo: .venv/model
 	$(BIN)/precaudit compare $(RUN)
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: .venv/test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
 
 check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .venv/docs: .venv/base
 	$(PIP) -e '.[docs]'

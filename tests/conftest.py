@@ -21,6 +21,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # XLA:CPU up to JAX 0.10 drops some roundings inside fusions that it keeps in 0.12
 KEEPS_FEWER = jax.__version_info__ < (0, 11)
 FIXTURES = Path(__file__).parent.parent / "refs" / "fixtures"
+# files of more than a minute: begun first, so that none runs beside an idle core at the end
+LONG = {f"test_{name}" for name in ("cases", "programs", "smollm2", "textbook", "tpu_predicted")}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 @pytest.fixture(autouse=True, scope="session")
