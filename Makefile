@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := traces/runs/demo
 
-.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells families programs fuzz calibrate cuts cut-exam cut-diagnose \
+.PHONY: help demo test test-all check docs pages audit exam exam-diagnose exam-cells families programs fuzz calibrate cuts cut-exam cut-diagnose cut-cells \
 	cut-programs cut-calibrate oracle bench tiny tpu kernels schemas clean
 
 help:
@@ -22,7 +22,7 @@ help:
 	@echo 'make programs  audit programs that others wrote (installs google-tunix)'
 	@echo 'make fuzz      read 111,000 broken files: models, runs, dumps, prompts, settings'
 	@echo 'make calibrate measure what honest programs leave: what the default limits come from'
-	@echo 'make cuts      a part of these exams, another every day: every cell within a month (calibrate: a tenth)'
+	@echo 'make cuts      a part of these exams, another every day: every cell within a month (exam-cells: a quarter, calibrate: a tenth)'
 	@echo 'make oracle    rebuild refs/fixtures with torch and compare (needs torch)'
 	@echo 'make kernels   the kernels that ship at full size against FP64, and compiled for TPUs'
 	@echo 'make tpu       what TPUs that are not here would make of tiny and SmolLM2, beside this CPU'
@@ -110,13 +110,16 @@ calibrate: .venv/test
 	$(BIN)/python -m benchmarks.calibrate
 
 cuts: .venv/test
-	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-programs cut-calibrate
+	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-programs cut-calibrate
 
 cut-exam: .venv/test
 	$(BIN)/python -m benchmarks.exam --part today/28
 
 cut-diagnose: .venv/test
 	$(BIN)/python -m benchmarks.exam_diagnose --part today/28
+
+cut-cells: .venv/test
+	$(BIN)/python -m benchmarks.exam_cells --part today/112
 
 cut-programs: .venv/test
 	$(BIN)/python -m benchmarks.programs --only examples/ --part today/28

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import calibrate, exam, exam_diagnose, programs
+from benchmarks import calibrate, exam, exam_cells, exam_diagnose, programs
+from benchmarks.cells import CELLS
 from benchmarks.cut import Cut, cut
 from benchmarks.injection import Cell
 from benchmarks.traits import TRAITS
@@ -28,7 +29,7 @@ KINDS = {
 
 
 def test_ci_makes_a_cut_of_every_exam():
-    assert set(CUTS) == {"exam", "exam_diagnose", "programs", "calibrate"}
+    assert set(CUTS) == {"exam", "exam_diagnose", "exam_cells", "programs", "calibrate"}
     assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
 
 
@@ -40,6 +41,15 @@ def test_a_month_makes_every_cell_and_every_day_some_of_every_kind(kind, first):
     assert len(cells) > 5
     assert all(days)
     assert {i for day in days for i in day} == set(range(len(cells)))
+
+
+@pytest.mark.parametrize("first", [739_948, 739_961])
+def test_a_quarter_makes_every_cell_that_diagnosis_was_not_told_of_and_every_day_some(first):
+    every = exam_cells.asked(CELLS, exam_cells.ONE)
+    parts = int(CUTS["exam_cells"])
+    days = [exam_cells.chosen(every, cut(f"today/{parts}", first + day)) for day in range(4 * MONTH)]
+    assert all(0 < len(day) <= 3 for day in days)
+    assert {c.name for day in days for c, _ in day} == {c.name for c, _ in every}
 
 
 def test_a_tenth_of_calibrate_is_made_in_a_month(tmp_path, monkeypatch):
