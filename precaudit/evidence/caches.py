@@ -1,28 +1,39 @@
 """What happened to a cache that does not hold the rows that were written."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
+from precaudit.arrays import Array, as_format, cutter, widen
 from precaudit.comparison.cache_state import bits
 from precaudit.evidence.integer_rows import explain_integers
 from precaudit.evidence.states import ENOUGH, State
 from precaudit.formats import FORMATS
 from precaudit.mutations.forms import quantised
+from precaudit.mutations.storing import FEW, to_bits
+from precaudit.mutations.variants import Class
+from precaudit.numpy_decoder.rounding import Cast
 from precaudit.places import Place
 from precaudit.row_hashes import row_hashes
 from precaudit.runs.recorded import Recorded
 
+FOREIGN = "foreign rows"
+
 
 def explain(
-    found: Array, expected: Array, others: Mapping[str, Array] | None = None, name: str = "cache", says: str = "cached"
+    found: Array,
+    expected: Array,
+    others: Mapping[str, Array] | None = None,
+    name: str = "cache",
+    says: str = "cached",
+    layers: Mapping[int, Array] | None = None,
 ) -> State:
     """Say what a cache [S, G, K] holds instead of the expected rows.
 
     A row may be rounded to a narrower format, zero (never written), another position's, that of a prompt in the same
-    batch (``others``: their expected rows), or nothing that was written. ``name``, ``says``: what holds the rows.
+    batch (``others``: their expected rows), of another layer (``layers``), its own in another order, or nothing that
+    was written. ``name``, ``says``: what holds the rows.
     """
     f, e = widen(found), widen(expected)
     bad = np.flatnonzero(np.any((f != e) & ~(np.isnan(f) & np.isnan(e)), axis=(1, 2)))
@@ -37,6 +48,11 @@ def explain(
     if (factor := _factor(f[bad], e[bad], expected)) is not None:
         says_so = f"the {says} rows {_span(rows)} are multiplied by {factor:g}"
         return State(f"rows × {factor:g}", "state", says_so, 1.0, rows)
+    if (lies := _ordered(f[bad], e[bad])) is not None:
+        return State(*lies, 1.0, rows)
+    for cause, what, cast in _casts(name):
+        if np.array_equal(f[bad], widen(as_format(cast(e[bad]), expected.dtype.name))):
+            return State(cause, "format", f"the {says} rows {what}", 1.0, rows)
     for width in (8, 4):
         made = widen(quantised(width)(e[bad]).astype(expected.dtype))
         share = float(np.mean(f[bad] == made)) if bad.size else 0.0
@@ -45,7 +61,46 @@ def explain(
             return State(f"{name} in int{width}", "format", quantum, share, rows)
     keys, written = _keys(bits(found)), {name: _keys(bits(x)) for name, x in (others or {}).items()}
     zeros = {keys[s] for s in rows if not f[s].any()}
-    return _told(rows, keys, _keys(bits(expected)), zeros, written)
+    told = _told(rows, keys, _keys(bits(expected)), zeros, written)
+    if told.cause == FOREIGN and layers:
+        return _of_layer(rows, keys, {layer: _keys(bits(x)) for layer, x in layers.items()}) or told
+    return told
+
+
+def _ordered(found: Array, expected: Array) -> tuple[str, Class, str] | None:
+    """Return (cause, kind, what it is) of rows [N, G, K] whose heads or dimensions lie otherwise; None of others."""
+    heads, size = found.shape[1:]
+    same = [[np.array_equal(found[:, g], expected[:, h]) for h in range(heads)] for g in range(heads)]
+    read = tuple(row.index(True) if any(row) else -1 for row in same)
+    if -1 not in read and read != tuple(range(heads)):
+        what = f"heads 0 to {heads - 1} hold heads {', '.join(map(str, read))}"
+        return ("heads exchanged" if len(set(read)) == heads else "rows of other heads"), "state", what
+    for by in range(1, size):
+        alike = np.array_equal(found[0], np.roll(expected[0], by, axis=-1))
+        if alike and np.array_equal(found, np.roll(expected, by, axis=-1)):
+            halves = "dimensions in halves exchanged" if 2 * by == size else f"dimensions shifted by {by}"
+            return halves, "state", f"dimension i of a head holds dimension i − {by} of {size}"
+    if np.array_equal(found, expected[..., ::-1]):
+        return "dimensions reversed", "state", "dimensions of a head are in reverse order"
+    return None
+
+
+def _casts(name: str) -> Iterator[tuple[str, str, Cast]]:
+    """Yield (cause, what it is, function) of rows in few bits, or cut."""
+    for bits_ in FEW:
+        yield f"{name} cut to {bits_} bits", f"have {bits_} bits of a mantissa", to_bits(bits_)
+    for kind in ("float16", "bfloat16"):
+        yield f"{name} cut to {kind}", f"are cut to {kind} toward zero", cutter(kind)
+
+
+def _of_layer(rows: tuple[int, ...], found: Sequence[bytes], layers: Mapping[int, Sequence[bytes]]) -> State | None:
+    """Say that most rows that differ are those of another layer, at the same slots."""
+    held = {layer: [s for s in rows if s < len(x) and found[s] == x[s]] for layer, x in layers.items()}
+    layer = max(held, key=lambda i: len(held[i]))
+    if len(held[layer]) < ENOUGH * len(rows):
+        return None
+    says = f"rows {_span(held[layer])} hold the rows of layer {layer}; {len(rows)} rows differ"
+    return State(f"rows of layer {layer}", "state", says, len(held[layer]) / len(rows), rows)
 
 
 def _factor(found: Array, expected: Array, like: Array) -> float | None:
@@ -59,11 +114,20 @@ def _factor(found: Array, expected: Array, like: Array) -> float | None:
     return None
 
 
-def explain_hashes(found: Array, expected: Array, zero: Array, others: Mapping[str, Array] | None = None) -> State:
+def explain_hashes(
+    found: Array,
+    expected: Array,
+    zero: Array,
+    others: Mapping[str, Array] | None = None,
+    layers: Mapping[int, Array] | None = None,
+) -> State:
     """Say the same from hashes of rows [S, LANES]; ``zero``: that of a row of zeros."""
     rows = tuple(int(s) for s in np.flatnonzero((found != expected).any(axis=1)))
     written = {name: _keys(x) for name, x in (others or {}).items()}
-    return _told(rows, _keys(found), _keys(expected), {zero.tobytes()}, written)
+    told = _told(rows, _keys(found), _keys(expected), {zero.tobytes()}, written)
+    if told.cause == FOREIGN and layers:
+        return _of_layer(rows, _keys(found), {layer: _keys(x) for layer, x in layers.items()}) or told
+    return told
 
 
 def _keys(rows: Array) -> list[bytes]:
@@ -87,6 +151,10 @@ def _told(
     name = max(theirs, key=lambda b: len(theirs[b]), default="")
     if theirs and len(theirs[name]) > max(len(zero), len(_in_step(left, found, expected))):
         return _of_prompt(rows, name, theirs[name])
+    if zero and moved and all(h in rows for h in moved.values()):
+        first, source = next(iter(moved.items()))
+        says = f"what belongs into slot {source} was written at slot {first}; rows {_span(zero)} are zero"
+        return State("written at other slots", "state", says, share, rows)
     if moved and len(moved) >= len(zero):
         shifts = {h - s for s, h in moved.items()}
         first, source = next(iter(moved.items()))
@@ -99,7 +167,7 @@ def _told(
         return State(
             "rows not written", "state", f"rows {_span(zero)} are zero: never written, or not read", share, rows
         )
-    return State("foreign rows", "state", f"rows {_span(rows)} hold what no recorded call wrote", 0.0, rows)
+    return State(FOREIGN, "state", f"rows {_span(rows)} hold what no recorded call wrote", 0.0, rows)
 
 
 def _in_step(rows: Iterable[int], found: Sequence[bytes], source: Sequence[bytes]) -> dict[int, int]:
@@ -131,13 +199,18 @@ def cache_state(recorded: Recorded, place: Place) -> State:
     others = {b: x for b, x in mates.items() if x is not None}
     expected = recorded.expected_cache(prompt, layer, point, step)
     assert expected is not None
+    beside = {i: recorded.expected_cache(prompt, i, point, step) for i in recorded.requested.layers if i != layer}
+    layers = {i: x for i, x in beside.items() if x is not None and x.dtype == expected.dtype}
     if found is not None:
         made = explain_integers(found, rows, expected) if (rows := _quantised(recorded, place)) is not None else None
-        return made or explain(found, expected, others)
+        return made or explain(found, expected, others, layers=layers)
     hashes = recorded.hashes(prompt, step, layer, point)
     assert hashes is not None
     zero = row_hashes(np.zeros_like(expected[:1]))[0]
-    return explain_hashes(hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()})
+    return explain_hashes(
+        hashes, row_hashes(expected), zero, {b: row_hashes(x) for b, x in others.items()},
+        {i: row_hashes(x) for i, x in layers.items()},
+    )  # fmt: skip
 
 
 def _quantised(recorded: Recorded, place: Place) -> Array | None:

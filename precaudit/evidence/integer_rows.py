@@ -12,8 +12,8 @@ from precaudit.integers import in_rows
 def explain_integers(found: Array, rows: Array, expected: Array) -> State | None:
     """Say how a cache read as ``found`` [S, G, K] was made of ``rows`` otherwise than as ``expected``, or None.
 
-    The rows may never have been quantised, their zero may have moved by one, or their scale may be another row's, or
-    times a factor.
+    The rows may never have been quantised, their zero may have moved by one, or their scale may be another row's or
+    head's, the largest of all, times a factor, or in a narrow format.
     """
     integers, scales = in_rows(widen(rows))
     bad = np.flatnonzero((widen(found) != widen(expected)).any(axis=(1, 2)))
@@ -23,7 +23,9 @@ def explain_integers(found: Array, rows: Array, expected: Array) -> State | None
     for cause, says, made in _ways(found, rows, integers, scales, bad):
         share = float(np.mean(widen(found)[bad] == made))
         if share >= ENOUGH:
-            return State(cause, "state" if "scale of" in cause else "quantisation", says, share, at)
+            return State(
+                cause, "state" if cause.startswith(("scale of", "scales of")) else "quantisation", says, share, at
+            )
     return None
 
 
@@ -42,6 +44,13 @@ def _ways(
     if np.isfinite(ratio).any():
         factor = float(np.nanmedian(ratio))
         yield f"scales × {factor:.4g}", f"every scale is multiplied by {factor:.4g}", stored(q * s * factor)
+    heads = scales.shape[1]
+    for by in range(1, heads):
+        says = f"head h is read with the scale of head (h − {by}) mod {heads}"
+        yield "scales of other heads", says, stored(q * np.roll(s, by, axis=1))
+    for name in ("bfloat16", "float16"):
+        yield f"scales in {name}", f"scales are rounded to {name}", stored(q * rounder(name)(s))
+    yield "largest scale for all", "all rows are read with the largest of the scales", stored(q * scales.max())
     taken = [_nearest(widen(found)[t], integers[t].astype(np.float64), scales.astype(np.float64)) for t in bad]
     made = np.stack([stored(integers[t] * scales[u].astype(np.float64)) for t, u in zip(bad, taken, strict=True)])
     first = f"row {bad[0]} is read with the scale of row {taken[0]}"
