@@ -22,6 +22,7 @@ from precaudit.evidence.closure import Closure, closure
 from precaudit.evidence.exchanged import whose
 from precaudit.evidence.flips import flips, sentence
 from precaudit.evidence.formula import establish, right_until
+from precaudit.evidence.misread import misread
 from precaudit.evidence.positions import by_position
 from precaudit.evidence.program import Program
 from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
@@ -253,6 +254,11 @@ def _finding(
         if other is not None:
             rest["explained"] = number(other.explained)
             return Finding(kind="state", cause=other.cause, says=other.says, **rest | {"equal": None})
+        place, policy = operation.place, recorded_policy(recorded.run.record)
+        here, settled = policy_at(recorded, policy, place), chosen(recorded, policy, place)
+        if "semantics" not in never and (read := misread(recorded, model, operation, here, settled)) is not None:
+            rest |= {"explained": number(read.explained), "equal": number(read.equal)}
+            return Finding(kind="semantics", cause=read.cause, says=read.says, **rest)
     if found.named is None:
         return Finding(kind="unknown", cause="none reproduces it", says=unrecognised(found, axes, at), **rest)
     if found.named.variant is found.announced.variant:

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from precaudit.arrays import Array, as_format, widen
+from precaudit.arrays import Array, as_format, single, widen
+from precaudit.configs import EMBEDDING
 from precaudit.evidence.caches import explain
 from precaudit.evidence.states import ENOUGH, State
+from precaudit.mutations.variants import Class
 from precaudit.numpy_decoder.model import Model
 from precaudit.places import Place
 from precaudit.references.textbook.handover import expected_stream
-from precaudit.runs.recorded import Recorded
+from precaudit.runs.recorded import Recorded, Rows
 
 
 def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
@@ -20,6 +22,8 @@ def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
     expected = expected_stream(recorded, model, True, place, rows)
     assert expected is not None
     found, wanted = rows.values[:, None], expected[:, None]
+    if place.layer == 0 and (told := _embedded(recorded, model, place, rows)) is not None:
+        return told
     state = explain(found, wanted, dict(_mates(recorded, model, place)), name="stream", says="handed on")
     if state.cause != "foreign rows":
         return state
@@ -36,6 +40,35 @@ def _mates(recorded: Recorded, model: Model, place: Place) -> Iterator[tuple[str
         handed = None if rows is None else expected_stream(recorded, model, True, there, rows)
         if mate != place.prompt and handed is not None:
             yield mate, handed[:, None]
+
+
+def _embedded(recorded: Recorded, model: Model, place: Place, rows: Rows) -> State | None:
+    """Say how else rows of the embedding were made into the stream: times another factor, of others, normalised."""
+    tokens = np.asarray(recorded.fed_tokens(place.prompt))[rows.positions]
+    table, found = model.read(EMBEDDING), widen(rows.values)
+    each = single(np.ascontiguousarray(table[tokens])).astype(np.float64)
+    should, power = model.config.embed_scale, float((each * each).sum())
+    x = float((found * each).sum()) / power if power and np.isfinite(found).all() else 0.0
+    ways: list[tuple[str, Class, str, Array]] = []
+    for d in range(6) if x else ():
+        short = float(f"{x:.{d}e}")
+        if short != should:
+            says = "are not scaled" if short == 1 else f"are times {short:g}"
+            told = f"embedding rows {says}, the configuration says × {should:g}"
+            name = "embedding's factor left out" if short == 1 else f"embedding × {short:g}"
+            ways.append((name, "semantics", told, each * short))
+    root = np.sqrt((each * each).mean(axis=1, keepdims=True))
+    ways.append(("embedding normalised", "semantics", "rows of the embedding are divided by their root mean square",
+                 each / np.where(root > 0, root, 1.0)))  # fmt: skip
+    for by, side in ((-1, "before"), (1, "after")):
+        others = single(np.ascontiguousarray(table[(tokens + by) % len(table)])).astype(np.float64) * should
+        says = f"every token has the embedding's row of the token {side} it in the vocabulary"
+        ways.append((f"embedding rows shifted by {by:+d}", "state", says, others))
+    for cause, kind, says, made in ways:
+        share = float(np.mean(widen(as_format(made, rows.values.dtype.name)) == found))
+        if share >= ENOUGH:
+            return State(cause, kind, says, share, tuple(range(len(rows.positions))))
+    return None
 
 
 def _scaled(found: Array, expected: Array, state: State) -> State | None:
