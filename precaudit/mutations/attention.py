@@ -20,6 +20,7 @@ from precaudit.mutations.forms import (
     configured,
     constant,
     fed,
+    finished,
     grouped,
     moved,
     plain,
@@ -48,12 +49,46 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
         yield from _window_elsewhere(config, layer)
     if row.kind == "mix":
         yield from stored(row.place, policy.attn_out)
-        yield from cut(row.place, policy.attn_out)
+        yield semantics(
+            "heads averaged", says="every head holds the mean of all", form=finished(_mean, True), last=True
+        )
+    else:
+        yield from stored(row.place, getattr(policy, row.format), EIGHT_BITS)
+    yield from cut(row.place, getattr(policy, row.format))
+    if row.kind == "score":
+        yield semantics(
+            "linear biases", says="2^(−8h/H) for each key between is subtracted from scores of head h (ALiBi)",
+            form=finished(_linear), last=True,
+        )  # fmt: skip
+    if row.kind == "softmax":
+        for steps in (127, 128, 255, 256):
+            rounds = partial(_in_steps, steps)
+            says = f"probabilities are multiples of 1/{steps}"
+            yield Variant(
+                f"probabilities in steps of 1/{steps}", "quantisation", says, form=finished(rounds), last=True
+            )  # fmt: skip
+    if row.kind == "mix":
         for name, says, form in not_rescaled(FLASH_BLOCK) if policy.attention == "flash" else ():
             yield semantics(name, says=says, form=form)
         yield from _cached(policy)
     if row.reads_keys:
         yield from sums(row)
+
+
+def _mean(o: Inputs, out: Array) -> Array:
+    return np.broadcast_to(out.mean(axis=1, keepdims=True), out.shape)
+
+
+def _in_steps(steps: int, o: Inputs, p: Array) -> Array:
+    return np.rint(p * steps) / steps
+
+
+def _linear(o: Inputs, s: Array) -> Array:
+    """Return scores [H, T, S] less a bias that grows with distance (Press et al. 2022, ALiBi)."""
+    heads = s.shape[0]
+    slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
+    far = np.asarray(o.positions)[:, None] - np.arange(s.shape[2])
+    return np.asarray(s - slopes[:, None, None] * far)
 
 
 def _score_formats(policy: Policy) -> Iterator[Variant]:
@@ -157,6 +192,11 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
                 weighing(narrow_softmax(narrow, narrow)),
             )  # fmt: skip
             yield Variant(
+                f"softmax in {name}, summed term by term", "format",
+                f"softmax is computed in {name}, its sums rounded term by term",
+                weighing(narrow_softmax(narrow, narrow, one_by_one=True)), last=True,
+            )  # fmt: skip
+            yield Variant(
                 f"softmax in {name}, sums in float32", "format",
                 f"softmax is computed in {name}, its sums in float32", weighing(narrow_softmax(narrow, identity)),
             )  # fmt: skip
@@ -258,6 +298,10 @@ def masks(window: int | None) -> Iterator[Variant]:
     """Yield other masks."""
     yield semantics("mask one ahead", says="every row sees one key past its own", form=seeing(1), ahead=1)
     yield semantics("mask one short", says="no row sees its own key", form=seeing(-1))
+    yield semantics(
+        "mask one short but for the first row", says="no row sees its own key but the first, which sees no other",
+        form=moved(lambda p: np.maximum(p - 1, 0)), last=True,
+    )  # fmt: skip
     if window is None:
         return
     if window > 1:

@@ -14,6 +14,7 @@ from precaudit.mutations.products import (
     projection_variants,
     residual_variants,
     rotation_variants,
+    route_variants,
 )
 from precaudit.mutations.storing import other_roundings
 from precaudit.mutations.variants import Variant, cut, stored
@@ -39,6 +40,8 @@ def variants(point: str, policy: Policy, config: DecoderConfig, layer: int | Non
         yield from projection_variants(row, policy, config)
         yield from integer_variants(row, policy, config)
         yield from other_layers(config, layer)
+    if row.kind == "route":
+        yield from route_variants(config)
     if row.kind == "sum":
         yield from residual_variants(policy.residual)
     if row.kind == "head":

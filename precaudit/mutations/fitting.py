@@ -8,10 +8,13 @@ import numpy as np
 
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
-from precaudit.mutations.attention import scaled_by, seeing
-from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, moved, plain, rescored
+from precaudit.formats import Integers
+from precaudit.mutations.attention import scaled_by, seeing, weakly_masked
+from precaudit.mutations.forms import Form, Inputs, configured, constant, fed, hooked, moved, plain, rescored
+from precaudit.mutations.integers import clipped
+from precaudit.mutations.operands import scaled_weights
 from precaudit.mutations.products import weighted
-from precaudit.mutations.rotation import base_of, shifted, with_base
+from precaudit.mutations.rotation import again, base_of, ended, shifted, with_base
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.rounding import Rounding
 
@@ -19,6 +22,7 @@ STEPS = 40  # of the golden section: a bracket shrinks to 1e-8 of itself
 GOLDEN = (5**0.5 - 1) / 2
 DEVIATIONS = 3.0  # standard errors within which a rounder number is taken
 
+SINKS = 4  # first keys that every row sees beside its window (Xiao et al. 2024, StreamingLLM)
 AHEAD = "keys seen past the row's own"
 
 Loss = Callable[[float], float]
@@ -109,9 +113,16 @@ def logarithmic(low: float, high: float, n: int) -> tuple[float, ...]:
     return tuple(float(x) for x in np.geomspace(low, high, n))
 
 
-def fits(o: Inputs) -> Iterator[Fit]:
-    """Yield the numbers a point's operation may have got wrong."""
+def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> Iterator[Fit]:
+    """Yield the numbers a point's operation may have got wrong.
+
+    ``weights``: the integers that they are in, None where they are in none; ``held``: the format of those that are not.
+    """
     c, layer = o.config, o.layer
+    if weights is not None and o.row.projects:
+        most = tuple(float(x) for x in np.unique(np.geomspace(1, weights.most, 24).astype(int)))
+        yield Fit("largest integer of weights", partial(clipped, weights), most, float(weights.most), whole=True,
+                  source="the format has")  # fmt: skip
     if o.row.reads_keys:
         k = c.head_dim
         known = (("1/√K", 1.0), ("1/K", k**-0.5), ("1/√D", (k / c.width) ** 0.5), ("1/√(K+1)", (k / (k + 1)) ** 0.5))
@@ -121,6 +132,9 @@ def fits(o: Inputs) -> Iterator[Fit]:
             logarithmic(1 / 64, 64, 49), 1.0,
             known=tuple((n, v * source) for n, v in known), source="it should be",
         )  # fmt: skip
+        dimensions = tuple(float(x) for x in np.unique(np.geomspace(1, k, 24).astype(int)))
+        yield Fit("dimensions of a head that are multiplied", lambda x: fed(partial(_narrower, int(x))), dimensions,
+                  float(k), whole=True)  # fmt: skip
         yield Fit("score cap", lambda x: constant(score_cap=x), logarithmic(0.5, 1000, 45), c.score_cap)
     if o.row.weighs:
         yield from _windows(o)
@@ -137,9 +151,19 @@ def fits(o: Inputs) -> Iterator[Fit]:
     if o.row.activates(c) and c.activation == "silu":
         beta = logarithmic(1 / 8, 8, 25)
         yield Fit("beta of the activation, x·σ(βx),", _swish, beta, 1.0, source="it should be")
+    clip = logarithmic(1e-2, 1e3, 61)
+    if weights is None and (o.row.projects or o.row.kind == "head"):
+        form = partial(_scaled_weights, held)
+        yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be")
+    if o.row.activates(c) and o.row.place == "mlp_act":
+        yield Fit("largest of up", lambda x: hooked("up", partial(_clip, x)), clip, None)
+    if o.row.projects or o.row.place == "proj":
+        yield Fit("largest of what is multiplied", lambda x: hooked("operand", partial(_clip, x)), clip, None)
     if o.row.kind == "sum":
-        for what, form in (("stream", lambda x: weighted(x, 1.0)), ("addend", lambda x: weighted(1.0, x))):
-            yield Fit(f"factor on the {what}", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be")
+        roots = (("1/√2", 0.5**0.5), ("√2", 2**0.5))
+        for what, times in (("stream", lambda x: weighted(x, 1.0)), ("addend", lambda x: weighted(1.0, x))):
+            yield Fit(f"factor on the {what}", times, logarithmic(1 / 64, 64, 49), 1.0, known=roots,
+                      source="it should be")  # fmt: skip
     if o.row.kind == "softmax":
         grid = logarithmic(1 / 16, 16, 49)
         yield Fit("factor on the scores", lambda x: rescored(lambda o, s: s * x), grid, 1.0, source="it should be")
@@ -150,6 +174,21 @@ def fits(o: Inputs) -> Iterator[Fit]:
             known=(("1/√D", c.width**-0.5),),
         )  # fmt: skip
         yield Fit("logit cap", lambda x: constant(logit_cap=x), logarithmic(0.5, 1000, 45), c.logit_cap)
+
+
+def _narrower(size: int, o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    """Return queries that are zero from a dimension on."""
+    q = o.values[0].copy()
+    q[..., size:] = 0.0
+    return (q, *o.values[1:])
+
+
+def _scaled_weights(held: str, factor: float) -> Form:
+    return scaled_weights(factor, held)
+
+
+def _clip(most: float, x: Array) -> Array:
+    return np.clip(x, -most, most)
 
 
 def _windows(o: Inputs) -> Iterator[Fit]:
@@ -165,6 +204,16 @@ def _windows(o: Inputs) -> Iterator[Fit]:
               source="it should be")  # fmt: skip
     yield Fit("keys seen at most", lambda x: rescored(partial(_hidden, slice(int(x), None))), slots, float(top),
               whole=True, source="there are")  # fmt: skip
+    if window is None:
+        form = partial(_seeing, _beside_sinks)
+        yield Fit(f"window beside the first {SINKS} keys", form, grid, None, whole=True)
+    for what, hidden, grid, usual in (
+        ("size of documents that do not see each other", _in_documents, slots, float(top)),
+        ("stride of the keys a row sees", _strided, tuple(float(x) for x in range(1, 9)), 1.0),
+    ):
+        form = partial(_seeing, hidden)
+        yield Fit(what, form, grid, usual, whole=True, source="it should be")
+    yield Fit("what masked scores are lowered by", weakly_masked, logarithmic(0.5, 1e5, 31), None)
     offsets = tuple(float(x) for x in range(-min(top - 1, 8), 9) if x)
     yield Fit(AHEAD, lambda x: seeing(int(x)), offsets, 0.0, whole=True, source="it should be")
 
@@ -177,6 +226,29 @@ def _hidden(some: slice, o: Inputs, s: Array) -> Array:
     s[:, :, some] = -np.inf
     s[:, np.arange(len(kept)), kept] = own
     return s
+
+
+def _seeing(hidden: Callable[[int, Array, Array], Array], x: float) -> Form:
+    """Return the operation with keys hidden by a whole number."""
+    return rescored(partial(_unseen, partial(hidden, int(x))))
+
+
+def _unseen(hidden: Callable[[Array, Array], Array], o: Inputs, s: Array) -> Array:
+    """Return scores [H, T, S] without keys that are ``hidden`` of (rows [T, 1], keys [S]); a row keeps its own."""
+    rows, keys = np.minimum(np.asarray(o.positions), s.shape[2] - 1)[:, None], np.arange(s.shape[2])
+    return np.where(hidden(rows, keys) & (keys != rows), -np.inf, s)
+
+
+def _beside_sinks(window: int, rows: Array, keys: Array) -> Array:
+    return np.asarray((rows - keys >= window) & (keys >= SINKS))
+
+
+def _in_documents(size: int, rows: Array, keys: Array) -> Array:
+    return np.asarray(rows // size != keys // size)
+
+
+def _strided(step: int, rows: Array, keys: Array) -> Array:
+    return np.asarray((rows - keys) % step != 0)
 
 
 def _cut_values(bits: int, o: Inputs, r: Rounding) -> tuple[Array, ...]:
@@ -197,6 +269,10 @@ def _rotations(config: DecoderConfig, layer: int | None, last: int) -> Iterator[
     yield Fit("RoPE base", turned, grid, base)
     times = logarithmic(1 / 64, 64, 49)
     yield Fit("factor on positions", lambda x: moved(lambda p: p * x), times, 1.0, source="it should be")
+    slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(last, 2), 24).astype(int)))
+    yield Fit("last position", lambda x: ended(int(x)), slots, float(last), whole=True, source="there are")
+    yield Fit("positions start again at", lambda x: again(int(x)), (*slots, last + 1.0), last + 1.0, whole=True,
+              source="there are")  # fmt: skip
     far = sorted({*range(-64, 65), *(s * 2**n for n in range(7, 16) for s in (-1, 1)), *range(-last, last)} - {0})
     yield Fit(
         "offset of positions", lambda x: shifted(int(x)), tuple(map(float, far[:: max(1, len(far) // 512)])), 0.0,

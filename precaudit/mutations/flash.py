@@ -58,12 +58,22 @@ def unshifted(s: Array, r: Rounding) -> Array:
     return np.asarray(e * inverse, np.float64)
 
 
-def narrow_softmax(narrow: Callable[[Array], Array], total: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Return softmax whose shifted scores, exponentials and quotient are rounded by ``narrow``, sums by ``total``."""
+def narrow_softmax(
+    narrow: Callable[[Array], Array], total: Callable[[Array], Array], one_by_one: bool = False
+) -> Callable[..., Array]:
+    """Return softmax whose shifted scores, exponentials and quotient are rounded by ``narrow``, sums by ``total``.
+
+    ``one_by_one``: after every term.
+    """
 
     def softmax(s: Array, r: Rounding) -> Array:
         s = narrow(s)
         e = narrow(np.exp(narrow(s - s.max(axis=-1, keepdims=True))))
-        return narrow(e / total(e.sum(axis=-1, keepdims=True)))
+        if not one_by_one:
+            return narrow(e / total(e.sum(axis=-1, keepdims=True)))
+        whole = np.zeros(e.shape[:-1])
+        for i in range(e.shape[-1]):
+            whole = total(whole + e[..., i])
+        return narrow(e / whole[..., None])
 
     return softmax

@@ -192,6 +192,17 @@ def finished(change: Callable[[Inputs, Array], Array], twice: bool = False, then
     return form
 
 
+def hooked(place: str, change: Callable[[Array], Array]) -> Form:
+    """Return the operation with what a place gives changed."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        usual = getattr(r, place)
+        changed: dict[str, Any] = {place: lambda x: change(usual(x))}
+        return plain(o, replace(r, **changed))
+
+    return form
+
+
 def normalising(scale: Callable[[Array, float, int], Array]) -> Form:
     """Return a norm, or an operation with norms inside, whose 1/rms is ``scale(mean of squares, eps, D)``."""
 

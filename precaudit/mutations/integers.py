@@ -29,16 +29,45 @@ def integer_variants(row: Point, policy: Policy, config: DecoderConfig) -> Itera
     for zero in (1, -1):
         says = f"integers of weights are read off by {zero:+d}"
         yield _held(f"zero-point of weights off by {zero:+d}", says, to, partial(_moved, zero))
-    widest = max(config.width, config.heads * config.head_dim, config.mlp_width)
-    for by in (1, -1) if to.group is not None and widest > to.group else ():
-        says = f"scales of weights are those of the group {'before' if by > 0 else 'after'}"
-        yield _held(f"group scales shifted by {by:+d}", says, to, partial(_shifted, by))
+    for name, says, values in (
+        ("integers one nearer to zero", "every integer of weights is read one nearer to zero", _nearer),
+        ("integers exchanged in pairs", "integers 2i and 2i + 1 of a row stand in each other's place", _in_pairs),
+    ):
+        yield _held(name, says, to, values, last=True)
+    says = "integers of weights are read without their sign"
+    yield _held("integers without sign", says, to, partial(_unsigned, to.bits), last=True)
+    yield from _scales(to, config)
     for name in ("bfloat16", "float16"):
         yield _held(f"scales of weights in {name}", f"scales are rounded to {name}", to, partial(_narrow, name))
     if policy.projection_inputs == "int8":
         yield Variant("inputs not quantised", "quantisation", "products read activations", change=at(operand=identity))
         says = "what is multiplied has one scale for all tokens"
         yield Variant("inputs with one scale", "quantisation", says, change=at(operand=_as_one))
+
+
+def _scales(to: Integers, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield scales [G, N] of another group or channel, one for all, and none."""
+    widest = max(config.width, config.heads * config.head_dim, config.mlp_width)
+    if to.group is not None and widest > to.group:
+        for by in (1, -1):
+            says = f"scales of weights are those of the group {'before' if by > 0 else 'after'}"
+            yield _held(f"group scales shifted by {by:+d}", says, to, partial(_shifted, by))
+        says = "every group of weights has the scale of the first"
+        yield _held("scales of the first group", says, to, _of_first, last=True)
+    for by in (1, -1):
+        says = f"scales of weights are those of the output channel {'before' if by > 0 else 'after'}"
+        yield _held(f"channel scales shifted by {by:+d}", says, to, partial(_shifted, by, axis=1), last=True)
+    for name, says, change in (
+        ("largest scale for all", "all weights have the largest of the scales", _largest),
+        ("first scale for all", "all weights have the scale of the first output channel", _first_channel),
+        ("scales left out", "integers of weights are not multiplied by their scales", np.ones_like),
+    ):
+        yield _held(name, says, to, partial(_rescaled, change), last=True)
+
+
+def clipped(to: Integers, most: float) -> Form:
+    """Return the operation with integers of weights of at most ``most`` in size."""
+    return _holding(to, lambda values, scales: (values.clip(-most, most), scales))
 
 
 def _not_announced(policy: Policy) -> Iterator[Variant]:
@@ -59,8 +88,8 @@ def _in_bits(bits: int, o: Inputs, weight: Weight) -> Weight:
     return found
 
 
-def _held(name: str, says: str, to: Integers, change: Held) -> Variant:
-    return Variant(name, "quantisation", says, _holding(to, change))
+def _held(name: str, says: str, to: Integers, change: Held, last: bool = False) -> Variant:
+    return Variant(name, "quantisation", says, _holding(to, change), last=last)
 
 
 def _holding(to: Integers, change: Held) -> Form:
@@ -82,8 +111,41 @@ def _moved(zero: int, values: Array, scales: Array) -> tuple[Array, Array]:
     return values.astype(np.int16) + zero, scales
 
 
-def _shifted(by: int, values: Array, scales: Array) -> tuple[Array, Array]:
-    return values, np.roll(scales, by, axis=0)
+def _nearer(values: Array, scales: Array) -> tuple[Array, Array]:
+    return values - np.sign(values), scales
+
+
+def _in_pairs(values: Array, scales: Array) -> tuple[Array, Array]:
+    """Return the two halves of every byte in the other order; an odd row as it is."""
+    if values.shape[-1] % 2:
+        return values, scales
+    return values.reshape(*values.shape[:-1], -1, 2)[..., ::-1].reshape(values.shape), scales
+
+
+def _shifted(by: int, values: Array, scales: Array, axis: int = 0) -> tuple[Array, Array]:
+    return values, np.roll(scales, by, axis=axis)
+
+
+def _of_first(values: Array, scales: Array) -> tuple[Array, Array]:
+    return values, np.broadcast_to(scales[:1], scales.shape)
+
+
+def _rescaled(change: Callable[[Array], Array], values: Array, scales: Array) -> tuple[Array, Array]:
+    return values, change(scales)
+
+
+def _largest(scales: Array) -> Array:
+    return np.full_like(scales, scales.max(initial=0.0))
+
+
+def _first_channel(scales: Array) -> Array:
+    return np.broadcast_to(scales[:, :1], scales.shape)
+
+
+def _unsigned(bits: int, values: Array, scales: Array) -> tuple[Array, Array]:
+    """Return integers of two's complement read without their sign."""
+    wide = values.astype(np.int16)
+    return np.where(wide < 0, wide + 2**bits, wide), scales
 
 
 def _narrow(name: str, values: Array, scales: Array) -> tuple[Array, Array]:

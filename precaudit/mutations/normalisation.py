@@ -48,6 +48,48 @@ def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         yield Variant(f"norm in {narrow}", "format", f"the norm is computed in {narrow}", _narrow(narrow, row))
         says = f"the norm's mean of squares and the root's reciprocal are rounded to {narrow}"
         yield Variant(f"norm's statistics in {narrow}", "format", says, _statistics(narrow))
+        if row.kind == "norm":
+            yield from _squares_in(narrow)
+    for steps, how in ((0, "without a step"), (1, "with one step")):
+        says = f"the root's reciprocal is that of the constant 0x5f3759df {how} of Newton's"
+        form = normalising(partial(_fast_root, steps))
+        yield semantics(f"root by its bits, {how} of Newton's", says=says, form=form, last=True)
+
+
+def _squares_in(name: str) -> Iterator[Variant]:
+    """Yield norms whose squares are rounded to a narrow format, and their mean, or their sum term by term."""
+    narrow = rounder(name)
+    ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
+        f"norm's squares in {name}": (
+            f"squares and their mean are rounded to {name}", lambda y: narrow(y.mean(axis=1)),
+        ),
+        f"norm's squares summed in {name}": (
+            f"squares are rounded to {name}, and their sum term by term", lambda y: _one_by_one(narrow, y) / y.shape[1],
+        ),
+    }  # fmt: skip
+    for cause, (says, mean) in ways.items():
+        scale = partial(_of_squares, narrow, mean)
+        yield Variant(cause, "format", says, normalised_by(scale), last=True)
+
+
+def _of_squares(narrow: Callable[[Array], Array], mean: Callable[[Array], Array], x: Array, e: float) -> Array:
+    return np.asarray(1 / np.sqrt(mean(narrow(x * x)) + e))
+
+
+def _one_by_one(narrow: Callable[[Array], Array], y: Array) -> Array:
+    total = np.zeros(len(y))
+    for i in range(y.shape[1]):
+        total = narrow(total + y[:, i])
+    return total
+
+
+def _fast_root(steps: int, m: Array, e: float, width: int) -> Array:
+    """Return 1/√(m + e) as float32's bits halved under a constant make it, after steps of Newton's (Lomont 2003)."""
+    x = (m + e).astype(np.float32)
+    y = (np.int32(0x5F3759DF) - (x.view(np.int32) >> 1)).view(np.float32)
+    for _ in range(steps):
+        y = y * (np.float32(1.5) - np.float32(0.5) * x * y * y)
+    return y.astype(np.float64)
 
 
 def _epsilons(eps: float) -> Iterator[Variant]:

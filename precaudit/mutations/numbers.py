@@ -4,29 +4,42 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from precaudit.formats import INTEGERS
 from precaudit.mutations.bench import Bench, Tried
 from precaudit.mutations.fitting import AHEAD, Fit, fits, minimise, shortest
 from precaudit.numpy_decoder.rounding import sharing_products
+from precaudit.policies import Policy
 
+NEAR = 1e-3  # relative distance of a value that people take for a number
 NEARLY = 2.0  # badness up to which a number is rounded further
 CLOSE = 0.03  # badness more that it may have instead
 ALIKE = 0.25  # share more that a number of fewer digits may leave, squared
 
 
-def numbers(part: Bench, floor: float) -> Iterator[Tried]:
-    """Yield formulas with the number that fits best; fitted without rounding, where what is left is smooth."""
-    for fit in fits(part.inputs):
-        x = fitted(part, fit)
-        if x is not None and x != fit.announced:
-            yield _rounder(part, fit, x, floor)
+def numbers(part: Bench, floor: float, policy: Policy, last: bool = False) -> Iterator[Tried]:
+    """Yield formulas with the number that fits best; fitted without rounding, where what is left is smooth.
+
+    ``last``: those that are looked for last, instead of the others.
+    """
+    if not np.isfinite(part.yardstick.candidate).any():  # every number leaves nothing
+        return
+    for fit in fits(part.inputs, INTEGERS.get(policy.weights), policy.activations):
+        found = _nearest(part, fit) if fit.last is last else None
+        if found is not None and found[0] != fit.announced:
+            yield _rounder(part, fit, *found, floor)
 
 
-def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
+def _rounder(part: Bench, fit: Fit, x: float, exact: float, floor: float) -> Tried:
     """Return the answer of the number of fewest digits that leaves as little as x does, but for ALIKE or CLOSE.
 
-    x comes nearest without rounding: with it a rounder number may close where x, within NEARLY, does not.
+    x comes nearest without rounding: with it a rounder number may close where x, within NEARLY, does not. ``exact``:
+    with all its digits. It and values known for it are tried where x, with as few digits as its errors allow, does not
+    close.
     """
     best = part.tried(fit.variant(x), floor)
+    near = [value for _, value in fit.known if abs(x - value) <= NEAR * abs(value)]
+    for other in (*near, exact) if not best.closes and not fit.whole and best.explained > floor else ():
+        best = max(best, part.tried(fit.variant(other), floor), key=lambda t: (t.closes, t.explained))
     for digits in range(5) if best.badness <= NEARLY and not fit.whole else ():
         short = part.tried(fit.variant(float(f"{x:.{digits}e}")), floor)
         alike = 1 - short.explained <= (1 + ALIKE) * (1 - best.explained)
@@ -37,6 +50,12 @@ def _rounder(part: Bench, fit: Fit, x: float, floor: float) -> Tried:
 
 def fitted(part: Bench, fit: Fit) -> float | None:
     """Return the number that leaves least without rounding; None where every number leaves what is not finite."""
+    found = _nearest(part, fit)
+    return None if found is None else found[0]
+
+
+def _nearest(part: Bench, fit: Fit) -> tuple[float, float] | None:
+    """Return the same of the fewest digits within its errors, and of six."""
     r = sharing_products([part.formula])[0]
     c = part.yardstick.candidate
 
@@ -49,4 +68,4 @@ def fitted(part: Bench, fit: Fit) -> float | None:
     x = minimise(loss, fit.grid, fit.whole)
     if not np.isfinite(loss(x)):
         return None
-    return x if fit.whole else shortest(x, loss, c.size)
+    return (x, x) if fit.whole else (shortest(x, loss, c.size), float(f"{x:.5e}"))

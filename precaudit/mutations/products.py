@@ -9,20 +9,26 @@ import numpy as np
 from precaudit.arrays import Array, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.graphs.point import Point
-from precaudit.mutations.forms import Form, Inputs, Weight, constant, fed, finished, holding, moved, plain
+from precaudit.mutations.forms import Form, Inputs, Weight, constant, fed, finished, holding, hooked, moved, plain
 from precaudit.mutations.rotation import (
+    angled,
+    as_for_pairs,
     cosines_in,
+    exchanged,
     interleaved,
     no_rope,
     positions_in,
     shifted,
     sines_in,
+    tabled,
     tables_in,
+    turned_values,
     with_frequencies,
 )
 from precaudit.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
 from precaudit.numpy_decoder.operators import NARROW_CONSTANTS
 from precaudit.numpy_decoder.rounding import FP64, Rounding
+from precaudit.places import spans
 from precaudit.policies import Policy
 
 semantics = partial(Variant, kind="semantics")
@@ -78,6 +84,8 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
     """Yield variants of a product with a matrix."""
     yield from stored(row.place, getattr(policy, row.format))
     yield from cut(row.place, getattr(policy, row.format))
+    if row.cache and not row.rotates:
+        yield from value_variants()
     if row.biased(config):
         yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
         yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
@@ -86,6 +94,15 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
         for name in NARROW:
             says = f"the logistic function, tanh or erf in {CALLED[config.activation]} is rounded to {name}"
             yield Variant(f"activation's curve in {name}", "format", says, change=at(curve=rounder(name)))
+            narrow, whole = rounder(name), f"{CALLED[config.activation]} is computed in {name}"
+            yield Variant(
+                f"activation in {name}", "format", whole, change=at(gate=narrow, curve=narrow), last=True
+            )  # fmt: skip
+            if config.activation == "silu":
+                yield Variant(
+                    f"activation in {name}, step by step", "format", f"{whole}: x / (1 + exp(−x)), each step rounded",
+                    change=at(gate=narrow, curve=partial(_logistic, narrow)), last=True,
+                )  # fmt: skip
     if row.place == "proj" and config.residual_scale != 1.0:
         yield semantics(
             "residual factor left out", says="the factor on what is added is left out",
@@ -95,6 +112,12 @@ def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> It
     yield from sums(row)
 
 
+def _logistic(narrow: Callable[[Array], Array], sigma: Array) -> Array:
+    """Return σ = 1 / (1 + e) with e = exp(−x) and the sum rounded, of σ in FP64; the quotient is rounded later."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 / narrow(1 + narrow(1 / sigma - 1)))
+
+
 def _up() -> Iterator[Variant]:
     """Yield what may be done to up before it is multiplied."""
     ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
@@ -102,16 +125,6 @@ def _up() -> Iterator[Variant]:
     }  # fmt: skip
     for name, (says, change) in ways.items():
         yield semantics(name, says=says, form=hooked("up", change), last=True)
-
-
-def hooked(place: str, change: Callable[[Array], Array]) -> Form:
-    """Return the operation with what a place gives changed."""
-
-    def form(o: Inputs, r: Rounding) -> Array:
-        usual = getattr(r, place)
-        return plain(o, at(**{place: lambda x: change(usual(x))})(r))
-
-    return form
 
 
 def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
@@ -149,6 +162,11 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
         says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
         form=interleaved(replaced=False),
     )
+    if config.rotary is not None:
+        says = f"RoPE turns every dimension of a head, not the first {config.rotary} alone"
+        yield semantics("every dimension turned", says=says, form=constant(rotary=None), last=True)
+    says = "rows of the weights lie in the order of pairs (2i, 2i + 1), and RoPE rotates halves"
+    yield semantics("weights permuted as for pairs", says=says, form=as_for_pairs, last=True)
     yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
     yield semantics("RoPE twice", says="RoPE is applied twice", form=moved(lambda at: at * 2), last=True)
     yield semantics(
@@ -176,6 +194,71 @@ def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Vari
             with_frequencies(narrow),
         )  # fmt: skip
         yield Variant(f"positions in {name}", "format", f"RoPE takes positions rounded to {name}", positions_in(narrow))
+        yield from _angles_in(name)
+    yield from _tables()
+
+
+def _angles_in(name: str) -> Iterator[Variant]:
+    """Yield RoPE by angles that are rounded to a narrow format, made of frequencies as they are or rounded, too."""
+    narrow = rounder(name)
+    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
+        f"RoPE angles in {name}": (f"RoPE's angles are rounded to {name}", lambda p, f: narrow(p * f)),
+        f"RoPE frequencies and angles in {name}": (
+            f"RoPE's frequencies are rounded to {name}, and its angles", lambda p, f: narrow(p * narrow(f)),
+        ),
+    }  # fmt: skip
+    for cause, (says, angles) in ways.items():
+        yield Variant(cause, "format", says, angled(angles), last=True)
+
+
+def _tables() -> Iterator[Variant]:
+    """Yield RoPE by cosines and sines that lie otherwise."""
+    yield semantics(
+        "cos and sin exchanged", says="RoPE's cosines and sines are exchanged", form=tabled(exchanged), last=True
+    )  # fmt: skip
+    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
+        "RoPE frequencies in reverse": ("pairs turn by RoPE's frequencies in reverse", lambda p, f: p * f[..., ::-1]),
+        "RoPE frequencies shifted by +1": (
+            "every pair turns by the frequency of the one before", lambda p, f: p * np.roll(f, 1, -1),
+        ),
+        "RoPE frequencies shifted by -1": (
+            "every pair turns by the frequency of the next", lambda p, f: p * np.roll(f, -1, -1),
+        ),
+        "half of each head turned": (
+            "RoPE turns the first half of a head alone, by its first frequencies",
+            lambda p, f: p * f[..., : f.shape[-1] // 2],
+        ),
+        "half of each head turned, by every other frequency": (
+            "RoPE turns the first half of a head alone, by every other frequency",
+            lambda p, f: p * f[..., : f.shape[-1] // 2 * 2 : 2],
+        ),
+    }  # fmt: skip
+    for cause, (says, angles) in ways.items():
+        yield semantics(cause, says=says, form=angled(angles), last=True)
+    yield semantics(
+        "halves of heads exchanged", says="the halves of what RoPE turned are exchanged", last=True,
+        form=finished(_halved, twice=True),
+    )  # fmt: skip
+
+
+def _halved(o: Inputs, out: Array) -> Array:
+    return np.roll(out, out.shape[-1] // 2, axis=-1)
+
+
+def value_variants() -> Iterator[Variant]:
+    """Yield what may have been done to values."""
+    yield semantics("RoPE on values", says="values are turned by RoPE, as keys are", form=turned_values, last=True)
+
+
+def route_variants(config: DecoderConfig) -> Iterator[Variant]:
+    """Yield variants of the choice of experts and their weights."""
+    says = "weights of the chosen experts are " + ("not made to sum to 1" if config.renormalise else "made to sum to 1")
+    name = "weights not normalised" if config.renormalise else "weights normalised"
+    yield semantics(name, says=says, form=constant(renormalise=not config.renormalise))
+    for used in range(1, min(config.experts, 2 * config.experts_used) + 1):
+        if used != config.experts_used:
+            says = f"a token has {used} of {config.experts} experts, the configuration says {config.experts_used}"
+            yield semantics(f"{used} experts for {config.experts_used}", says=says, form=constant(experts_used=used))
 
 
 def residual_variants(announced: str) -> Iterator[Variant]:
@@ -187,8 +270,34 @@ def residual_variants(announced: str) -> Iterator[Variant]:
     yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
     yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
     yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
+    if announced != "float32":
+        says = "the addend is added twice: to the sum once more, after it was rounded"
+        yield semantics("addend added again", says=says, form=_again, last=True)
     yield semantics("stream twice", says="the residual stream is counted twice", form=weighted(2.0, 1.0))
     yield semantics("stream dropped", says="the residual stream is left out", form=weighted(0.0, 1.0))
+
+
+def _again(o: Inputs, r: Rounding) -> Array:
+    return plain(replace(o, values=(plain(o, r), o.values[1])), r)
+
+
+def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
+    """Yield the sum without its addend in the tokens whose rows [T, 1, D] are the stream's, bit for bit."""
+    if o.row.kind != "sum":
+        return
+    stream, addend = o.values
+    gone = (candidate[:, 0] == stream).all(axis=1) & addend.any(axis=1)
+    if gone.any() and not gone.all():
+        tokens = tuple(int(i) for i in np.asarray(o.positions)[gone])
+        told = f"token{'s' if len(tokens) > 1 else ''} {spans(tokens)}"
+        form = fed(partial(_without, frozenset(tokens)))
+        yield semantics(f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True,
+                        carries=False)  # fmt: skip
+
+
+def _without(tokens: frozenset[int], o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    gone = np.isin(np.asarray(o.positions), list(tokens))
+    return (o.values[0], np.where(gone[:, None], 0.0, o.values[1]))
 
 
 def weighted(*factors: float) -> Form:

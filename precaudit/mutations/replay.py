@@ -16,7 +16,9 @@ from precaudit.mutations.forms import Inputs, made, plain
 from precaudit.mutations.heads import head_variants
 from precaudit.mutations.keys import missing_keys
 from precaudit.mutations.numbers import numbers
+from precaudit.mutations.operands import single_weights
 from precaudit.mutations.parts import scaled_parts
+from precaudit.mutations.products import addend_left_out
 from precaudit.mutations.stochastic import stochastic_variants
 from precaudit.mutations.variants import Class, Variant
 from precaudit.numpy_decoder.model import Model
@@ -29,6 +31,7 @@ Unrounded = Sequence[Sequence[Array]]
 ROWS = 64  # query rows variants are tried on; the one that is named is made on all
 NEAREST = 3  # variants by which it is asked, where none closes, whether an input was read unrounded
 POOR = 0.2  # badness from which a number is fitted although a formula closes
+LEAVES = {False: 0.5, True: 0.1}  # most that a cause without, and with a fitted number leaves of what is to explain
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
 
 
@@ -86,24 +89,28 @@ def replay(
     announced, *rest = variants(point, policy, model.config, layer)
     causes = [v for v in (*rest, *known) if v.kind not in never]
     whole = whole.reading([announced])
-    sought = _sought(whole, announced, causes, never)
+    sought = _sought(whole, announced, causes, never, policy)
     if sought.named is None and whole.others:
         nearest = sorted(sought.tried, key=lambda t: -t.explained)[:NEAREST]
         again = whole.reading([t.variant for t in nearest])
-        whole, sought = (whole, sought) if again is whole else (again, _sought(again, announced, causes, never))
+        whole, sought = (whole, sought) if again is whole else (again, _sought(again, announced, causes, never, policy))
     part, first, tried, named = sought
     floor = max(first.explained, 0.0)
     if named is None and probs is not None:
         named = _after(whole, announced, causes, probs)
         tried += [] if named is None else [named]
     if named is None:
-        tried += [whole.tried(v, floor) for v in _others(whole) if v.kind not in never]
+        tried += [whole.tried(v, floor) for v in _others(whole, announced) if v.kind not in never]
         named = _confirmed(whole, part, tried)
     if named is None:
         scaled = [whole.tried(v, floor) for v in _parts_of(whole)]
         tried += scaled
         allowed = [t for t in tried if t.variant.kind not in never]
-        named = _simplest([t for t in scaled if t in allowed]) or _confirmed(whole, part, allowed)
+        allowed = allowed if first in allowed else [first, *allowed]
+        named = _simplest([t for t in scaled if t in allowed], first) or _confirmed(whole, part, allowed)
+    if named is None and "semantics" not in never:
+        tried += numbers(part, floor, policy, last=True)
+        named = _confirmed(whole, part, tried)
     if named is not None and named.variant.name.startswith(EPSILON):
         known_of_it = known_of_epsilon(part, named, tried)
         if part is whole or whole.tried(known_of_it.variant, 1.0).closes:
@@ -123,7 +130,9 @@ class Sought(NamedTuple):
     named: Tried | None
 
 
-def _sought(whole: Bench, announced: Variant, others: Sequence[Variant], never: Collection[Class]) -> Sought:
+def _sought(
+    whole: Bench, announced: Variant, others: Sequence[Variant], never: Collection[Class], policy: Policy
+) -> Sought:
     """Try what has no free number; where nothing closes attention without a key; then what has one."""
     left, emulated = _left(whole, announced)
     part = _part(whole, left, emulated, announced)
@@ -135,7 +144,7 @@ def _sought(whole: Bench, announced: Variant, others: Sequence[Variant], never: 
         tried += [whole.tried(v, floor) for v in _keys(whole, emulated) if v.kind not in never]
         named = _confirmed(whole, part, tried)
     if "semantics" not in never and (named is None or named.badness > POOR):
-        tried += numbers(part, floor)
+        tried += numbers(part, floor, policy)
         named = _confirmed(whole, part, tried)
     return Sought(part, first, tried, named)
 
@@ -180,14 +189,22 @@ def _exact(part: Bench, others: Sequence[Variant], announced: Tried) -> Iterator
 def _confirmed(whole: Bench, part: Bench, tried: Sequence[Tried]) -> Tried | None:
     """Return the best answer that closes on all rows too: an exact formula unless a fitted one leaves far less.
 
-    What has a number of its own for every slice is none.
+    What has a number of its own for every slice is none, nor what leaves most of what the announced policy, the first,
+    leaves.
     """
-    causes = [t for t in tried if t.closes and not t.variant.describes]
+    causes = [t for t in tried if t.closes and _explains(t, tried[0])]
     kinds = [[t for t in causes if t.variant.fitted is fitted] for fitted in (False, True)]
     exact, fitted = (_first(whole, part, sorted(kind, key=lambda t: t.rank)) for kind in kinds)
     if exact is None or fitted is None:
         return exact or fitted
     return fitted if MUCH * (1 - fitted.explained) < 1 - exact.explained else exact
+
+
+def _explains(t: Tried, announced: Tried) -> bool:
+    """Whether an answer is a cause: it has few numbers, and leaves little of what the announced policy leaves."""
+    if t is announced:
+        return True
+    return not t.variant.describes and 1 - t.explained <= LEAVES[t.variant.fitted] * (1 - announced.explained)
 
 
 def _first(whole: Bench, part: Bench, ranked: Sequence[Tried]) -> Tried | None:
@@ -200,10 +217,13 @@ def _keys(whole: Bench, emulated: Array) -> Iterator[Variant]:
         yield from missing_keys(whole.inputs, whole.yardstick.candidate, emulated)
 
 
-def _others(whole: Bench) -> Iterator[Variant]:
-    """Yield attention that reads other key heads, and results that are rounded at random."""
+def _others(whole: Bench, announced: Variant) -> Iterator[Variant]:
+    """Yield attention of other key heads, sums without an addend, products without a weight, and random rounding."""
     c, row = whole.yardstick.candidate, whole.inputs.row
+    left, _ = _left(whole, announced)
     yield from head_variants(whole.inputs, c)
+    yield from addend_left_out(whole.inputs, c)
+    yield from single_weights(whole.inputs, np.where(np.isfinite(left), left, 0.0))
     for r in whole.roundings:
         unrounded = canonical(made(plain, whole.inputs, r.eliding((row.place,))), whole.axes)
         yield from stochastic_variants(whole.axes, whole.yardstick.dtype, c, unrounded)
@@ -216,12 +236,12 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
     clean = np.where(np.isfinite(c), c, 0.0)
     emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
-    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff)
+    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff, whole.yardstick.hidden)
 
 
-def _simplest(parts: Sequence[Tried]) -> Tried | None:
+def _simplest(parts: Sequence[Tried], announced: Tried) -> Tried | None:
     """Return the first part that leaves next to nothing and is a cause: more factors always leave less."""
-    return next((t for t in parts if t.badness <= POOR and not t.variant.describes), None)
+    return next((t for t in parts if t.badness <= POOR and _explains(t, announced)), None)
 
 
 def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: Array) -> Tried | None:
@@ -232,8 +252,8 @@ def _after(whole: Bench, announced: Variant, others: Sequence[Variant], probs: A
     if first.closes:
         return None
     floor = max(first.explained, 0.0)
-    tried = [bench.tried(v, floor) for v in (*others, *_keys(bench, emulated))]
+    tried = [first, *(bench.tried(v, floor) for v in (*others, *_keys(bench, emulated)))]
     if (named := _confirmed(bench, bench, tried)) is not None:
         return named
     scaled = [bench.tried(v, floor) for v in _parts_of(bench)]
-    return _simplest(scaled) or _confirmed(bench, bench, scaled)
+    return _simplest(scaled, first) or _confirmed(bench, bench, [first, *scaled])

@@ -11,7 +11,7 @@ from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.configs.decoder import RopeScaling
 from precaudit.mutations.forms import Form, Inputs, Weight, configured, holding, moved, plain
-from precaudit.numpy_decoder.operators import rope_frequencies
+from precaudit.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding
 
 
@@ -71,6 +71,13 @@ def interleaved(form: Form = plain, replaced: bool = True) -> Form:
     return change
 
 
+def as_for_pairs(o: Inputs, r: Rounding) -> Array:
+    """Return q or k with rows of weights in the order of pairs, turned in halves: (i, i + R/2) lie at 2i and 2i + 1."""
+    half, size = o.config.turned // 2, o.config.head_dim
+    order = np.concatenate([np.arange(2 * half).reshape(2, half).T.reshape(-1), np.arange(2 * half, size)])
+    return holding(lambda _, weight: _reordered(weight, o, order))(o, r)
+
+
 def _reordered(weight: Weight, o: Inputs, order: Array) -> Weight:
     """Return the tensors that make a head's dimensions with these in another order."""
     names = {f"self_attn.{o.point}_{name}" for name in ("proj.weight", "proj.bias", "norm.weight")}
@@ -108,3 +115,50 @@ def sines_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]
 def cosines_in(narrow: Callable[[Array], Array]) -> Callable[[Rounding], Rounding]:
     """Round RoPE's cosines, and its sines as the policy says."""
     return lambda r: replace(r, rope_table=narrow, rope_sine=r.rope_table)
+
+
+Angles = Callable[[Array, Array], tuple[Array, Array]]  # positions [T, 1], radians each [R/2] to cos, sin [T, R'/2]
+
+
+def tabled(made: Angles) -> Form:
+    """Return q or k turned by other cosines and sines; fewer of them turn the first dimensions alone."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        each, factor = rope_frequencies(o.config, o.layer, o.lengths)
+        cos, sin = made(np.asarray(o.positions, np.float64)[:, None], each)
+        sine = r.rope_table if r.rope_sine is None else r.rope_sine
+        tables = r.rope_table(cos * factor), sine(sin * factor)
+        return plain(o, replace(r, rope_table=lambda _: tables[0], rope_sine=lambda _: tables[1]))
+
+    return form
+
+
+def angled(angles: Callable[[Array, Array], Array]) -> Form:
+    """Return q or k turned by other angles [T, R'/2] of (positions, radians each)."""
+
+    def made(p: Array, each: Array) -> tuple[Array, Array]:
+        x = angles(p, each)
+        return np.cos(x), np.sin(x)
+
+    return tabled(made)
+
+
+def exchanged(p: Array, each: Array) -> tuple[Array, Array]:
+    """Return the sines for cosines, and the other way round."""
+    return np.sin(p * each), np.cos(p * each)
+
+
+def turned_values(o: Inputs, r: Rounding) -> Array:
+    """Return values [T, G, K] that are turned as keys are, and rounded before and after."""
+    frequencies = rope_frequencies(o.config, o.layer, o.lengths)
+    return r.rows(rope(plain(o, r), o.positions, frequencies, r))
+
+
+def ended(last: int) -> Form:
+    """Return q or k at positions that stay at ``last``."""
+    return moved(lambda at: np.minimum(at, last))
+
+
+def again(period: int) -> Form:
+    """Return q or k at positions that start again at ``period``."""
+    return moved(lambda at: at % period)

@@ -1,18 +1,18 @@
 """A variant of an operation: a form under a rounding, and the class it stands for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from precaudit.arrays import cutter, rounder
+from precaudit.arrays import Array, cutter, rounder
 from precaudit.formats import FORMATS
 from precaudit.graphs.point import Point
 from precaudit.mutations.flash import Flash
 from precaudit.mutations.forms import Form, plain
-from precaudit.numpy_decoder.accumulation import accumulating, pairwise
-from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.numpy_decoder.accumulation import accumulating, in_blocks, of_parts, pairwise
+from precaudit.numpy_decoder.rounding import Cast, Rounding
 
 Class = Literal["rounding", "format", "quantisation", "semantics", "state"]
 NARROW = ("bfloat16", "float16")
@@ -82,13 +82,28 @@ def first(place: str, name: str) -> Change:
     return change
 
 
-def stored(place: str, announced: str) -> Iterator[Variant]:
-    """Yield results rounded to a narrower format than announced."""
-    for name in STORED:
+def then(place: str, name: str) -> Change:
+    """Round to ``name`` after a place rounds as it does."""
+    narrow = rounder(name)
+
+    def change(r: Rounding) -> Rounding:
+        usual = getattr(r, place)
+        changed: dict[str, Any] = {place: lambda x: narrow(usual(x))}
+        return replace(r, **changed)
+
+    return change
+
+
+def stored(place: str, announced: str, names: Sequence[str] = STORED) -> Iterator[Variant]:
+    """Yield results rounded to a narrower format than announced, once or as announced before."""
+    for name in names:
         if FORMATS[name].unit_roundoff > FORMATS[announced].unit_roundoff:
             yield Variant(
                 f"stored in {name}", "format", f"results are rounded to {name}", plain, first(place, name)
             )  # fmt: skip
+            if announced != "float32":
+                says = f"results are rounded to {announced}, and then to {name}"
+                yield Variant(f"stored again in {name}", "format", says, plain, then(place, name), last=True)
 
 
 def cut(place: str, announced: str) -> Iterator[Variant]:
@@ -97,6 +112,21 @@ def cut(place: str, announced: str) -> Iterator[Variant]:
         if FORMATS[name].unit_roundoff >= FORMATS[announced].unit_roundoff:
             places: dict[str, Any] = {place: cutter(name)}
             yield Variant(f"cut to {name}", "format", f"results are cut to {name} toward zero", change=at(**places))
+            odd: dict[str, Any] = {place: to_odd(name)}
+            says = f"results are rounded to {name} to odd: cut, and the last bit set where that was not exact"
+            yield Variant(f"rounded to odd in {name}", "format", says, change=at(**odd), last=True)
+
+
+def to_odd(name: str) -> Cast:
+    """Return the function that cuts to a format of 16 bits, and sets the last bit where that was not exact."""
+    toward, dtype = cutter(name), FORMATS[name].dtype
+
+    def odd(x: Array) -> Array:
+        cut_ = toward(x)
+        bits = cut_.astype(dtype).view(np.uint16)
+        return np.where(np.isfinite(x), (bits | (cut_ != x)).view(dtype).astype(np.float64), cut_)
+
+    return odd
 
 
 def sums(row: Point) -> Iterator[Variant]:
@@ -112,6 +142,16 @@ def sums(row: Point) -> Iterator[Variant]:
         }  # fmt: skip
         for order, (says, dot) in orders.items():
             yield Variant(order, kind, says, plain, at(dot=dot))
+        for parts in (2, 4, 8):
+            says = f"each of {parts} parts of a sum is rounded to {name}, and so are their sums"
+            yield Variant(
+                f"sums of {parts} parts in {name}", kind, says, plain, at(dot=of_parts(name, parts)), last=True
+            )
+        for block in (16, 32, 64):
+            says = f"sums of {block} terms are rounded to {name}, and so are their sums"
+            yield Variant(
+                f"sums of {block} terms in {name}", kind, says, plain, at(dot=in_blocks(name, block)), last=True
+            )  # fmt: skip
         if row.kind == "mix":
             for block in (64, 128):
                 yield Variant(

@@ -75,6 +75,34 @@ def pairwise(name: str) -> Callable[[Array, Array], Array]:
     return dot
 
 
+@cache
+def in_blocks(name: str, block: int) -> Callable[[Array, Array], Array]:
+    """Return a matrix product whose sum of every ``block`` terms is rounded to a format, and so is the running sum.
+
+    What partial sums stored in a narrow format make of it: of shards (an all-reduce), or of a kernel split over K.
+    """
+    round_to = rounder(name)
+
+    def dot(a: Array, b: Array) -> Array:
+        total = np.zeros((a.shape[0], b.shape[1]))
+        for first in range(0, a.shape[1], block):
+            part = _single(a[:, first : first + block]) @ _single(b[first : first + block])
+            total = round_to(total + round_to(part.astype(np.float64)))
+        return total
+
+    return dot
+
+
+@cache
+def of_parts(name: str, parts: int) -> Callable[[Array, Array], Array]:
+    """Return the same for ``parts`` equal parts of a sum, the last one shorter where they are not."""
+
+    def dot(a: Array, b: Array) -> Array:
+        return in_blocks(name, max(-(-a.shape[1] // parts), 1))(a, b)
+
+    return dot
+
+
 _KEPT: dict[Any, tuple[Array, Array]] = {}
 MOST, KEEP = 16, 1 << 26  # converted operands remembered, a layer's matrices, and their bytes as they were
 
