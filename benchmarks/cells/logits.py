@@ -24,9 +24,9 @@ def bias(y: Any) -> Any:
     return y + jnp.where(jnp.arange(y.shape[-1]) % 3 == 0, 0.5, 0.0)
 
 
-L = ("logits",)
+L, NORMED = ("logits",), ("final_norm",)  # whose rows logits are made of
 LOGITS = tuple(
-    Cell(f"logits: {name}", origin, L, names, change, equal, layer=None)
+    Cell(f"logits: {name}", origin, NORMED if name == "of the row before" else L, names, change, equal, layer=None)
     for name, origin, names, change, equal in (
         ("capped at 30", "soft cap of another family", "cap|tanh", InLogits(lambda y: 30 * jnp.tanh(y / 30)), ""),
         ("capped at 5", "soft cap without need", "cap|tanh", InLogits(lambda y: 5 * jnp.tanh(y / 5)), ""),

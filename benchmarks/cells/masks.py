@@ -7,13 +7,19 @@ import jax.numpy as jnp
 from benchmarks.cells.cell import OTHER, TEXT, Cell
 from benchmarks.cells.changes import DECODE, PREFILL, in_part
 from benchmarks.cells.rounded import f32
-from benchmarks.cells.scores import distances
 from precaudit.jax_decoder.parts import masked_softmax
 
 
 def with_mask(change: Any) -> Any:
     """A softmax under another mask [B, 1, T, S]; ``change`` is given the mask and how far keys lie before rows."""
-    return lambda s, m, a: masked_softmax(s, change(m, distances(*m.shape[2:])), a)
+    return lambda s, m, a: masked_softmax(s, change(m, newest(m) - jnp.arange(m.shape[3])), a)
+
+
+def newest(mask: Any) -> Any:
+    """Return which key a row sees last [B, 1, T, 1], its own: of a cache not the last slot; where none, its place."""
+    t, s = mask.shape[2:]
+    last = s - 1 - jnp.argmax(mask[..., ::-1], axis=-1)
+    return jnp.where(jnp.any(mask, axis=-1), last, jnp.arange(t) + s - t)[..., None]
 
 
 def seen(mask: Any, far: Any, more: Any) -> Any:
@@ -39,8 +45,8 @@ def strictly(mask: Any, far: Any) -> Any:
 
 def documents(mask: Any, far: Any) -> Any:
     """Packed documents of eight tokens that do not see each other."""
-    t, s = far.shape
-    return mask & ((jnp.arange(t)[:, None] + s - t) // 8 == jnp.arange(s)[None] // 8)
+    keys = jnp.arange(mask.shape[3])
+    return mask & ((far + keys) // 8 == keys // 8)
 
 
 PROBS = ("probs",)
@@ -68,8 +74,9 @@ MASKS = (
          in_part("softmax", with_mask(lambda m, d: m & ((d < 8) | (jnp.arange(m.shape[3]) < 4))))),
     Cell("mask: every other key", "dilated attention", PROBS, "every (other|second)|stride|dilat|even",
          in_part("softmax", with_mask(lambda m, d: m & (d % 2 == 0)))),
-    Cell("mask: last block of keys dropped", "keys not a multiple of the block", PROBS, "last|keys|block",
-         in_part("softmax", with_mask(lambda m, d: seen(m, d, jnp.arange(m.shape[3]) < m.shape[3] // 8 * 8)))),
+    Cell("mask: last block of keys dropped", "keys not a multiple of the block", PROBS,
+         "last|keys seen at most 24|block",
+         in_part("softmax", with_mask(lambda m, d: seen(m, d, jnp.arange(m.shape[3]) < 24)))),
     Cell("mask: packed documents apart", "segment ids of packed training", PROBS, "block|segment|document|window",
          in_part("softmax", with_mask(documents))),
     Cell("mask: newest key not read in decode", "cache length not yet advanced", PROBS,

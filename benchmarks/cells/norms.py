@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.cells.cell import Cell
-from benchmarks.cells.changes import after, in_part, in_step, in_weight, in_weights
+from benchmarks.cells.changes import PREFILL, after, in_part, in_step, in_weight, in_weights
 from benchmarks.cells.rounded import f32, narrow
 from precaudit.jax_decoder.parts import rms_norm
 
@@ -96,7 +96,7 @@ NORMS = (
          in_part("norm", scaled(lambda y, eps: jnp.sqrt(mean(y * y) * 128 / 127 + eps)), FIRST), equal="0\\.996"),
     Cell("norm: divided by the deviation", "variance for mean square", AFTER, "deviation|variance|mean",
          in_part("norm", scaled(lambda y, eps: jnp.sqrt(jnp.var(y, axis=-1, keepdims=True) + eps)), SECOND)),
-    Cell("norm: mean absolute value", "L1 norm", HERE, "absolute|L1",
+    Cell("norm: mean absolute value", "L1 norm", HERE, "absolute|L1|mean of \\|x\\|",
          in_part("norm", scaled(lambda y, eps: mean(jnp.abs(y)) + eps), FIRST)),
     Cell("norm: of each half", "tensor-parallel norm without all-reduce", AFTER, "half|halves|group|part",
          in_part("norm", grouped, SECOND)),
@@ -126,7 +126,7 @@ NORMS = (
          "weight.*(− 1|- 1|\\+ 1|1 \\+).*bfloat16|bfloat16.*1|weight",
          in_weight("attn_norm", lambda w: narrow(narrow(w.astype(f32) - 1) + 1))),
     Cell("norm: first token left as it is", "special case of a BOS token", AFTER, "token|position 0|first",
-         in_part("norm", first_token_left, SECOND)),
+         in_part("norm", first_token_left, SECOND, (PREFILL,))),
     Cell("norm: times 1.02", "learned gain left in", HERE, "1\\.02",
          in_part("norm", lambda x, w, eps, a: rms_norm(x, w.astype(f32) * 1.02, eps, a), FIRST)),
     Cell("norm: clipped at 2", "activation clipping of a quantised export", AFTER, "clip|clamp|largest|at 2",

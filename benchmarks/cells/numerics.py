@@ -130,7 +130,7 @@ NUMERICS = tuple(
          in_part("project", operands(lambda x: narrow(x, "float16")), PROJ), F32),
         ("v stored in bfloat16", "cast of a result", ("v",), "bfloat16",
          in_part("project", rounded(project, narrow), V), F32),
-        ("exponential of Schraudolph", "fast exponential", ("probs",), "exponential|approx",
+        ("exponential of Schraudolph", "fast exponential", ("probs",), "exponential|approx|Schraudolph",
          in_part("softmax", softmax(fast_exponential), bits=True), ("bf16", "fp32-highest")),
         ("exponential of degree two", "polynomial exponential", ("probs",), "exponential|approx|polynom",
          in_part("softmax", softmax(of_degree_two)), ("bf16", "fp32-highest")),

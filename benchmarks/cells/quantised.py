@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks.cells.cell import Cell
-from benchmarks.cells.changes import in_part, in_weight
+from benchmarks.cells.cell import MIDDLE, Cell
+from benchmarks.cells.changes import in_part, in_weight, in_weights
 from benchmarks.cells.rounded import narrow
 from precaudit.jax_decoder.integers import IntegerMatrix, product
 from precaudit.jax_decoder.parts import project
@@ -17,10 +17,19 @@ def scales(change: Any) -> Any:
 
 
 def values(change: Any) -> Any:
-    """Other integers [G, N, n]."""
-    return lambda w: IntegerMatrix(
-        change(w.values.astype(jnp.int32)).clip(-128, 127).astype(jnp.int8), w.scales, w.width
-    )
+    """Other integers [G, N, n], in the format that all layers' are held in."""
+    return lambda w: IntegerMatrix(change(w.values.astype(jnp.int32)), w.scales, w.width)
+
+
+def wider(name: str, change: Any) -> Any:
+    """Other integers that need more bits than a layer's are held in."""
+
+    def of_all(layers: dict[str, Any]) -> dict[str, Any]:
+        w = layers[name]
+        held = w.values.astype(jnp.int8)
+        return {name: IntegerMatrix(held.at[MIDDLE].set(change(held[MIDDLE])), w.scales, w.width)}
+
+    return in_weights(of_all)
 
 
 def nibbles(v: Any) -> Any:
@@ -61,13 +70,13 @@ QUANTISED = tuple(
         ("scales left out", "integers multiplied as they are", V, "scale", in_weight("wv", scales(jnp.ones_like)), W8),
         ("zero point 1", "asymmetric for symmetric", Q, "zero.?point|offset|\\+ 1",
          in_weight("wq", values(lambda v: v + 1)), W8),
-        ("toward zero", "truncated for rounded", Q, "toward zero|trunc|one integer",
+        ("toward zero", "truncated for rounded", Q, "toward zero|trunc|one integer|nearer to zero",
          in_weight("wq", values(lambda v: v - jnp.sign(v))), W8),
         ("groups' scales exchanged", "group index off by one", D, "group|scale",
          in_weight("down", scales(lambda s: jnp.roll(s, 1, axis=0))), W4),
         ("halves of a byte exchanged", "nibbles in the other order", D, "nibble|pairs|order|exchanged",
          in_weight("down", values(nibbles)), W4),
-        ("four bits without sign", "unsigned for signed nibbles", D, "sign", in_weight("down", values(unsigned)), W4),
+        ("four bits without sign", "unsigned for signed nibbles", D, "sign", wider("down", unsigned), W4),
         ("scale of the first group for all", "group size not read", D, "group|scale",
          in_weight("down", scales(lambda s: jnp.broadcast_to(s[:1], s.shape))), W4),
         ("inputs by tensor", "static scale for a row's", D, "tensor|scale|int8", in_part("project", by_tensor, 6),
