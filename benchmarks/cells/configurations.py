@@ -22,6 +22,15 @@ def of_layer(kind: int) -> Any:
     return in_step("of", lambda honest, layer, kinds: kinds[kind] if len(kinds) > 1 else kinds[0])
 
 
+def of_each_head(honest: Any, x: Any, w: Any, name: str) -> Any:
+    """Normalise each head of q by itself, under its part of the weight."""
+    if name != "q_norm":
+        return honest(x, w, name)
+    size = honest.__self__.config.head_dim
+    heads = [slice(i, i + size) for i in range(0, x.shape[-1], size)]
+    return jnp.concatenate([honest(x[..., some], {name: w[name][some]}, name) for some in heads], axis=-1)
+
+
 CONFIGURATIONS = tuple(
     Cell(f"{model}: {name}", "a field of config.json that is not read", points, names, change, layer=layer,
          model=str(FIXTURES / model), prompts=PROMPT)
@@ -58,6 +67,6 @@ CONFIGURATIONS = tuple(
         ("qwen3-moe-gqa", "experts' weights not made to sum to 1", ("experts",), "renormal|normalis|sum", 0,
          in_config(renormalise=False)),
         ("qwen3-moe-gqa", "one expert for two", ("experts",), "expert|top", 0, in_config(experts_used=1)),
-        ("olmo2-gqa", "q's norm of each head", ("q",), "norm|head", 0, in_config(qk_norm="head")),
+        ("olmo2-gqa", "q's norm of each head", ("q",), "norm|head", 0, in_step("norm", of_each_head)),
     )
 )  # fmt: skip

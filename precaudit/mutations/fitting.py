@@ -33,7 +33,8 @@ class Fit:
     """A number ``what`` of a formula: ``form`` takes it, ``grid`` is where it is looked for, ascending.
 
     ``announced``: what it should be, None where the formula has no such number; ``whole``: it is an integer;
-    ``known``: values people take for it by mistake, and what they are.
+    ``known``: values people take for it by mistake, and what they are. ``last``: it is looked for only where no part of
+    the result is scaled.
     """
 
     what: str
@@ -43,6 +44,7 @@ class Fit:
     whole: bool = False
     known: tuple[tuple[str, float], ...] = ()
     source: str = "the configuration says"
+    last: bool = False
 
     def variant(self, x: float) -> Variant:
         """Return the operation with the number at ``x``."""
@@ -154,7 +156,7 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
     clip = logarithmic(1e-2, 1e3, 61)
     if weights is None and (o.row.projects or o.row.kind == "head"):
         form = partial(_scaled_weights, held)
-        yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be")
+        yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be", last=True)
     if o.row.activates(c) and o.row.place == "mlp_act":
         yield Fit("largest of up", lambda x: hooked("up", partial(_clip, x)), clip, None)
     if o.row.projects or o.row.place == "proj":
