@@ -18,7 +18,12 @@ def scales(change: Any) -> Any:
 
 def values(change: Any) -> Any:
     """Other integers [G, N, n], in the format that all layers' are held in."""
-    return lambda w: IntegerMatrix(change(w.values.astype(jnp.int32)), w.scales, w.width)
+
+    def other(w: IntegerMatrix) -> IntegerMatrix:
+        held = jnp.iinfo(w.values.dtype)
+        return IntegerMatrix(change(w.values.astype(jnp.int32)).clip(held.min, held.max), w.scales, w.width)
+
+    return other
 
 
 def wider(name: str, change: Any) -> Any:
