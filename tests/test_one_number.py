@@ -8,9 +8,9 @@ from precaudit.arrays import widen
 from precaudit.evidence.misread import misread
 from precaudit.evidence.streams import stream_state
 from precaudit.jax_decoder import Decoder
+from precaudit.mutations.bench import Tried
 from precaudit.mutations.operands import single_weights
 from precaudit.mutations.parts import scaled_parts
-from precaudit.mutations.bench import Tried
 from precaudit.mutations.replay import _confirmed, read_by, replay
 from precaudit.mutations.storing import to_bits
 from precaudit.mutations.variants import Variant, to_odd
