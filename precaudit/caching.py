@@ -20,7 +20,7 @@ READS = (
     "numpy_decoder", "policies", "records.py", "rounding_kernels.py", "threads.py", "toml.py",
 )  # fmt: skip
 TRACES = (
-    *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "runs",
+    *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "row_sums.py", "runs",
     "selection.py", "store.py", "tpu", "tracing", "transforms",
 )  # fmt: skip
 COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "mutations", "programs", "references")

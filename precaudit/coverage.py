@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, shape_of
+from precaudit.graphs.decoder import CACHES, HANDED, LOGITS, POINTS, inputs_of, present, shape_of
 from precaudit.policies import Policy
 from precaudit.records import Requested
 from precaudit.selection import parse_positions
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HASH_FORMAT, HASH_BYTES = "uint32", 4  # of a row of a cache (precaudit/row_hashes.py)
 LANES = 2
+SUMS, WORDS = ".sums", 5  # of rows: after the name of their point; words of a row (precaudit/row_sums.py)
 Key = tuple[str, int, int | None, str]
 
 
@@ -23,7 +24,8 @@ Key = tuple[str, int, int | None, str]
 class Entry:
     """One tensor: where it belongs, which positions it holds along T (caches: along S), and whether as support.
 
-    ``hashed``: a hash of every row instead of the rows (precaudit/row_hashes.py).
+    ``hashed``: a hash of every row instead of the rows (precaudit/row_hashes.py). ``summed``: the layers of which it
+    holds sums of every row instead (precaudit/row_sums.py).
     """
 
     phase: str
@@ -34,11 +36,17 @@ class Entry:
     keys: int
     support: bool
     hashed: bool = False
+    summed: int = 0
 
     @property
     def axes(self) -> str:
-        """Its axes: the point's, or rows and words of their hashes."""
-        return "SW" if self.hashed else POINTS[self.point].axes
+        """Its axes: the point's, or rows and words of their hashes; layers, rows and words of sums."""
+        return "LTW" if self.summed else "SW" if self.hashed else POINTS[self.point].axes
+
+    @property
+    def source(self) -> str:
+        """The point whose value it is made of."""
+        return self.point.removesuffix(SUMS)
 
     @property
     def key(self) -> Key:
@@ -47,6 +55,8 @@ class Entry:
 
     def shape(self, config: "DecoderConfig") -> tuple[int, ...]:
         """Its shape, without batch."""
+        if self.summed:
+            return (self.summed, len(self.positions), WORDS)
         if self.hashed:
             return (self.keys, LANES)
         return shape_of(self.axes, config, len(self.positions), self.keys)
@@ -81,6 +91,27 @@ def steps_of(requested: Requested) -> range:
     return range(requested.decode_steps + 1)
 
 
+def judged_by_sums(points: Collection[str], sparse: bool) -> tuple[str, ...]:
+    """Return the points that sums of their rows judge where ``points`` are recorded, in program order.
+
+    The residual stream, by the sums of its summands; and operations whose inputs are recorded whole.
+    """
+    found = []
+    for name in present(sparse):
+        row, inputs = POINTS[name], inputs_of(name, sparse)
+        known = row.kind == "sum" or (row.kind in ("projection", "score") and set(points).issuperset(inputs))
+        if row.per_layer and name not in points and known:
+            found.append(name)
+    return tuple(found)
+
+
+def summed(points: Collection[str], sparse: bool) -> tuple[str, ...]:
+    """Return the points whose rows' sums are recorded: those judged by them, their summands, what is handed on."""
+    judged = judged_by_sums(points, sparse)
+    wanted = {*judged, *(i for p in judged if POINTS[p].kind == "sum" for i in inputs_of(p, sparse))}
+    return tuple(p for p in POINTS if p in (wanted | HANDED).difference(points))
+
+
 def entries(requested: Requested, length: int) -> Iterator[Entry]:
     """Yield every tensor of one prompt of ``length`` tokens, phase by phase, step by step."""
     recorded = [p for p in POINTS if p in {*requested.points, *requested.support}]
@@ -91,6 +122,11 @@ def entries(requested: Requested, length: int) -> Iterator[Entry]:
                 hashed = POINTS[point].state and step not in (0, requested.decode_steps)
                 for layer in requested.layers if POINTS[point].per_layer else (None,):
                     yield Entry(phase, step, layer, point, rows, keys, point not in requested.points, hashed)
+        if phase in requested.phases:
+            for point in requested.row_sums:
+                rows, keys = _rows(requested, phase, step, point, length)
+                if rows:
+                    yield Entry(phase, step, None, point + SUMS, rows, keys, True, summed=len(requested.layers))
 
 
 def calls(requested: Requested) -> list[tuple[str, int]]:
@@ -157,7 +193,7 @@ def misfit(entry: Entry, rows: Sequence[int], shape: tuple[int, ...], config: "D
 
 def entry_format(policy: Policy, entry: Entry) -> str:
     """Return the format a tensor is recorded in."""
-    return HASH_FORMAT if entry.hashed else point_format(policy, entry.point)
+    return HASH_FORMAT if entry.hashed or entry.summed else point_format(policy, entry.point)
 
 
 def point_format(policy: Policy, point: str) -> str:
@@ -172,6 +208,6 @@ def predicted_bytes(requested: Requested, config: "DecoderConfig", policy: Polic
     for length in lengths:
         for entry in entries(requested, length):
             name = entry_format(policy, entry)
-            size = HASH_BYTES if entry.hashed else FORMATS[name].itemsize
+            size = HASH_BYTES if entry.hashed or entry.summed else FORMATS[name].itemsize
             total += size * prod(entry.shape(config))
     return total

@@ -63,10 +63,16 @@ def calls_text(steps: Iterable[int], calls: int) -> str:
 
 def spans(numbers: Iterable[int]) -> str:
     """Return ascending numbers, runs of them as ``a to b``."""
-    runs: list[list[int]] = []
-    for i in numbers:
-        if runs and i == runs[-1][-1] + 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
+    runs = (range(*run) for run in row_spans(numbers))
     return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+def row_spans(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return ascending numbers as [first, end) of consecutive ones."""
+    runs: list[tuple[int, int]] = []
+    for i in map(int, numbers):
+        if runs and i == runs[-1][1]:
+            runs[-1] = (runs[-1][0], i + 1)
+        else:
+            runs.append((i, i + 1))
+    return tuple(runs)

@@ -107,7 +107,10 @@ class PointRecord(Record, frozen=True, omit_defaults=False):
 
 
 class Requested(Record, frozen=True, omit_defaults=False):
-    """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last."""
+    """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last.
+
+    ``row_sums``: points of which sums of the rows are recorded and not the rows (precaudit/row_sums.py).
+    """
 
     prompts: tuple[str, ...]
     layers: tuple[Index, ...]
@@ -121,6 +124,7 @@ class Requested(Record, frozen=True, omit_defaults=False):
     pad: str
     tokens_from: str | None
     cache_hashes: bool = False
+    row_sums: tuple[str, ...] = ()
 
 
 class ModelRecord(Record, frozen=True, omit_defaults=False):
@@ -310,7 +314,7 @@ class ErrorRecord(Record, frozen=True):
     step: Index
     layer: Index | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product", "sums"]
     candidate: str
     reference: str
     dtype: str | None = None

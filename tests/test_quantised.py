@@ -333,7 +333,7 @@ def bf16_scales(cache, layer):
 )  # fmt: skip
 def test_a_cache_that_reads_other_rows_fails_and_is_named(tmp_path, read, cause):
     found = compared(tmp_path, "kv-int8", own=replace(Parts(), cache_read=read), points="attn_out", phases="decode")
-    states = [e for e in found.errors if e.kind == "state"]
+    states = [e for e in found.errors if e.kind == "state" and e.point != "resid_in"]
     assert gate(found).exit_code == 1
     assert len(states) == 12
     assert all(e.mismatched > 0 for e in states)  # at every step, hashed ones too

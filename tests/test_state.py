@@ -142,7 +142,7 @@ def test_caches_are_hashed_between_the_first_and_the_last_step(six):
         np.prod(p.shape) * (4 if p.dtype == "uint32" else FORMATS[p.dtype].dtype.itemsize) for p in run.points
     )
     found = compare(run.folder, options=Options(accum=(), cache=folder / "refs"))
-    state = [e for e in found.errors if e.kind == "state"]
+    state = [e for e in found.errors if e.kind == "state" and e.point != "resid_in"]
     assert Counter(e.step for e in state) == dict.fromkeys(range(7), 10)
     assert all((e.mismatched, e.unknown, e.rows) == (0, None, None) for e in state)
     assert gate(found).exit_code == 0
@@ -175,7 +175,7 @@ def test_a_run_of_before_without_hashes_is_as_it_was(six, tmp_path):
     rows = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     (folder / "points.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows if r["dtype"] != "uint32"))
     raw = json.loads((folder / "run.json").read_text())
-    del raw["requested"]["cache_hashes"]
+    del raw["requested"]["cache_hashes"], raw["requested"]["row_sums"]
     raw["hashes"]["points.jsonl"] = file_hash(folder / "points.jsonl")
     (folder / "run.json").write_text(json.dumps(raw))
     found = compare(folder, options=Options(accum=(), cache=tmp_path / "refs"))

@@ -22,7 +22,7 @@ FLOORS = {
     "jax_decoder": 1, "numpy_decoder": 1, "checkpoints": 1, "transforms": 1, "metrics": 1, "limits": 0.5,
     "formats": 0, "policies": 0, "selection": 0, "records": 0, "errors": 0, "configs": 0, "prompts": 0, "graphs": 0,
     "places": 0, "lengths": 0, "progress": 0, "threads": 0, "allocation": 0, "coverage": 0, "arrays": 0,
-    "integers": 0, "rounding_kernels": 0, "row_hashes": 0, "filed": 0,
+    "integers": 0, "rounding_kernels": 0, "row_hashes": 0, "row_sums": 0, "filed": 0,
     "caching": 0, "compiling": 0, "writing": 0, "toml": 0, "frames": 0, "brief": 0, "keywords": 4.05,
     "glossary": 0, "doctor": 3, "tpu": 1.6, "gpu": 1.7, "gradients": 2.8, "kernels": 0, "rollouts": 3.1, "probing": 2.8,
 }  # fmt: skip

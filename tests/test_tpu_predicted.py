@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def runs(tmp_path_factory):
 def test_an_honest_run_passes(runs, policy):
     judged = gate(runs[policy, "tpu-predicted:v5e"])
     assert judged.counts.keys() == {"pass"}, judged.verdicts[:3]
-    assert judged.counts == gate(runs[policy, "cpu"]).counts
+    kinds = [Counter(e.kind for e in runs[policy, device].errors) for device in ("tpu-predicted:v5e", "cpu")]
+    assert kinds[0] - Counter(sums=kinds[0]["sums"]) == kinds[1] - Counter(sums=kinds[1]["sums"])
+    assert min(k["sums"] for k in kinds) > 0  # of other points: a TPU fuses more, so that more is recorded whole
 
 
 @needs_libtpu

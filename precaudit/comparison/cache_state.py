@@ -9,7 +9,7 @@ from precaudit.arrays import Array, widen
 from precaudit.coverage import HASH_FORMAT
 from precaudit.graphs.decoder import POINTS
 from precaudit.metrics.rows import measured
-from precaudit.places import Place
+from precaudit.places import Place, row_spans
 from precaudit.records import ErrorRecord
 from precaudit.row_hashes import row_hashes
 from precaudit.runs.recorded import Recorded
@@ -39,7 +39,7 @@ def _whole(recorded: Recorded, here: Place, found: Array) -> ErrorRecord:
     if different.any() and (other := _otherwise(recorded, here, expected.dtype.name)) is not None:
         different &= ~(other[1] & (bits(found) == bits(other[0])))
     _, numbers = measured(found, widen(expected), here.point, np.arange(len(found)))
-    at = spans(np.flatnonzero(different.any(axis=(1, 2))))
+    at = row_spans(np.flatnonzero(different.any(axis=(1, 2))))
     return here.record("state", run, rows, **numbers, mismatched=int(different.sum()), rows=at or None)
 
 
@@ -67,7 +67,7 @@ def _by_hashes(recorded: Recorded, place: Place, steps: list[int]) -> Iterator[E
             different = different[[not at_ties(found[i], written[i], values[i], near[i]) for i in different]]
         yield here.record(
             "state", run, rows, dtype=HASH_FORMAT, n=len(found), nonfinite=int(broken[: len(found)].sum()),
-            mismatched=len(different), rows=spans(different) or None,
+            mismatched=len(different), rows=row_spans(different) or None,
         )  # fmt: skip
 
 
@@ -92,9 +92,3 @@ def at_ties(found: Array, written: Array, other: Array, near: Array) -> bool:
 def bits(x: Array) -> Array:
     """Return a tensor's bits as unsigned integers."""
     return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))
-
-
-def spans(rows: Array) -> tuple[tuple[int, int], ...]:
-    """Return ascending row numbers as [first, end) of consecutive ones."""
-    cuts = np.flatnonzero(np.diff(rows) > 1) + 1
-    return tuple((int(part[0]), int(part[-1]) + 1) for part in np.split(rows, cuts) if len(part))

@@ -16,7 +16,7 @@ from precaudit.checkpoints import Checkpoint, file_hashes, recorded_source
 from precaudit.comparison.notes import notes_on
 from precaudit.comparison.pairs import check_comparable, pair_errors
 from precaudit.comparison.prefill_decode import prefill_decode
-from precaudit.comparison.selected import Found, covers, keep, resolve, reuse, visible
+from precaudit.comparison.selected import Found, covers, keep, resolve, reuse, selects_sums, visible
 from precaudit.comparison.shares import layer_errors, weights_of
 from precaudit.comparison.weight_rounding import weight_errors
 from precaudit.coverage import entries, formula_keys
@@ -92,8 +92,9 @@ def compare(
             else:
                 kept = _compute(recorded, selected, checkpoint, absent, options, tell)
     errors, pairs, notes = kept
+    sums = selects_sums(recorded.requested, selected.points)
     return Comparison(
-        recorded.run, visible(errors, selected), [p for p in pairs if p.prompt in selected.prompts], notes,
+        recorded.run, visible(errors, selected, sums), [p for p in pairs if p.prompt in selected.prompts], notes,
         recorded.run.folder, formula=selected.prompts if selected.formula else (),
     )  # fmt: skip
 
@@ -193,7 +194,8 @@ def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
                 and (e.layer is None or e.layer in selected.layers)
             )
             place = Place(prompt, *e.key)
-            if wanted and place not in (recorded.hashed if e.hashed else recorded.index):
+            there = recorded.summed if e.summed else recorded.hashed if e.hashed else recorded.index
+            if wanted and place not in there:
                 why = recorded.misfits.get(place, "requested, not in the run")
                 yield place.record("local", recorded.run.record.id, "fp64", missing=why)
 

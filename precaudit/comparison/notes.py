@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from precaudit.comparison.prefill_decode import NEAR, independent_prompts
-from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.judging import predictions
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.places import Place
@@ -85,7 +85,7 @@ def notes_on(
             yield f"capturing changed the {n.phase} logits by up to {value(n.max_diff):.3g}{told}"
     for a, b in independent_prompts(recorded, selected.prompts, whole):
         yield f"decode does not depend on the prompt: {a} and {b} have the same decode logits, different tokens"
-    differing = [e for e in errors if e.kind == "state" and e.mismatched]
+    differing = [e for e in errors if e.kind == "state" and e.mismatched and e.point in CACHES.values()]
     if differing:
         first = differing[0]
         yield (

@@ -1,6 +1,6 @@
 """Which part of a run is selected, resolved; what earlier selections wrote, and how a new one joins them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from precaudit.records import (
     ErrorRecord,
     Number,
     PrefillDecodeRecord,
+    Requested,
     Selected,
     read_layers,
     read_lines,
@@ -86,8 +87,13 @@ def covers(old: Selected, new: Selected) -> bool:
     return known and all(set(getattr(new, f)) <= set(getattr(old, f)) for f in fields)
 
 
-def visible(errors: list[ErrorRecord], selected: Selected) -> list[ErrorRecord]:
-    """Return the records a selection asks for."""
+def selects_sums(asked: Requested, points: Collection[str]) -> bool:
+    """Whether a selection is of what sums of rows tell, too: of no points in particular."""
+    return set(asked.points) <= set(points)
+
+
+def visible(errors: list[ErrorRecord], selected: Selected, sums: bool) -> list[ErrorRecord]:
+    """Return the records a selection asks for; ``sums``: those that sums of rows tell, too."""
     prompts, phases, points, layers = (
         set(selected.prompts),
         set(selected.phases),
@@ -106,7 +112,11 @@ def visible(errors: list[ErrorRecord], selected: Selected) -> list[ErrorRecord]:
             found.append(e)
         elif e.kind == "accum" and e.candidate not in accums:
             continue
-        elif e.prompt in prompts and e.phase in phases and (e.point in points or e.kind == "state"):
+        elif (
+            e.prompt in prompts
+            and e.phase in phases
+            and (e.point in points or e.kind in (("state", "sums") if sums else ("state",)))
+        ):
             found.append(e)
     return found
 

@@ -26,6 +26,7 @@ from precaudit import threads
 from precaudit.checkpoints import Checkpoint, open_checkpoint
 from precaudit.comparison.against import errors_of
 from precaudit.comparison.cache_state import state_errors
+from precaudit.comparison.selected import selects_sums
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.places import Place
@@ -136,6 +137,8 @@ def _of_prompt(
                 yield from errors_of(book, [Place(prompt, phase, 0, layer, point)])
         if layer is not None and POINT in selected.points:
             yield from book.handed(Place(prompt, phase, 0, layer, POINT))
+        if layer is not None and selects_sums(book.recorded.requested, selected.points):
+            yield from book.sums(prompt, phase, layer)
         if phase == "decode" and layer is not None:
             for cache in caches:
                 yield from state_errors(book.recorded, Place(prompt, phase, 0, layer, cache))

@@ -15,6 +15,7 @@ from precaudit.comparison.compare import Options, compare
 from precaudit.configs import attended
 from precaudit.coverage import config_of
 from precaudit.diagnosis.advice import record_more
+from precaudit.diagnosis.by_sums import by_sums
 from precaudit.errors import UserError
 from precaudit.evidence.between import recorded_probs
 from precaudit.evidence.caches import cache_state
@@ -53,6 +54,9 @@ from precaudit.store import Run, open_run
 from precaudit.threads import one_blas_thread
 
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
+
+
+PLACED = ("local", "state", "sums")  # kinds of records that place a fault at an operation
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,17 +110,17 @@ def diagnose(
     if lift and (lifted := program_on("cpu")) is not None:
         subject = replace(lifted, lift=lift)
         program_on = recorded_program(recorded, subject)
-    records = {_key(e): e for e in compared.errors if e.kind in ("local", "state")}
+    records = {_key(e): e for e in compared.errors if e.kind in PLACED}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     verdicts += pooled(compared.errors, default_limits())
     standing = suspect(verdicts, layers)
-    bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in ("local", "state")]
+    bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in PLACED]
     # A cache that holds NaN because an operation before it made them is as it should be.
     made = {v.prompt: v.depth for v in sorted(bad, key=lambda v: v.depth, reverse=True) if _broken_operation(v)}
     bad = [
         v
         for v in bad
-        if v.kind == "local"
+        if v.kind in ("local", "sums")
         or records[("state", *v.place)].mismatched
         or not (v.prompt in made and made[v.prompt] <= v.depth)
     ]
@@ -140,7 +144,7 @@ def diagnose(
     findings = findings or list(_unplaced(standing, compared, record_more(recorded)))
     write_lines(compared.folder / "findings.jsonl", findings)
     unknown = list(_unknown(standing))
-    judged = sum(e.kind in ("local", "state", "forward") for e in compared.errors) + len(compared.prefill_decode)
+    judged = sum(e.kind in (*PLACED, "forward") for e in compared.errors) + len(compared.prefill_decode)
     whole = select is None
     program = Program(recorded, model, program_on, whole, objective)
     shared = program.shares(tell)
@@ -222,7 +226,9 @@ def _finding(
         "rel_l2": e.rel_l2, "worst": e.worst,
     }  # fmt: skip
     if worst.kind == "state":
-        return _state(recorded, model, worst, group, shared)
+        return _state(recorded, model, e, group, shared)
+    if worst.kind == "sums":
+        return by_sums(e, broken_limit(worst), record_more(recorded), shared)
     shared["fails"] = broken_limit(worst)
     never: tuple[Class, ...] = ("semantics",) if formula is not None and right_until(formula, worst.place) else ()
     replayed = _replay(recorded, model, worst, known.get(worst.point, []), never)
@@ -343,11 +349,13 @@ def _replay(
     return None
 
 
-def _state(recorded: Recorded, model: Model, v: Verdict, group: Sequence[Verdict], shared: dict[str, Any]) -> Finding:
+def _state(
+    recorded: Recorded, model: Model, e: ErrorRecord, group: Sequence[Verdict], shared: dict[str, Any]
+) -> Finding:
     """Say what a cache, or a layer's input, holds instead of the rows written, and at which steps."""
-    place = Place(v.prompt, v.phase, v.step, v.layer, v.point)
-    state = stream_state(recorded, model, place) if v.point == HANDED else cache_state(recorded, place)
-    steps = tuple(sorted({g.step for g in group if g.prompt == v.prompt}))
+    place = Place.of(e)
+    state = stream_state(recorded, model, e) if e.point == HANDED else cache_state(recorded, place)
+    steps = tuple(sorted({g.step for g in group if g.prompt == e.prompt}))
     when = f"at step {steps[0]}" if len(steps) == 1 else f"at steps {spans(steps)}"
     return Finding(
         kind=state.kind, cause=state.cause, says=f"{state.says}; {when}", explained=number(state.explained),

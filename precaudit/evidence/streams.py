@@ -10,17 +10,21 @@ from precaudit.evidence.caches import explain
 from precaudit.evidence.states import ENOUGH, State
 from precaudit.mutations.variants import Class
 from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
+from precaudit.places import Place, spans
+from precaudit.records import ErrorRecord
 from precaudit.references.textbook.handover import expected_stream
 from precaudit.runs.recorded import Recorded, Rows
 
 
-def stream_state(recorded: Recorded, model: Model, place: Place) -> State:
-    """Say what a layer read instead of what the layer before handed it."""
+def stream_state(recorded: Recorded, model: Model, e: ErrorRecord) -> State:
+    """Say what a layer read instead of what the layer before handed it; of hashed rows, which ones differ."""
+    place = Place.of(e)
     rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
-    assert rows is not None
-    expected = expected_stream(recorded, model, True, place, rows)
-    assert expected is not None
+    expected = None if rows is None else expected_stream(recorded, model, True, place, rows)
+    if rows is None or expected is None:
+        at = [i for first, end in e.rows or () for i in range(first, end)]
+        says = f"rows {spans(at)} are not what the layer before handed on"
+        return State("stream changed", "state", says, 0.0, tuple(at))
     found, wanted = rows.values[:, None], expected[:, None]
     if place.layer == 0 and (told := _embedded(recorded, model, place, rows)) is not None:
         return told

@@ -151,7 +151,7 @@ def seal(record: Record, body: bytes) -> str:
 
 def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[BaselineLine]:
     for e in errors:
-        if e.kind not in ("local", "forward", "state", "formula"):
+        if e.kind not in ("local", "forward", "state", "formula", "sums"):
             continue
         old = before.lines.get(place_of(e)) if before is not None else None
         first = old.first if old is not None and old.first is not None else e.rel_l2

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit
+from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, judged_by_sums, misfit
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.judging import predictions
 from precaudit.judging.baselines import Judged
@@ -12,7 +13,7 @@ from precaudit.judging.verdicts import Status, Verdict
 from precaudit.limits import Limits
 from precaudit.limits.checks import disturbance, logit_noise
 from precaudit.policies import KEYS, Policy
-from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, value
+from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, Requested, value
 from precaudit.store import Run, positions_of
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                     status=problem[0], kind="coverage", prompt=prompt, phase=e.phase, step=e.step, layer=e.layer,
                     point=e.point, text=problem[1],
                 )  # fmt: skip
-            elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.point].state):
+            elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
                 yield from _uncompared(prompt, e, seen, run.record.requested.layers)
+        yield from _unsummed(run.record.requested, prompt, config.sparse, seen)
 
 
 def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
@@ -66,8 +68,8 @@ def _problem(
     problem = misfit(e, positions_of(found), found.shape, config)
     if problem is not None:
         return "missing" if problem.absent else "fail", problem.text
-    point = POINTS[e.point]
-    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and point.keyed
+    point = POINTS[e.source]
+    cast_up = e.phase == "decode" and policy.decode_attention == "float32" and point.keyed and not e.summed
     wanted = "float32" if cast_up else entry_format(policy, e)
     return None if found.dtype == wanted else ("fail", f"format {found.dtype}, the policy says {wanted}")
 
@@ -81,6 +83,21 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Containe
         if (kind, prompt, *e.key) not in seen:
             yield Verdict(
                 status="missing", kind=kind, prompt=prompt, phase=e.phase, step=e.step, layer=e.layer, point=e.point,
+                text="no such record in errors.jsonl; compare again without filters",
+            )  # fmt: skip
+
+
+def _unsummed(asked: Requested, prompt: str, sparse: bool, seen: Container[Judged]) -> Iterator[Verdict]:
+    """Yield ``missing`` for every layer's stream that sums of rows judge and no record holds."""
+    if not asked.row_sums:
+        return
+    judged = [p for p in judged_by_sums({*asked.points, *asked.support}, sparse) if POINTS[p].kind == "sum"]
+    wanted = [("sums", p) for p in judged] + [("state", p.name) for p in POINTS.values() if p.handed is not None]
+    for phase, layer, (kind, point) in product(asked.phases, asked.layers, wanted):
+        first = kind == "state" and layer > 0 and layer - 1 not in asked.layers
+        if not first and point not in asked.points and (kind, prompt, phase, 0, layer, point) not in seen:
+            yield Verdict(
+                status="missing", kind=kind, prompt=prompt, phase=phase, layer=layer, point=point,
                 text="no such record in errors.jsonl; compare again without filters",
             )  # fmt: skip
 

@@ -32,7 +32,7 @@ from precaudit.runs.written import Comparison, recall
 from precaudit.store import Run, Seen, once
 
 STATED = ("forward", "local")
-JUDGED = ("local", "forward", "state", "formula", "product")
+JUDGED = ("local", "forward", "state", "formula", "product", "sums")
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,7 @@
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.limits import Limits
-from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks
+from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks, sum_checks
 from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
 
 
@@ -12,7 +12,7 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
 
     A product has no limit but those that budgets state: it passes here where it is finite.
     """
-    if e.kind not in ("local", "forward", "state", "formula", "product"):
+    if e.kind not in ("local", "forward", "state", "formula", "product", "sums"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -34,7 +34,10 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
     if e.kind == "local" and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
-    checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
+    if e.kind == "sums":
+        checks = list(sum_checks(e, limits))
+    else:
+        checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
     checks += narrow_checks(e)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from precaudit.graphs.decoder import LOGITS, POINTS, parts_of
+from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
@@ -122,11 +122,12 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     """
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     flagged = {v.place for v in bad if v.kind == "local"}
-    altered = {v.place[:4] for v in bad if v.kind == "state" and v.metric == HASHED}
+    caches = [v for v in bad if v.kind == "state" and v.metric == HASHED and v.point in CACHES.values()]
+    altered = {v.place[:4] for v in caches}
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     for v in bad:
-        if v.kind in ("local", "state"):
+        if v.kind in ("local", "state", "sums"):
             key = (v.prompt, v.phase)
             first[key] = min(first.get(key, v.depth), v.depth)
             if v.status == "nonfinite":
@@ -143,8 +144,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
         if v.kind == "local" and v.status == "fail":
             between = v.inherits is not None and any((*v.place[:4], name) in flagged for name in parts_of(v.point))
             return between or (v.place[:4] in altered and v.point in POINTS and POINTS[v.point].reads_keys)
-        if v.kind == "local":
-            return (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
+        if v.kind in ("local", "sums"):
+            return v.status == "nonfinite" and (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         pooled = () if v.prompt else first  # over all prompts and phases
         earlier = [first[k] for k in (*pooled, (v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
         return v.kind != "state" and any(d <= v.depth for d in earlier)

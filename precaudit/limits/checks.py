@@ -67,6 +67,16 @@ def forward_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
             yield "kl", "token", sizes[worst], limits.kl.at(len(sizes)), d.positions[worst]
 
 
+def sum_checks(e: ErrorRecord, limits: Limits) -> Iterator[Check]:
+    """Yield what sums of rows are judged by: root mean square and largest, in units of what rounding leaves."""
+    if e.ratio is None or "ratio" not in (e.scopes or {}).get("token", {}):
+        return
+    found, index = (e.scopes or {})["token"]["ratio"]
+    sums = (e.slices or {}).get("token", 1)
+    yield "sums", "tensor", value(e.ratio), limits.sums.at(sums), None
+    yield "sums", "token", value(found), limits.token_sums.at(sums), index
+
+
 def over(found: Number, noise: Number) -> float:
     """Return KL over its noise; both vanish together where logits are exact. Negative noise is none: NaN."""
     if not value(noise) >= 0:

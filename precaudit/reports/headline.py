@@ -18,7 +18,7 @@ from precaudit.reports.judgement import NOTHING, digits
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 LARGE = 0.1  # of the values themselves: from here on the first sentence says how far off they are
-KINDS = ("formula", "state", "local", "forward")  # of one place, what says most first
+KINDS = ("formula", "state", "local", "sums", "forward")  # of one place, what says most first
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,9 @@ def how_bad(v: Verdict) -> str:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"
     if v.kind == "state" and v.phase == PROGRAM_CALL:
         return f"{value(v.value):,.0f} choices are not those of the recorded values, by more than rounding"
+    if v.kind == "sums" and not v.why:
+        what = "the sum of a row" if v.scope == "token" else "sums of rows"
+        return f"{what} of it is {found} × what rounding makes off from what its inputs give (limit {limit})"
     if v.metric == "lost":
         return f"{value(v.value):,.0f} whole numbers are held as others: its format does not have them"
     if v.kind == "state" and v.metric == "mismatched":

@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import median
 
 from precaudit.filed import of_kinds
-from precaudit.graphs.decoder import POINTS
+from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.limits.checks import SAME, farthest
 from precaudit.places import ORDER
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
@@ -205,7 +205,7 @@ def _deep(e: ErrorRecord) -> tuple[int, int]:
 
 def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the caches hold what was written."""
-    rows = list(of_kinds(errors, "state"))
+    rows = [e for e in of_kinds(errors, "state") if e.point in CACHES.values()]
     if not rows:
         return None
     bad = [e for e in rows if e.mismatched]

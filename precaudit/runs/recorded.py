@@ -9,13 +9,14 @@ import numpy as np
 
 from precaudit.arrays import Array, widen
 from precaudit.configs import DecoderConfig
-from precaudit.coverage import HASH_FORMAT, config_of, entries, misfit, point_format
+from precaudit.coverage import HASH_FORMAT, SUMS, config_of, entries, misfit, point_format
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import CACHES, POINTS
 from precaudit.integers import InRows
 from precaudit.places import Place
 from precaudit.policies import declared_policy
 from precaudit.records import PointRecord, Requested, device_kind
+from precaudit.row_sums import RowSums, joined, of_rows, of_words
 from precaudit.store import Run, positions_of, unpack_positions
 
 Call = tuple[str, int]
@@ -45,7 +46,7 @@ class Recorded:
     """A run's tensors by prompt, phase, step, layer and point.
 
     ``misfits``: those of another shape or other positions than requested, and what is wrong; nothing reads them.
-    ``hashed``: caches of which the hashes of rows were recorded.
+    ``hashed``: caches of which the hashes of rows were recorded. ``summed``: sums of rows (precaudit/row_sums.py).
     """
 
     run: Run
@@ -53,6 +54,7 @@ class Recorded:
     misfits: dict[Place, str]
     config: DecoderConfig
     hashed: dict[Place, PointRecord] = field(default_factory=dict)
+    summed: dict[Place, PointRecord] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> "Recorded":
@@ -62,16 +64,18 @@ class Recorded:
         planned = {Place(p.id, *e.key): e for p in run.prompts.values() for e in entries(asked, len(p.tokens))}
         index: dict[Place, PointRecord] = {}
         hashed: dict[Place, PointRecord] = {}
+        summed: dict[Place, PointRecord] = {}
         misfits: dict[Place, str] = {}
         for p in run.points:
             key = Place.of(p)
             if key in planned:
                 problem = misfit(planned[key], positions_of(p), p.shape, config)
                 if problem is None:
-                    (hashed if planned[key].hashed else index)[key] = p
+                    e = planned[key]
+                    (summed if e.summed else hashed if e.hashed else index)[key] = p
                 else:
                     misfits[key] = problem.text
-        return cls(run, index, misfits, config, hashed)
+        return cls(run, index, misfits, config, hashed, summed)
 
     def of_prompts(self, prompts: Collection[str]) -> "Recorded":
         """Return the tensors of some prompts, with no file open."""
@@ -80,7 +84,8 @@ class Recorded:
             return {place: x for place, x in of.items() if place.prompt in prompts}
 
         run = replace(self.run, points=[p for p in self.run.points if p.prompt in prompts], _files={}, _mapped=set())
-        return replace(self, run=run, index=own(self.index), misfits=own(self.misfits), hashed=own(self.hashed))
+        index, misfits, hashed, summed = own(self.index), own(self.misfits), own(self.hashed), own(self.summed)
+        return replace(self, run=run, index=index, misfits=misfits, hashed=hashed, summed=summed)
 
     @property
     def requested(self) -> Requested:
@@ -105,6 +110,23 @@ class Recorded:
         """Return the recorded hashes [S, LANES] of a cache's rows at a decode step, or None."""
         record = self.hashed.get(Place(prompt, "decode", step, layer, cache))
         return None if record is None or record.dtype != HASH_FORMAT else self.run.tensor(record)
+
+    def row_sums(self, prompt: str, phase: str, layer: int, point: str) -> RowSums | None:
+        """Return sums of a point's rows of a phase, recorded or of recorded rows; None where any step lacks them."""
+        if (whole := self.rows(prompt, phase, layer, point)) is not None:
+            return of_rows(whole.values, whole.positions)
+        if layer not in self.requested.layers:
+            return None
+        found: list[RowSums] = []
+        for step in self.steps(phase):
+            record = self.summed.get(Place(prompt, phase, step, None, point + SUMS))
+            if record is None or record.dtype != HASH_FORMAT:
+                if self.run.record.finished is None and found:
+                    break  # the run was cut off here
+                return None
+            words = self.run.tensor(record)[self.requested.layers.index(layer)]
+            found.append(of_words(words, unpack_positions(record), POINTS[point].keyed))
+        return joined(found)
 
     def batch_of(self, prompt: str) -> tuple[str, ...]:
         """Return the prompts that ran together with one, itself included, as far as the run holds them."""

@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.graphs.decoder import POINTS
+from precaudit.coverage import WORDS
+from precaudit.graphs.decoder import HANDED, POINTS
+from precaudit.graphs.point import Point
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
+from precaudit.row_sums import LANES, factors, signs
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import program_for
 from precaudit.tracing.subject import Subject
@@ -24,12 +27,16 @@ CACHE = 5  # the argument that a program takes over
 
 @dataclass(frozen=True)
 class Capture:
-    """What a program collects: point names, layers, the points whose rows are gathered to ``take``, or hashed."""
+    """What a program collects: point names, layers, the points whose rows are gathered to ``take``, or hashed.
+
+    ``summed``: those of whose rows only words are kept (precaudit/row_sums.py).
+    """
 
     points: frozenset[str]
     layers: tuple[int, ...]
     gathered: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,43 @@ def row_hashes(x: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(flat * m, axis=-1, dtype=jnp.uint32) for m in multipliers(flat.shape[-1])], axis=-1)
 
 
+def row_words(x: jax.Array, point: Point, starts: jax.Array, slots: jax.Array | None) -> jax.Array:
+    """Return the words [B, T, WORDS], uint32, of a point's rows x [B, T, …] or [B, H, T, S] (``precaudit.row_sums``).
+
+    ``starts`` [B]: slots of the sequences' first rows and keys; ``slots`` [B]: of the one row, in decode.
+    """
+    none = jnp.zeros(x.shape[:1] + x.shape[2:3] if point.keyed else x.shape[:2], jnp.uint32)
+    if point.keyed:
+        found = [_sum_over_keys(x, starts, slots)]
+        return jnp.stack([*(lax.bitcast_convert_type(y, jnp.uint32) for y in found), *[none] * (WORDS - 1)], axis=-1)
+    flat, found = x.reshape(*x.shape[:2], -1), []
+    odd = factors(1, flat.shape[-1])[:, 0]
+    for factor in (*signs(odd), None):
+        # of values as they are stored, and each by itself: XLA:CPU makes sums in one fusion five times as slowly
+        flat, _ = lax.optimization_barrier((flat, found[-1:]))
+        wide = flat.astype(jnp.float32)
+        found.append(jnp.sum(wide * (wide if factor is None else factor), axis=-1))
+    found[-1], hashes = jnp.sqrt(found[-1]), [none] * LANES
+    if point.name in HANDED:
+        bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+        hashes = [jnp.sum(bits * lane, axis=-1, dtype=jnp.uint32) for lane in odd]
+    return jnp.stack([*(lax.bitcast_convert_type(y, jnp.uint32) for y in found), *hashes], axis=-1)
+
+
+def _sum_over_keys(x: jax.Array, starts: jax.Array, slots: jax.Array | None) -> jax.Array:
+    """Return the first sum [B, T] of rows [B, H, T, S] over the keys that a row sees.
+
+    Keys first, then heads: in another order XLA:CPU moves all of it, which takes ten times as long.
+    """
+    keys = jnp.arange(x.shape[-1])
+    rows = jnp.arange(x.shape[2])[None] if slots is None else slots[:, None]
+    seen = (keys <= rows[..., None]) & (keys >= starts[:, None, None])
+    from_first = jnp.maximum(keys - starts[:, None], 0)
+    sign = jnp.moveaxis(jnp.asarray(signs(factors(x.shape[1], x.shape[-1])[0]))[:, from_first], 0, 1)
+    taken = jnp.where(seen[:, None], x.astype(jnp.float32), 0) * sign[:, :, None]
+    return jnp.sum(jnp.sum(taken, axis=-1), axis=1)
+
+
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:
     options = tuple(compiler_options(subject.policy).items())
     if subject.predicted is not None:
@@ -133,6 +177,8 @@ def _collecting(decoder: Any, capture: Capture | None, phase: str) -> Callable[.
             return logits, cache, {}
 
         def gather(name: str, x: jax.Array) -> jax.Array:
+            if name in capture.summed:
+                return row_words(x, POINTS[name], starts, rows if phase == "decode" else None)
             if name in capture.hashed:
                 return row_hashes(x)
             if name not in capture.gathered:

@@ -59,8 +59,10 @@ def record(whole: Recording, writer: RunWriter) -> None:
         for e in whole.entries[b]:
             if e.point == LOGITS:
                 x = values
-            elif e.point not in host and POINTS[e.point].within is not None:
+            elif e.source not in host and POINTS[e.source].within is not None:
                 continue
+            elif e.summed:
+                x = unpad(host[e.source][:, b], e, int(call.starts[b]), gathered=False)
             else:
                 tap = host[e.point] if e.layer is None else host[e.point][slots[e.layer]]
                 x = unpad(tap[b], e, int(call.starts[b]), e.point in call.capture.gathered)

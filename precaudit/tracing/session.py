@@ -133,14 +133,15 @@ class Session:
         Where what is left out is small, the recording cuts and hashes: that saves a program to compile for every
         length.
         """
-        here = [e for plan in batch.at(phase, step) for e in plan if e.point != LOGITS]
-        points = frozenset(e.point for e in here)
+        every = [e for plan in batch.at(phase, step) for e in plan if e.point != LOGITS]
+        summed, here = frozenset(e.source for e in every if e.summed), [e for e in every if not e.summed]
+        points = summed.union(e.point for e in here)
         cut = [e for e in here if e.hashed or (phase != "decode" and len(e.positions) < e.keys and e.layer is not None)]
         n, config = batch.length, self.subject.config
         if sum(4 * prod(shape_of(POINTS[e.point].axes, config, n, n)) for e in cut) <= WHOLE:
-            return Capture(points, self.requested.layers)
+            return Capture(points, self.requested.layers, summed=summed)
         hashed = frozenset(e.point for e in cut if e.hashed)
-        return Capture(points, self.requested.layers, frozenset(e.point for e in cut) - hashed, hashed)
+        return Capture(points, self.requested.layers, frozenset(e.point for e in cut) - hashed, hashed, summed)
 
     def _take(self, batch: Batch, capture: Capture, phase: str, starts: Array) -> Array | None:
         """Return the slots [B, P] of the rows to gather; short lists repeat their last row."""
@@ -294,7 +295,7 @@ class Session:
     def _record(self, batch: Batch, call: Call) -> None:
         """Hand a call's outputs to the writer, where any of them was asked for."""
         here, asked = batch.at(call.phase, call.step), call.phase in self.requested.phases
-        inner = {e.point for plan in here for e in plan if POINTS[e.point].within is not None}
+        inner = {e.source for plan in here for e in plan if POINTS[e.source].within is not None}
         self.absent.update(dict.fromkeys(sorted(inner - set(call.taps))))
         if asked or any(here):
             whole = Recording(call, batch.prompts, here, self.requested.layers, asked)

@@ -11,7 +11,7 @@ import msgspec
 from precaudit.arrays import release
 from precaudit.caching import TRACES, computed_by
 from precaudit.checkpoints.tensors import count_nonfinite
-from precaudit.coverage import predicted_bytes
+from precaudit.coverage import predicted_bytes, summed
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import hidden, present, support
 from precaudit.policies import keeps_unrounded
@@ -158,8 +158,11 @@ def fed(forced: Mapping[str, Sequence[int]], prompts: Sequence[str]) -> str:
 
 def _without(requested: Requested, absent: Collection[str]) -> Requested:
     """Return what was requested without points that the program does not show."""
-    points, support = (tuple(p for p in x if p not in absent) for x in (requested.points, requested.support))
-    return msgspec.structs.replace(requested, points=points, support=support)
+    shown = {
+        name: tuple(p for p in getattr(requested, name) if p not in absent)
+        for name in ("points", "support", "row_sums")
+    }
+    return msgspec.structs.replace(requested, **shown)
 
 
 def _run_all(work: Work, session: Session, progress: Progress) -> None:
@@ -229,6 +232,9 @@ def _request(
         tokens_from=str(options.tokens_from) if options.tokens_from is not None else None,
         cache_hashes=True,
     )
+    sums = summed({*requested.points, *requested.support}, subject.config.sparse)
+    shown = tuple(p for p in sums if p not in hidden(subject.policy.attention))
+    requested = msgspec.structs.replace(requested, row_sums=shown)
     return found, forced, requested
 
 

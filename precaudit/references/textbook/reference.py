@@ -20,6 +20,7 @@ from precaudit.references.textbook.forward import establish, forward_errors
 from precaudit.references.textbook.handover import handover_errors
 from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.textbook.pooled import emulate
+from precaudit.references.textbook.sums import sum_errors
 from precaudit.references.textbook.whole import Whole
 from precaudit.runs.recorded import Recorded
 
@@ -90,6 +91,10 @@ class Textbook:
     def handed(self, place: Place) -> Iterator[ErrorRecord]:
         """Yield the state records of what a layer was handed by the one before."""
         yield from handover_errors(self.recorded, self.model, self.whole is not None, place)
+
+    def sums(self, prompt: str, phase: str, layer: int) -> Iterator[ErrorRecord]:
+        """Yield the records of a layer's operations that sums of rows tell, all steps of a phase together."""
+        yield from sum_errors(self.recorded, self.model, self.whole is not None, self.policy, prompt, phase, layer)
 
     def summed_as(self, errors: Iterable[ErrorRecord], tell: Advance) -> bool:
         """Emulate the policy again with the sums by which local records close; whether there are such."""

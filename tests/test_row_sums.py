@@ -1,0 +1,255 @@
+"""Sums of rows place, at default points, what no recorded tensor shows; honest programs stay well within limits."""
+
+import re
+from dataclasses import replace
+from unittest import mock
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from precaudit.arrays import as_format
+from precaudit.comparison.compare import Options as CompareOptions
+from precaudit.comparison.compare import compare
+from precaudit.coverage import judged_by_sums, summed
+from precaudit.diagnosis.diagnose import diagnose
+from precaudit.graphs.decoder import DEFAULT_POINTS, support
+from precaudit.jax_decoder import Parts
+from precaudit.jax_decoder.decoder import Decoder
+from precaudit.judging.gate import gate
+from precaudit.limits import default_limits
+from precaudit.prompts import Prompt
+from precaudit.records import value
+from precaudit.row_sums import factors, hashes_of, signs, sums_of
+from precaudit.runs.recorded import Recorded
+from precaudit.selection import Selection
+from precaudit.store import open_run
+from precaudit.tracing.programs import _compiled
+from precaudit.tracing.subject import load
+from precaudit.tracing.trace import Options, trace
+
+pytestmark = pytest.mark.usefixtures("neutral")
+TEXTS = ("def read(path):\n    return open(path).read()", "The sum of two odd numbers is")
+PROMPTS = [Prompt(id=f"p{i}", prompt=text) for i, text in enumerate(TEXTS)]
+FAULTY = 2
+
+
+@pytest.fixture(autouse=True)
+def _own_programs():
+    """Programs are kept by their decoder, and a patched one is the same decoder."""
+    _compiled.cache_clear()
+    yield
+    _compiled.cache_clear()
+
+
+def recorded(folder, points=None, parts=None, policy="bf16", batch=2, phases="prefill,decode", layers=None):
+    select = Selection.parse(points=points, phases=phases, layers=layers)
+    options = Options(2, force=True, batch=batch, pad="left")
+    return trace(load("tiny", policy, None, "cpu", parts), folder / "run", PROMPTS, select, options)
+
+
+def compared(folder, run, **how):
+    return compare(run, options=CompareOptions(accum=(), cache=folder / "refs"), **how)
+
+
+def failing(found):
+    return {(v.kind, v.layer, v.point) for v in gate(found).verdicts if v.status in ("fail", "nonfinite")}
+
+
+def in_stream(change, name="resid_mid"):
+    """A decoder whose stream is changed where it is made, in layer FAULTY."""
+    from precaudit.jax_decoder import decoder
+
+    honest, where = decoder.tap, []
+
+    def tap(x, point):
+        if point != name:
+            return honest(x, point)
+        return honest(jnp.where(where[-1] == FAULTY, change(x.astype(jnp.float32)).astype(x.dtype), x), point)
+
+    original = Decoder._layer
+
+    def layer(self, x, cache, w, index, step):
+        where.append(index)
+        return original(self, x, cache, w, index, step)
+
+    return mock.patch.multiple(decoder, tap=tap), mock.patch.object(Decoder, "_layer", layer)
+
+
+def integers(x):
+    """int8 of every row with a scale of its own."""
+    scale = jnp.abs(x).max(axis=-1, keepdims=True) / 127
+    return jnp.round(x / scale) * scale
+
+
+def test_a_programs_words_are_those_of_the_rows_that_it_records_whole(tmp_path):
+    few, every = recorded(tmp_path / "few"), recorded(tmp_path / "all", "all")
+    a, b = Recorded.of(few), Recorded.of(every)
+    assert a.requested.row_sums == ("scores", "attn_proj", "resid_mid", "mlp_out", "resid_out")
+    assert b.requested.row_sums == ()
+    for prompt in ("p0", "p1"):
+        for phase in ("prefill", "decode"):
+            for point in a.requested.row_sums[1:]:
+                found, whole = (x.row_sums(prompt, phase, 3, point) for x in (a, b))
+                assert (found.hashes == (whole.hashes if point == "resid_out" else 0)).all()
+                np.testing.assert_allclose(found.sums, whole.sums, rtol=0, atol=1e-5 * whole.sizes.max())
+                np.testing.assert_allclose(found.sizes, whole.sizes, rtol=1e-6)
+    whole = b.tensor("p1", "prefill", 0, 3, "scores").astype(np.float64).transpose(1, 0, 2)
+    seen = np.where(np.tril(np.ones(whole.shape[::2]))[:, None] > 0, whole, 0)
+    assert a.start_of("p1") > 0  # its keys count from its own first
+    found = a.row_sums("p1", "prefill", 3, "scores").sums
+    np.testing.assert_allclose(found, sums_of(seen), rtol=0, atol=1e-5 * np.abs(seen).sum(axis=(1, 2)).max())
+
+
+def test_a_sum_errs_as_much_as_its_row():
+    """E (Σ ± e)² = ‖e‖², whatever e is: here a rounding to bfloat16, and one number for all elements."""
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((4000, 96))
+    rounding = as_format(x, "bfloat16").astype(np.float64) - x
+    for e in (rounding, np.full_like(x, 0.25) * draw.choice([-1, 1], (4000, 96))):
+        units = sums_of(e) / np.sqrt((e**2).sum(axis=1))[:, None]
+        assert abs(np.sqrt((units**2).mean()) - 1) < 0.05
+    bound = 2.0**-8 * np.sqrt((x**2).sum(axis=1)) / np.sqrt(3)
+    assert np.sqrt(((sums_of(rounding) / bound[:, None]) ** 2).mean()) < 1
+
+
+def test_signs_are_balanced_and_lanes_independent():
+    first, second = signs(factors(1, 4096))[:, 0].astype(np.float64)
+    assert abs(first.sum()) < 4 * 64
+    assert abs(second.sum()) < 4 * 64
+    assert abs((first * second).sum()) < 4 * 64
+
+
+def test_one_element_that_differs_changes_both_words_of_a_hash():
+    rows = as_format(np.random.default_rng(0).standard_normal((50, 96)), "bfloat16")
+    other = rows.copy()
+    other[np.arange(50), np.arange(50)] *= -1
+    assert (hashes_of(rows) != hashes_of(other)).all()
+
+
+@pytest.mark.parametrize("policy", ["bf16", "fp32-highest", "kv-int8", "w8a8", "fused"])
+def test_honest_sums_are_within_two_thirds_of_their_limits(tmp_path, policy):
+    found = compared(tmp_path, recorded(tmp_path, policy=policy))
+    assert failing(found) == set()
+    sums = [e for e in found.errors if e.kind == "sums"]
+    judged = judged_by_sums(found.run.record.requested.points, sparse=False)
+    assert {e.point for e in sums} == set(judged) - {"mlp_out"}
+    limits = default_limits()
+    for e in sums:
+        n = e.slices["token"]
+        assert value(e.ratio) <= 0.67 * limits.sums.at(n), e
+        assert value(e.scopes["token"]["ratio"][0]) <= 0.67 * limits.token_sums.at(n), e
+    handed = [e for e in found.errors if e.kind == "state" and e.point == "resid_in"]
+    assert {e.layer for e in handed} == set(range(5))
+    assert all(e.mismatched == 0 for e in handed)
+
+
+STREAM = {
+    "0.78 % too large": lambda x: x * 1.0078125,
+    "int8": integers,
+    "float8": lambda x: as_float8(x),
+    "a token zeroed": lambda x: x.at[:, 3].set(0) if x.shape[1] > 3 else x,
+}
+
+
+def as_float8(x):
+    return x.astype(jnp.float8_e4m3fn).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("fault", STREAM)
+@pytest.mark.parametrize("point", ["resid_mid", "resid_out"])
+def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, fault, point):
+    taps, layers = in_stream(STREAM[fault], point)
+    with taps, layers:
+        found = compared(tmp_path, recorded(tmp_path))
+    assert {f for f in failing(found) if f[0] != "forward"} == {("sums", FAULTY, point)}
+    (finding,) = diagnose(found.run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
+    assert (finding.layer, finding.point, finding.kind) == (FAULTY, point, "unknown")
+    assert "--points all" in finding.says
+    assert bool(re.search(r"its values are 0\.(78|79|8) % too large", finding.says)) == (fault == "0.78 % too large")
+
+
+def test_one_score_times_12_fails_in_its_layer(tmp_path):
+    honest = Parts()
+
+    def scores(q, k, scale, a):
+        y = honest.scores(q, k, scale, a)
+        if y.shape[2] == 1:
+            return y
+        return y.at[:, 1, 20, 5].multiply(1.2)
+
+    found = compared(tmp_path, recorded(tmp_path, parts=replace(honest, scores=scores), batch=1, phases="prefill"))
+    assert {(f[0], f[2]) for f in failing(found)} >= {("sums", "scores")}
+    worst = [v for v in gate(found).verdicts if v.kind == "sums" and v.status == "fail"]
+    assert {v.index for v in worst if v.scope == "token"} == {20}
+
+
+def test_a_projection_that_is_off_fails_in_its_layer(tmp_path):
+    honest, calls = Parts(), []
+
+    def project(x, w, b, a):
+        calls.append(w.shape)
+        y = honest.project(x, w, b, a)
+        return (y.astype(jnp.float32) * 1.01).astype(y.dtype) if x.shape[-1] == y.shape[-1] == 128 else y
+
+    found = compared(tmp_path, recorded(tmp_path, parts=replace(honest, project=project), phases="prefill"))
+    assert ("sums", 0, "attn_proj") in failing(found)
+
+
+def test_a_stream_that_is_changed_between_layers_is_found_by_its_hashes(tmp_path):
+    original = Decoder._layer
+
+    def layer(self, x, cache, w, index, step):
+        return original(self, jnp.where(index == FAULTY, (x * 0.98).astype(x.dtype), x), cache, w, index, step)
+
+    with mock.patch.object(Decoder, "_layer", layer):
+        found = compared(tmp_path, recorded(tmp_path, policy="fp32-highest"))
+    assert {f for f in failing(found) if f[0] != "forward"} == {("state", FAULTY, "resid_in")}
+    (finding,) = diagnose(found.run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
+    assert finding.cause == "stream changed"
+    assert "are not what the layer before handed on" in finding.says
+
+
+def test_sums_that_are_not_there_are_missing(tmp_path):
+    run = recorded(tmp_path)
+    lines = (run.folder / "points.jsonl").read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b'"mlp_out.sums"' not in line]
+    assert len(kept) < len(lines)
+    bare = replace(run, points=[p for p in run.points if p.point != "mlp_out.sums"])
+    verdicts = gate(compared(tmp_path, bare)).verdicts
+    assert {(v.status, v.point) for v in verdicts} >= {("missing", "mlp_out.sums")}
+    assert gate(compared(tmp_path, bare)).exit_code == 3
+
+
+def test_a_run_without_sums_is_judged_as_before(tmp_path):
+    run = recorded(tmp_path)
+    requested = msgspec.structs.replace(run.record.requested, row_sums=())
+    record = msgspec.structs.replace(run.record, requested=requested)
+    old = replace(run, record=record, points=[p for p in run.points if not p.point.endswith(".sums")])
+    found = compared(tmp_path, old)
+    assert not [e for e in found.errors if e.kind == "sums"]
+    assert gate(found).exit_code == 0
+
+
+def test_some_points_alone_are_compared_without_sums(tmp_path):
+    run = recorded(tmp_path)
+    compared(tmp_path, run)
+    some = compared(tmp_path, open_run(run.folder), select=Selection.parse(points="q"))
+    assert {e.kind for e in some.errors} >= {"local", "forward"}
+    assert not [e for e in some.errors if e.kind == "sums"]
+
+
+def test_layers_that_were_not_recorded_hand_nothing_on(tmp_path):
+    found = compared(tmp_path, recorded(tmp_path, layers="0,3,4"))
+    assert failing(found) == set()
+    assert gate(found).exit_code == 0
+    handed = {e.layer for e in found.errors if e.kind == "state" and e.point == "resid_in"}
+    assert handed == {0, 4}
+
+
+def test_what_is_recorded_whole_has_no_sums():
+    points = {*DEFAULT_POINTS, *support(DEFAULT_POINTS, ("prefill", "decode"))}
+    assert judged_by_sums(points, sparse=False) == ("scores", "attn_proj", "resid_mid", "resid_out")
+    assert "attn_out" not in summed(points, sparse=False)
+    assert judged_by_sums({"logits"}, sparse=False) == ("resid_mid", "resid_out")
