@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.arrays import widen
+from precaudit.arrays import rounder, widen
 from precaudit.evidence.misread import misread
 from precaudit.evidence.streams import stream_state
 from precaudit.jax_decoder import Decoder
@@ -95,6 +95,16 @@ def test_parts_of_a_result_at_one_number_are_told(projection):
     share = 1 - kept.mean()
     found = of(projection, np.where(kept, y / (1 - float(f"{share:.2g}")), 0))
     assert found.variant.name == f"dropout {float(f'{share:.2g}'):g}"
+
+
+@pytest.mark.parametrize("what", ["stream", "addend"])
+def test_what_is_added_once_more_after_a_rounding_is_told(operation, what):
+    o, model, policy = operation("llama-gqa", "resid_mid", "bf16", 1)
+    stream, addend = o.inputs
+    rounds = rounder("bfloat16")
+    again = rounds(rounds(stream + addend) + {"stream": stream, "addend": addend}[what])
+    assert of((o, model, policy), again).variant.name == f"{what} added again"
+    assert of((o, model, policy), rounds(stream + addend)).variant.name == "as announced"
 
 
 def test_a_factor_on_one_element_names_nothing():

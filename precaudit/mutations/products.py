@@ -270,15 +270,15 @@ def residual_variants(announced: str) -> Iterator[Variant]:
     yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
     yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
     yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
-    if announced != "float32":
-        says = "the addend is added twice: to the sum once more, after it was rounded"
-        yield semantics("addend added again", says=says, form=_again, last=True)
+    for i, what in enumerate(("stream", "addend")) if announced != "float32" else ():
+        says = f"the {what} is added twice: to the sum once more, after it was rounded"
+        yield semantics(f"{what} added again", says=says, form=partial(_again, i), last=True)
     yield semantics("stream twice", says="the residual stream is counted twice", form=weighted(2.0, 1.0))
     yield semantics("stream dropped", says="the residual stream is left out", form=weighted(0.0, 1.0))
 
 
-def _again(o: Inputs, r: Rounding) -> Array:
-    return plain(replace(o, values=(plain(o, r), o.values[1])), r)
+def _again(which: int, o: Inputs, r: Rounding) -> Array:
+    return plain(replace(o, values=(plain(o, r), o.values[which])), r)
 
 
 def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
