@@ -31,7 +31,7 @@ Unrounded = Sequence[Sequence[Array]]
 ROWS = 64  # query rows variants are tried on; the one that is named is made on all
 NEAREST = 3  # variants by which it is asked, where none closes, whether an input was read unrounded
 POOR = 0.2  # badness from which a number is fitted although a formula closes
-LEAVES = {False: 0.5, True: 0.1}  # most that a cause without, and with a fitted number leaves of what is to explain
+LEAVES = 0.5  # most that a cause leaves of what the announced policy leaves, squared
 MUCH = 4.0  # times what a fitted number leaves, squared, from which it is named in place of a formula that closes
 
 
@@ -204,7 +204,7 @@ def _explains(t: Tried, announced: Tried) -> bool:
     """Whether an answer is a cause: it has few numbers, and leaves little of what the announced policy leaves."""
     if t is announced:
         return True
-    return not t.variant.describes and 1 - t.explained <= LEAVES[t.variant.fitted] * (1 - announced.explained)
+    return not t.variant.describes and 1 - t.explained <= LEAVES * (1 - announced.explained)
 
 
 def _first(whole: Bench, part: Bench, ranked: Sequence[Tried]) -> Tried | None:
