@@ -17,6 +17,7 @@ from precaudit.programs.program import Program
 from precaudit.programs.tracing import trace
 from precaudit.records import ErrorRecord
 from precaudit.reports.program_diagnosis import growth, text
+from precaudit.tracing.predicting import target_of
 from precaudit.transforms.raised import rounding_lines
 
 ROWS, WIDTH, LAYERS, VOCAB = 96, 64, 6, 128
@@ -305,3 +306,80 @@ def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
     given = np.asarray(opened.tensors("a", 2, "inputs")["0"], np.float64)
     made = np.asarray(opened.tensors("a", 2, "outputs")["outputs.y"], np.float64)
     assert float(one.change) == pytest.approx(np.linalg.norm(made - given @ np.asarray(weights["w"], np.float64)))
+
+
+def averaged(stored):
+    """Return a step of an optimizer that is given its second moment, which is held in one format from call to call."""
+
+    def call(params, w, moment, gradient):
+        before = moment.astype(jnp.float32)
+        w = w - 0.05 * gradient / jnp.sqrt(before)
+        moment = (0.98 * before + 0.02 * jnp.square(gradient)).astype(stored)  # the second moment
+        return w, moment
+
+    return call
+
+
+def test_a_second_moment_that_earlier_calls_rounded_is_the_line_to_change(tmp_path):
+    """Against the optimizer edited so, and FP64; the last call alone reads the moment as it was given."""
+    steps = 20
+    w, gradient = (jnp.asarray(DRAW.standard_normal(256), jnp.float32) for _ in range(2))
+
+    def started(stored):
+        return w, jnp.full(256, 4, stored), gradient
+
+    def advance(inputs, out):
+        return (*out, inputs[2])
+
+    program = Program(
+        averaged(jnp.bfloat16), {}, {"a": started(jnp.bfloat16)}, steps=steps - 1, advance=advance,
+        outputs=("new", "second"),
+    )  # fmt: skip
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin").effects
+    (line,) = found.lines
+    assert "# the second moment" in line.text[0]
+    assert line.calls == steps
+
+    def ends(stored):
+        x = started(stored)
+        for _ in range(steps):
+            x = advance(x, jax.jit(averaged(stored))({}, *x))
+        return np.asarray(x[0], np.float64)
+
+    exact, moment, g = np.asarray(w, np.float64), np.full(256, 4.0), np.asarray(gradient, np.float64)
+    for _ in range(steps):
+        exact = exact - 0.05 * g / np.sqrt(moment)
+        moment = 0.98 * moment + 0.02 * g * g
+    narrow, edited = (np.linalg.norm(ends(f) - exact) / np.linalg.norm(exact) for f in (jnp.bfloat16, jnp.float32))
+    assert float(line.real) == pytest.approx(narrow, rel=1e-3)
+    assert float(line.size[0]) == pytest.approx(narrow, rel=0.5)
+    assert float(line.gain) == pytest.approx(1 - edited / narrow, abs=0.02)
+    assert float(line.gain) > 0.9
+    assert any(f"after {steps} calls" in x for x in text(diagnose(opened, program, objective="margin"), []))
+
+
+def test_a_product_that_a_tpu_makes_in_one_pass_is_a_line_to_change(tmp_path):
+    """Against the product of operands rounded to bfloat16, which a CPU multiplies in float32 exactly enough."""
+    w, x = (jnp.asarray(DRAW.standard_normal(shape), jnp.float32) for shape in ((64, 32), (32, 64)))
+
+    def call(params, x):
+        y = jnp.dot(x, params, precision="default")  # one pass
+        return jnp.tanh(y) + jnp.dot(x, params, precision="highest")
+
+    program = Program(call, w, {"a": (x,)}, outputs="y")
+    opened = trace(program, tmp_path / "run", target=target_of("tpu-emulated:v5e"))
+    compare(opened, program)
+    found = diagnose(opened, program, objective="margin").effects
+    narrow = jnp.tanh(x.astype(jnp.bfloat16).astype(jnp.float32) @ w.astype(jnp.bfloat16).astype(jnp.float32))
+    product = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    exact = np.tanh(product) + product
+    off = np.linalg.norm(np.asarray(narrow, np.float64) - np.tanh(product)) / np.linalg.norm(exact)
+    (line,) = (r for r in found.lines if len(r.sources) == 1)
+    assert "# one pass" in line.text[0]
+    assert line.products == line.sources
+    assert float(line.size[0]) == pytest.approx(off, rel=0.1)
+    assert float(line.gain) > 0.99
+    said = text(diagnose(opened, program, objective="margin"), [])
+    assert any(x.endswith(f'precision="highest" at {line.sources[0]}') for x in said)

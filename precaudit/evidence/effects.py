@@ -1,6 +1,7 @@
 """Does it matter, and what helps: what changed a program's outputs, and what its lines gain in float32 (JAX).
 
-Of the last call that was recorded, on the inputs it had then. Both are kept beside the run.
+What changed them is of the last call that was recorded, on the inputs it had then; what lines gain is of the last calls
+one after another, each on what the one before makes: a line may round what is handed on. Both are kept beside the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +24,13 @@ from precaudit.metrics.sizes import norm, ratio
 from precaudit.programs.program import OUTPUT_LOGITS, Program
 from precaudit.progress import Advance
 from precaudit.records import number, value
-from precaudit.references.traced.forward import ROUNDED, effort, states_of
+from precaudit.references.traced.forward import NotChained, as_on, effort, following, small, states_of
+from precaudit.references.traced.units import flushes_of, units_of
 from precaudit.runs.programs import MANIFEST, Opened
 from precaudit.store import file_hash
 from precaudit.transforms import CannotLift
-from precaudit.transforms.emulate import whole
-from precaudit.transforms.raised import Line, raising, rounding_lines
+from precaudit.transforms.emulate import Realisation, whole
+from precaudit.transforms.raised import Line, product_lines, raising, rounding_lines
 from precaudit.transforms.sites import TAKEN
 from precaudit.transforms.tag import Tagged
 
@@ -37,10 +39,14 @@ FEWEST, MOST_DRAWS, ENOUGH = 2, 64, 128  # realisations of the rounding; rows of
 BASE = 4  # times as many of what every gain is measured from
 WORTH = 0.1  # of the size that a line takes away for it to be worth a word
 MOST = 4  # lines that are tried together
+CALLS, FEW_CALLS = 64, 4  # the last ones that are run in a chain: of a small program, of a large one
 DISTANCE = "distance"
 NOT_FINITE = "in FP64, or as its equations round, it is not finite"
 UNNAMED = 'no output is named: Program(..., outputs="logits"), or another name, says what matters'
 UNLIFTED = (CannotLift, NotImplementedError, TypeError, ValueError, jax.errors.JaxRuntimeError)
+
+
+Given = tuple[list[Any], dict[str, Array]]  # a call's input leaves, and what its loops decided
 
 
 class Effects(NamedTuple):
@@ -93,6 +99,35 @@ class Last:
     def held(self, case: str) -> dict[str, Array]:
         """Return what the call's loops decided."""
         return states_of(self.opened.tensors(case, self.call, "taps"))
+
+    def chained(self, calls: Sequence[Given], run: Callable[..., Any]) -> Any:
+        """Return what the last of some calls gives, each on what ``run(*leaves, held=)`` made of the one before.
+
+        The first is given what was recorded. Raises NotChained.
+        """
+        out, before = None, None
+        for given, decided in calls:
+            leaves = given if before is None else following(self.program, before, given)
+            out = _unflatten(self, run(*jax.tree.leaves(self.program.params), *leaves, held=decided))
+            before = jax.tree.unflatten(self.structure, leaves), out
+        return out
+
+    def calls(self, case: str, first: int) -> list[Given]:
+        """Return what calls from the first on were given: their leaves, and what their loops decided."""
+        every = range(first, self.call + 1)
+        leaves = [jax.tree.leaves(self.program.inputs(self.opened.tensors(case, call, "inputs"))) for call in every]
+        held = [states_of(self.opened.tensors(case, call, "taps")) for call in every]
+        return list(zip(leaves, held, strict=True))
+
+    @property
+    def structure(self) -> Any:
+        """The tree of a call's inputs."""
+        return jax.tree.structure(next(iter(self.program.cases.values())))
+
+    @cached_property
+    def how(self) -> Realisation:
+        """The program's own rounding, as its device makes it."""
+        return as_on(units_of(self.opened.record), flushes_of(self.opened.record))
 
     @cached_property
     def jaxpr(self) -> Any:
@@ -197,35 +232,42 @@ def _along(recorded: Array) -> Callable[[Array], Goal]:
 class Trial:
     """A program's lines that round to less than float32, and what its output is with some of them raised to it.
 
-    ``sizes``: bytes that each line's results take more then; ``exact``: rows [R, N] of each case in FP64; ``leaves``:
-    parameters and inputs of each; ``real``: how far the output was as it ran.
+    ``sizes``: bytes that each line's results take more then; ``products``: lines whose products a device makes of
+    narrower parts; ``calls``: what each case's calls were given that are run, one after another; ``exact``: rows [R, N]
+    of each case in FP64; ``real``: how far the output was as it ran.
     """
 
     last: Last
     sizes: dict[Line, int]
+    products: set[Line]
+    calls: dict[str, list[Given]]
     exact: dict[str, Array]
-    leaves: dict[str, list[Any]]
     raised: Callable[..., Any]
     real: float
 
     @classmethod
-    def of(cls, last: Last, cases: Sequence[str], how: dict[str, Any] | None) -> "Trial":
+    def of(cls, last: Last, cases: Sequence[str], options: dict[str, Any] | None) -> "Trial":
         """Compile a program for its lines to be tried on cases; raises as the FP64 shadow does.
 
-        ``how``: the compiler's options.
+        ``options``: the compiler's.
         """
-        jaxpr = last.jaxpr
-        sizes = rounding_lines(last.made.jaxpr.jaxpr)
-        exactly = jax.jit(whole(jaxpr, None), compiler_options=how)
-        raised = jax.jit(raising(jaxpr, ROUNDED, tuple(sizes)), compiler_options=how)
-        leaves = {c: jax.tree.leaves((last.program.params, *last.inputs(c))) for c in cases}
-        exact = (
-            {c: np.asarray(last.of(_unflatten(last, exactly(0, *leaves[c], held=last.held(c))))) for c in cases}
-            if sizes
-            else {}
-        )
+        sizes = rounding_lines(last.made.jaxpr.jaxpr, last.how)
+        products = product_lines(last.made.jaxpr.jaxpr, last.how)
+        exactly = partial(jax.jit(whole(last.jaxpr, None), compiler_options=options), 0)
+        raised = jax.jit(raising(last.jaxpr, last.how, tuple(sizes)), compiler_options=options)
+        first = max(last.call + 1 - (CALLS if small(last.made) else FEW_CALLS), 0)
+        calls = {c: last.calls(c, first) for c in cases if sizes}
+
+        def ends() -> dict[str, Array]:
+            return {c: np.asarray(last.of(last.chained(given, exactly))) for c, given in calls.items()}
+
+        try:
+            exact = ends()
+        except NotChained:
+            calls = {c: given[-1:] for c, given in calls.items()}
+            exact = ends()
         each = [_distance(x, last.recorded(c), last.distributions)[0] for c, x in exact.items()]
-        return cls(last, sizes, exact, leaves, raised, float(np.mean(each)) if each else 0.0)
+        return cls(last, sizes, products, calls, exact, raised, float(np.mean(each)) if each else 0.0)
 
     @property
     def rows(self) -> int:
@@ -243,10 +285,9 @@ class Trial:
         mask[list(which)] = True
         each = []
         for case, exact in self.exact.items():
-            held = self.last.held(case)
             for seed in range(1, times * self.draws + 1):
-                made = self.raised(np.uint64(seed), mask, *self.leaves[case], held=held)
-                out = self.last.of(_unflatten(self.last, made))
+                run = partial(self.raised, np.uint64(seed), mask)
+                out = self.last.of(self.last.chained(self.calls[case], run))
                 each.append(_distance(exact, np.asarray(out), self.last.distributions))
         return Measured(np.asarray([size for size, _ in each]), sum(flips for _, flips in each))
 
@@ -262,14 +303,16 @@ class Trial:
             gain=number((before.size - after.size) / size),
             error=number(float(np.hypot(before.error, after.error)) / size),
             bytes=sum(self.sizes[lines[i]] for i in which), real=number(self.real),
+            calls=max(map(len, self.calls.values())),
+            products=tuple(lines[i].source for i in which if lines[i] in self.products),
         )  # fmt: skip
 
 
 def _lines(last: Last, tell: Advance) -> Iterator[LineRemedy]:
     """Yield what each line that rounds gains in float32 alone, largest gain first; then those that help, together."""
     with jax.enable_x64(True):
-        for how in (effort(last.made), None):
-            trial = Trial.of(last, last.opened.record.cases[:TRIED], how)
+        for options in (effort(last.made), None):
+            trial = Trial.of(last, last.opened.record.cases[:TRIED], options)
             n = len(trial.sizes)
             if not n:
                 return

@@ -72,7 +72,9 @@ class LineRemedy(Record, frozen=True, omit_defaults=False):
     Emulated: ``size`` is the mean KL of the rows of ``output`` from FP64 in nats, or its relative distance
     (``measure``), over realisations of the program's rounding; ``all``: the same with every line in float32; ``flips``:
     of top-1 in ``rows``; ``gain``: the share of size that is gone, ``error`` its standard error; ``bytes``: that their
-    results take more. ``real``: the size as the program ran, not emulated. ``run``: hash of program.json.
+    results take more. ``real``: the size as the program ran, not emulated. ``run``: hash of program.json. ``calls``:
+    how many were run one after another; ``products``: sources whose products a device makes of narrower parts of
+    float32 operands, made in float32 here.
     """
 
     run: str
@@ -88,6 +90,8 @@ class LineRemedy(Record, frozen=True, omit_defaults=False):
     error: Number
     bytes: int
     real: Number | None = None
+    calls: int = 1
+    products: tuple[str, ...] = ()
 
 
 class Differs(Record, frozen=True, omit_defaults=False):

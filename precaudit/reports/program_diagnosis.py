@@ -52,10 +52,12 @@ def _remedies(lines: Sequence[LineRemedy], verbose: bool) -> Iterator[str]:
         return
     first, several = lines[0], sum(len(r.sources) == 1 for r in lines)
     what = "KL from FP64" if first.measure == "kl" else f"distance of {first.output} from FP64"
+    after = f" after {first.calls} calls" if first.calls > 1 else ""
+    wide = " and products at the highest precision" if any(r.products for r in lines) else ""
     ran = "" if first.real is None else f" ({short(first.real)} as it ran)"
     yield (
-        f"To change, emulated: {what} is {short(first.size[0])}{ran}, and {short(first.all)} with all {several} lines "
-        "that round to less in float32"
+        f"To change, emulated: {what}{after} is {short(first.size[0])}{ran}, "
+        f"and {short(first.all)} with all {several} lines that round to less in float32{wide}"
     )
     if first.real is not None and value(first.size[0]) > FAR * value(first.real):
         yield "  the emulation is farther off than the program was: what lines gain is the emulation's, and less here"
@@ -72,7 +74,8 @@ def remedy(r: LineRemedy) -> str:
     which = f"{r.sources[0]} `{r.text[0]}`" if len(r.sources) == 1 else " and ".join(r.sources)
     flips = f", top-1 flips {r.flips[0]} to {r.flips[1]} of {r.rows}" if any(r.flips) else ""
     gain, error = 100 * value(r.gain), 100 * value(r.error)
-    return f"{-gain:+.0f} % (± {error:.0f}){flips}, {r.bytes:,} bytes more: {which}"
+    how = f'; precision="highest" at {" and ".join(r.products)}' if r.products else ""
+    return f"{-gain:+.0f} % (± {error:.0f}){flips}, {r.bytes:,} bytes more: {which}{how}"
 
 
 def growth(errors: Sequence[ErrorRecord]) -> list[str]:

@@ -1,11 +1,13 @@
 """What a line of a program's source would gain: the emulated program with float32 where the line makes less.
 
-Every line whose results are of a narrow format has a place in a vector of truth values that the compiled function
-takes, so that one compilation tries them all. Where a line is raised its results are rounded to float32 instead, what
-only moves or selects them rounds nothing, and everything that reads them computes as before.
+Every line whose results are of a narrow format, or whose products a device makes of narrower parts of float32 operands,
+has a place in a vector of truth values that the compiled function takes, so that one compilation tries them all. Where
+a line is raised its results are rounded to float32 instead, what only moves or selects them rounds nothing, its
+products are those of float32, and everything that reads them computes as before.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from linecache import getline
 from math import prod
 from pathlib import Path
@@ -15,14 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.transforms.emulate import EXACT, Emulated, Realisation, holding, rounded
-from precaudit.transforms.jax_versions import bodies
+from precaudit.transforms.jax_versions import bodies, equations
 from precaudit.transforms.labels import of_equation
+from precaudit.transforms.multiplying import chosen
 from precaudit.transforms.plant import Values
+from precaudit.transforms.products import PRODUCTS
 from precaudit.transforms.shadow import Lift
 from precaudit.transforms.sums import float_bits
 
 WIDE = np.dtype(np.float32)
 MANTISSA = 23  # bits of float32's
+NOTHING_ELSE = Realisation()
 
 
 class Line(NamedTuple):
@@ -42,20 +47,29 @@ class Line(NamedTuple):
         return getline(self.file, self.number).strip()
 
 
-def rounding_lines(jaxpr: Any, times: int = 1) -> dict[Line, int]:
-    """Return the lines that make an open jaxpr's narrow results, in its order, and the bytes that float32 adds."""
+def rounding_lines(jaxpr: Any, how: Realisation = NOTHING_ELSE, times: int = 1) -> dict[Line, int]:
+    """Return the lines that make less than float32 in an open jaxpr, in its order, and the bytes that float32 adds.
+
+    ``how``: as the device makes them.
+    """
     found: dict[Line, int] = {}
     for e in jaxpr.eqns:
         inside = [body for value in e.params.values() for body in bodies(value)]
         steps = times * (e.params["length"] if e.primitive.name == "scan" else 1)
         for body in inside:
-            for inner, size in rounding_lines(body, steps).items():
+            for inner, size in rounding_lines(body, how, steps).items():
                 found[inner] = found.get(inner, 0) + size
         if not inside and e.primitive.name not in EXACT and (line := line_of(e)) is not None:
             size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
-            if size or _reduces(e):
+            if size or _reduces(e) or in_parts(e, how):
                 found[line] = found.get(line, 0) + times * size
     return found
+
+
+def product_lines(jaxpr: Any, how: Realisation) -> set[Line]:
+    """Return the lines of an open jaxpr's products that a device makes of narrower parts of float32 operands."""
+    found = ((e, line_of(e)) for e in equations(jaxpr) if in_parts(e, how))
+    return {line for _, line in found if line is not None}
 
 
 def line_of(equation: Any) -> Line | None:
@@ -100,9 +114,19 @@ class _Raised(Emulated):
         self.place = None if line is None else self.order.get(line)
         self.moved = equation.primitive.name in EXACT
         out = super().operation(equation, inputs)
-        if self.place is None or not _reduces(equation):
+        if self.place is None:
             return out
-        return [jnp.where(self.raised[self.place], inputs[0], out[0])]
+        if in_parts(equation, self.how):
+            return self._or_whole(equation, inputs, out)
+        return [jnp.where(self.raised[self.place], inputs[0], out[0])] if _reduces(equation) else out
+
+    def _or_whole(self, equation: Any, inputs: list[Any], out: list[Any]) -> list[Any]:
+        """Return a product of float32 operands where its line is raised, with the same draws."""
+        how, self.how = self.how, replace(self.how, unit="any", made=None)
+        self.count -= 1
+        product = super().operation(equation, inputs)
+        self.how = how
+        return [jnp.where(self.raised[self.place], x, y) for x, y in zip(product, out, strict=True)]
 
     def stored(self, variable: Any, x: Any, factor: float) -> Any:
         """Return a result as its format holds it, or float32 where that is raised."""
@@ -114,6 +138,11 @@ class _Raised(Emulated):
         if self.place is None:
             return narrow
         return jnp.where(self.raised[self.place], rounded(x, WIDE, factor), narrow)
+
+
+def in_parts(equation: Any, how: Realisation) -> bool:
+    """Whether a device makes a product of narrower parts of float32 operands: below the highest precision."""
+    return how.unit in ("matrix", "gpu") and equation.primitive.name in PRODUCTS and chosen(equation)
 
 
 def _reduces(equation: Any) -> bool:

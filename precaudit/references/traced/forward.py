@@ -79,11 +79,7 @@ class Chains:
         narrow = sums_narrow(jaxpr.jaxpr)
         self.other = narrow or elidable(jaxpr.jaxpr)  # whether ``declared`` rounds otherwise than ``rounded``
         self.exact = jax.jit(whole(jaxpr, None), compiler_options=how)
-        realisation = replace(ROUNDED, flush=flush)
-        if units is not None and units.gpu:
-            realisation = replace(units.making(realisation), otherwise=TF32, sums="shuffled")
-        elif units is not None:
-            realisation = replace(realisation, unit="matrix")
+        realisation = as_on(units, flush)
         self.rounded = jax.jit(whole(jaxpr, realisation), compiler_options=how)
         declared = replace(realisation, unrounded="none", sums="own" if narrow else realisation.sums)
         if realisation.unit == "gpu":  # which makes again in each fusion what several read
@@ -111,26 +107,38 @@ class Chains:
             decided = states_of(taps)
             made: list[dict[str, Array]] = []
             for i, run in enumerate(chains):
-                mine = given if held[i] is None else self._following(held[i], given)
+                mine = given if held[i] is None else following(self.program, held[i], given)
                 out, values = jax.tree.unflatten(self.structure, run(*weights, *mine, held=decided))
                 held[i] = (jax.tree.unflatten(self.inputs, mine), out)
                 named = values | self.program.named(out)
                 made.append({n: np.asarray(x) for n, x in named.items()})
             yield CallValues(made[0], tuple(made[1:]))
 
-    def _following(self, held: Any, given: list[Any]) -> list[Any]:
-        """Return the next call's inputs: floats as the chain has them, whatever is no float as it was recorded."""
-        assert self.program.advance is not None
-        try:
-            own = jax.tree.leaves(self.program.advance(*held))
-            shapes = [np.shape(x) for x in own]
-        except Exception as error:  # the user's code, made for the program's own formats
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise NotChained(f"advance, on FP64 outputs: {type(error).__name__}: {first}") from error
-        if shapes != [np.shape(x) for x in given]:
-            raise NotChained(f"advance, on FP64 outputs: gave shapes {shapes}, not those of the inputs")
-        floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in given]
-        return [mine if is_float else x for mine, x, is_float in zip(own, given, floats, strict=True)]
+
+def as_on(units: Units | None, flush: bool) -> Realisation:
+    """Return a program's own rounding as a device makes it; ``units``, ``flush``: as ``Chains`` takes them."""
+    how = replace(ROUNDED, flush=flush)
+    if units is None:
+        return how
+    return replace(units.making(how), otherwise=TF32, sums="shuffled") if units.gpu else replace(how, unit="matrix")
+
+
+def following(program: Program, before: tuple[Any, Any], given: list[Any]) -> list[Any]:
+    """Return the leaves of a chain's next call: floats as the chain has them, whatever is no float as it was recorded.
+
+    ``before``: the chain's inputs and outputs of the call before; ``given``: the recorded leaves. Raises NotChained.
+    """
+    assert program.advance is not None
+    try:
+        own = jax.tree.leaves(program.advance(*before))
+        shapes = [np.shape(x) for x in own]
+    except Exception as error:  # the user's code, made for the program's own formats
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise NotChained(f"advance, on FP64 outputs: {type(error).__name__}: {first}") from error
+    if shapes != [np.shape(x) for x in given]:
+        raise NotChained(f"advance, on FP64 outputs: gave shapes {shapes}, not those of the inputs")
+    floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in given]
+    return [mine if is_float else x for mine, x, is_float in zip(own, given, floats, strict=True)]
 
 
 def effort(made: Tagged) -> dict[str, Any]:
