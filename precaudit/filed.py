@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.records import ErrorRecord, Record
+from precaudit.records import ErrorRecord, Record, decode_line
 
 R = TypeVar("R", bound=Record)
 CHUNK = 1 << 20  # bytes that are read at a time
@@ -42,10 +42,7 @@ class Filed(Sequence[R], Generic[R]):
         for i, line in self._lines():
             if having and not any(text in line for text in having):
                 continue
-            try:
-                e = self._decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"{self.path}:{i}: {error}") from None
+            e = decode_line(self._decode, line, self.path, i)
             if self._check is not None:
                 self._check(e, f"{self.path}:{i}")
             yield i, e

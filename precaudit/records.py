@@ -1,7 +1,7 @@
 """The lines of every file precaudit writes, as frozen types (design §4). JSON Schemas are generated from these."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -467,16 +467,19 @@ def decode_lines(data: bytes, kind: type[R], where: str, tolerate_tail: bool = F
 
     ``tolerate_tail``: a last line without its newline (a run that was cut off) is left out.
     """
-    decoder = msgspec.json.Decoder(kind)
+    decode = msgspec.json.Decoder(kind).decode
     lines = data.split(b"\n")
     if lines[-1] and tolerate_tail:
         lines.pop()
-    for i, line in enumerate(lines, 1):
-        if line:
-            try:
-                yield decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise UserError(f"{where}:{i}: {error}") from None
+    return (decode_line(decode, line, where, i) for i, line in enumerate(lines, 1) if line)
+
+
+def decode_line(decode: Callable[[bytes], R], line: bytes, where: str | Path, i: int) -> R:
+    """Return the record that line ``i`` of a file holds; raises UserError naming file, line and field."""
+    try:
+        return decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where}:{i}: {error}") from None
 
 
 def read_record(path: Path, kind: type[R], what: str) -> R:

@@ -1,5 +1,8 @@
 """Commands on long runs hold an aggregate and a record at a time: memory grows by far less than the records."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -35,6 +38,33 @@ def runs(tmp_path_factory):
         kind: (folder / kind, folder / f"{kind}s", copy(folder / kind, folder / f"{kind}s", RECORDS))
         for kind in ("model", "program")
     }
+
+
+@pytest.fixture(scope="module")
+def failed(runs, tmp_path_factory):
+    """Return the same of a model whose records all fail."""
+    folder = tmp_path_factory.mktemp("failed")
+    errors = [json.loads(line) for line in (runs["model"][0] / "errors.jsonl").read_text().splitlines()]
+    for e in errors:
+        if e["kind"] == "local" and e.get("unexplained"):
+            e["unexplained"]["excess"] = 1e3
+        e |= {"forward": {"ratio": 1e3}, "state": {"mismatched": 5}}.get(e["kind"], {})
+    shutil.copytree(runs["model"][0], folder / "short")
+    (folder / "short" / "errors.jsonl").write_text("".join(json.dumps(e) + "\n" for e in errors))
+    return folder / "short", folder / "long", copy(folder / "short", folder / "long", RECORDS)
+
+
+def test_the_gate_of_many_failures(failed):
+    """Verdicts stay in a file, and groups of them are folded: 50,000 are 50 MB."""
+    short, long, count = failed
+    grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")
+    assert grown < 40, grown
+    counts = gate(short / "errors.jsonl").counts
+    times = count // len((short / "errors.jsonl").read_bytes().splitlines())
+    assert counts["fail"] > 0
+    assert "pass" not in counts
+    for status in counts.keys() - {"input suspect"}:  # pooled errors of many records are among those
+        assert f"{times * counts[status]:,} {status}" in said
 
 
 def growth(command, short, long, *more):

@@ -87,7 +87,7 @@ def diagnose(
         (v for e in errors if (v := judge(e, default_limits())) is not None),
         {e.point for e in errors if e.skipped is None},
     )
-    verdicts = placed(suspect([*judged, *pooled(errors, default_limits())], errors), opened)
+    verdicts = list(placed(suspect([*judged, *pooled(errors, default_limits())], errors), opened))
     passed = sum(v.status == "pass" for v in verdicts)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None

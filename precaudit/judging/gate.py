@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,8 @@ from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, u
 from precaudit.judging.farthest import Farthest, Sizes, ways_made
 from precaudit.judging.pooled import Pool
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, never_run, suspect
+from precaudit.judging.spilled import Spilled
+from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, inheriting, never_run
 from precaudit.limits import Limits, default_limits
 from precaudit.places import Place
 from precaudit.policies import besides
@@ -39,13 +41,14 @@ JUDGED = ("local", "forward", "state", "formula", "product", "sums")
 class Judgement(Brief):
     """Every verdict that is no pass, how many there are of each status, and what a reader should know.
 
+    ``verdicts``: by status, then in program order; a tuple, or where they are many a sequence that is in a file.
     ``places``: every layer and point that was judged; ``sources``: the ``FILE:LINE`` that made a program's point;
     ``of``: what the records are of; ``besides``: what makes a run's errors besides rounding, and is meant
     (``policies.besides``); ``farthest``: how far values are from FP64, whatever explains it.
     """
 
     name: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: Sequence[Verdict]
     counts: dict[Status, int]
     notes: tuple[str, ...] = ()
     drift: tuple[tuple[float, float, ErrorRecord], ...] = ()
@@ -107,10 +110,10 @@ class Rules:
             return None
         return verdict
 
-    def of(self, errors: Iterable[ErrorRecord], where: str) -> list[Verdict]:
+    def of(self, errors: Iterable[ErrorRecord], where: str) -> Spilled:
         """Return the verdicts of records that do not pass; raises UserError as ``apply``."""
         with without_collector():
-            return [v for e in errors if (v := self.apply(e, where)) is not None]
+            return Spilled(v for e in errors if (v := self.apply(e, where)) is not None)
 
     def pooled(self) -> list[Verdict]:
         """Return the verdicts on forward errors of all records together, of those that no budget is of."""
@@ -236,10 +239,12 @@ def judge_records(
 ) -> Judgement:
     """Judge records that are at hand by the default limits and budgets, with verdicts that were made elsewhere."""
     rules = Rules(default_limits(), tuple(budgets))
-    verdicts = [*rules.of(records, name), *rules.pooled()]
+    verdicts = rules.of(records, name)
+    verdicts.extend(rules.pooled())
     given = list(more)
     rules.passed += sum(v.status == "pass" for v in given)
-    return _judgement(name, [*verdicts, *(v for v in given if v.status != "pass")], rules, (), ())
+    verdicts.extend(v for v in given if v.status != "pass")
+    return _judgement(name, verdicts, rules, (), ())
 
 
 def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devices: bool) -> Judgement:
@@ -253,11 +258,12 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     where = str(folder / "errors.jsonl")
     errors = programs.filed_errors(opened)
     verdicts = rules.of(errors, where)
-    verdicts = programs.placed(programs.suspect([*verdicts, *rules.pooled()], errors), opened)
-    verdicts += [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
+    verdicts.extend(rules.pooled())
+    placed = programs.placed(programs.suspect(verdicts, errors), opened)
+    more_of_run = [*programs.uncovered(opened, rules.seen), *programs.disturbed(opened)]
     told = programs.notes(opened)
     found, more, drifted = _against(rules, errors, of.versions)
-    whole = _judgement(opened.record.id, [*verdicts, *found], rules, [*told, *more], drifted)
+    whole = _judgement(opened.record.id, chain(placed, more_of_run, found), rules, [*told, *more], drifted)
     made = ways_made(n.made for n in opened.record.neutrality)
     return replace(whole, sources=programs.sources(opened), farthest=rules.sizes.farthest(made))
 
@@ -280,9 +286,9 @@ def _against(
 
 def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
     run = found.run
-    layers = int(run.record.model.config["layers"])
     if path is not None:
         asked = run.record.requested
+        layers = int(run.record.model.config["layers"])
         known = Known(frozenset((*asked.points, *_caches(found))), frozenset(asked.phases))
         rules.budgets = resolve(rules.budgets, path, layers, known)
     if rules.baseline is not None:
@@ -292,13 +298,14 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     for p in found.prefill_decode:
         verdict = judge_pair(p)
         rules.passed += verdict.status == "pass"
-        verdicts += [verdict] if verdict.status != "pass" else []
-    verdicts += [*uncovered(run, rules.seen), *unpaired(run, found.prefill_decode)]
-    verdicts += disturbed(run, found.errors, rules.limits)
-    verdicts += unshadowed(run, found.formula, rules.seen)
+        verdicts.extend([verdict] if verdict.status != "pass" else [])
+    verdicts.extend(uncovered(run, rules.seen))
+    verdicts.extend(unpaired(run, found.prefill_decode))
+    verdicts.extend(disturbed(run, found.errors, rules.limits))
+    verdicts.extend(unshadowed(run, found.formula, rules.seen))
     more, told, drifted = _against(rules, found.errors, run.record.versions)
-    ordered = suspect(_once([*verdicts, *rules.pooled(), *more]), layers)
-    made = _judgement(run.record.id, ordered, rules, [*found.notes, *told], drifted)
+    verdicts.extend([*rules.pooled(), *more])
+    made = _judgement(run.record.id, inheriting(Spilled(_once(verdicts))), rules, [*found.notes, *told], drifted)
     farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
     return replace(made, besides=besides(run.record.policy), farthest=farthest)
 
@@ -309,10 +316,10 @@ def judge_found(found: Comparison) -> Judgement:
     verdicts = rules.of(found.errors, str(found.folder / "errors.jsonl"))
     pairs = [judge_pair(p) for p in found.prefill_decode]
     rules.passed += sum(v.status == "pass" for v in pairs)
-    verdicts += [v for v in pairs if v.status != "pass"]
-    verdicts += disturbed(found.run, found.errors, rules.limits)
-    layers = int(found.run.record.model.config["layers"])
-    made = _judgement(found.run.record.id, suspect([*verdicts, *rules.pooled()], layers), rules, found.notes, ())
+    verdicts.extend(v for v in pairs if v.status != "pass")
+    verdicts.extend(disturbed(found.run, found.errors, rules.limits))
+    verdicts.extend(rules.pooled())
+    made = _judgement(found.run.record.id, inheriting(verdicts), rules, found.notes, ())
     farthest = rules.sizes.farthest(ways_made(n.made for n in found.run.record.neutrality))
     return replace(made, besides=besides(found.run.record.policy), farthest=farthest)
 
@@ -321,13 +328,12 @@ def _caches(found: Comparison) -> set[str]:
     return {e.point for e in of_kinds(found.errors, "state")}
 
 
-def _once(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records."""
-    found: dict[Any, Verdict] = {}
+def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """Yield one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records."""
+    seen = Seen()
     for v in verdicts:
-        key = ("missing", v.place) if v.status == "missing" else (v.kind, v.place, v.index, v.text)
-        found.setdefault(key, v)
-    return list(found.values())
+        if seen.add(("missing", v.place) if v.status == "missing" else (v.kind, v.place, v.index, v.text)):
+            yield v
 
 
 def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
@@ -342,19 +348,14 @@ def _gate_file(path: Path, rules: Rules, budgets: Path | None) -> Judgement:
         )  # fmt: skip
         own = not known.points <= POINTS.keys()
         rules.budgets = resolve(read_budgets(budgets, known if own else None), budgets, layers, known)
-    verdicts: list[Verdict] = []
-    layers = 0
     with without_collector():
-        for line, e in filed.numbered():
-            layers = max(layers, (e.layer or 0) + 1)
-            verdict = rules.apply(e, f"{path}:{line}")
-            if verdict is not None:
-                verdicts.append(verdict)
+        each = (rules.apply(e, f"{path}:{line}") for line, e in filed.numbered())
+        verdicts = Spilled(v for v in each if v is not None)
     if rules.baseline is not None:
-        verdicts += absent(rules.baseline.lines, rules.seen, str(rules.baseline.path))
+        verdicts.extend(absent(rules.baseline.lines, rules.seen, str(rules.baseline.path)))
     free = f'{rules.free:,} products are under no budget: one of kind = "product" limits them'
-    verdicts += rules.pooled()
-    return _judgement(path.name, suspect(verdicts, layers), rules, [free] if rules.free else [], ())
+    verdicts.extend(rules.pooled())
+    return _judgement(path.name, inheriting(verdicts), rules, [free] if rules.free else [], ())
 
 
 def _same_lengths(e: ErrorRecord, where: str) -> None:
@@ -364,10 +365,15 @@ def _same_lengths(e: ErrorRecord, where: str) -> None:
         raise UserError(f"{where}: distribution: positions, kl and kl_noise are of different lengths")
 
 
-def _judgement(name: str, verdicts: Sequence[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:
-    verdicts = list(never_run(verdicts, rules.ran))
-    found = Counter(v.status for v in verdicts)
+def _judgement(name: str, verdicts: Iterable[Verdict], rules: Rules, notes: Iterable[str], drifted: Any) -> Judgement:
+    found: Counter[Status] = Counter()
+
+    def counted() -> Iterator[Verdict]:
+        for v in never_run(verdicts, rules.ran):
+            found[v.status] += 1
+            yield v
+
+    kept = Spilled(counted())
     found["pass"] += rules.passed
-    ordered = sorted(verdicts, key=lambda v: (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step))
     tally: dict[Status, int] = {s: found[s] for s in STATUSES if found[s]}
-    return Judgement(name, tuple(ordered), tally, tuple(notes), drifted, tuple(rules.places))
+    return Judgement(name, kept.ordered(), tally, tuple(notes), drifted, tuple(rules.places))

@@ -46,24 +46,22 @@ def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
     return Filed(path, ErrorRecord)
 
 
-def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> list[Verdict]:
-    """Return the verdicts with those that something before them accounts for called ``input suspect``."""
+def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Verdict]:
+    """Yield the verdicts with those that something before them accounts for called ``input suspect``."""
     inherits = _formulas(verdicts, errors) | _nonfinite(verdicts, errors)
-    return [
+    return (
         msgspec.structs.replace(v, status="input suspect") if (v.kind, *_key(v)) in inherits else v for v in verdicts
-    ]
+    )
 
 
-def placed(verdicts: Iterable[Verdict], opened: Opened) -> list[Verdict]:
-    """Return the verdicts, a row of a point of several leading axes as its index in each: row 2 of a batch, its 7th."""
+def placed(verdicts: Iterable[Verdict], opened: Opened) -> Iterator[Verdict]:
+    """Yield the verdicts, a row of a point of several leading axes as its index in each: row 2 of a batch, its 7th."""
     shapes = {p.name: p.shape[:-1] for p in (*opened.record.points, *opened.record.outputs)}
-    found = []
     for v in verdicts:
         lead = shapes.get(v.point, ()) if v.kind in ("local", "forward") and v.scope == "token" else ()
         if sum(n > 1 for n in lead) > 1 and isinstance(v.index, int) and v.index < prod(lead):
             v = msgspec.structs.replace(v, index=_each(v.index, lead))
-        found.append(v)
-    return found
+        yield v
 
 
 def _each(index: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, 
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run", "pass")
+BETWEEN = frozenset(name for p in POINTS for name in parts_of(p))  # what others are made from on the way
 HASHED = "mismatched rows"  # of a cache whose rows were hashed: what was read there is not known
 
 
@@ -111,7 +112,12 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
 
 
 def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
-    """Return the verdicts with those that something before them accounts for called ``input suspect``.
+    """Return the verdicts as ``inheriting`` yields them."""
+    return list(inheriting(verdicts))
+
+
+def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts with those that something before them accounts for called ``input suspect``.
 
     A local error is computed from recorded inputs and inherits nothing from them, but for three: what is not finite,
     attn_out that closes from the recorded scores or probs that failed themselves, and attention that read a cache which
@@ -120,23 +126,25 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
     whatever was recorded: after the first point where one does not, what follows in the program inherits, there and in
     what decode and rescore read of prefill.
     """
-    bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
-    flagged = {v.place for v in bad if v.kind == "local"}
-    caches = [v for v in bad if v.kind == "state" and v.metric == HASHED and v.point in CACHES.values()]
-    altered = {v.place[:4] for v in caches}
+    flagged: set[Place] = set()
+    altered: set[tuple[Any, ...]] = set()
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
-    for v in bad:
+    parted: dict[tuple[str, str], tuple[int, int]] = {}
+    for v in verdicts:
+        if v.status not in ("fail", "nonfinite"):
+            continue
+        if v.kind == "local" and v.point in BETWEEN:
+            flagged.add(v.place)
+        if v.kind == "state" and v.metric == HASHED and v.point in CACHES.values():
+            altered.add(v.place[:4])
+        if v.kind == "formula":
+            parted[v.prompt, v.phase] = min(parted.get((v.prompt, v.phase), v.depth), v.depth)
         if v.kind in ("local", "state", "sums"):
             key = (v.prompt, v.phase)
             first[key] = min(first.get(key, v.depth), v.depth)
             if v.status == "nonfinite":
                 poisoned[key] = min(poisoned.get(key, v.depth), v.depth)
-
-    parted: dict[tuple[str, str], tuple[int, int]] = {}
-    for v in bad:
-        if v.kind == "formula":
-            parted[v.prompt, v.phase] = min(parted.get((v.prompt, v.phase), v.depth), v.depth)
 
     def inherits(v: Verdict) -> bool:
         if v.kind == "formula":
@@ -150,9 +158,8 @@ def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
         earlier = [first[k] for k in (*pooled, (v.prompt, v.phase), (v.prompt, "prefill")) if k in first]
         return v.kind != "state" and any(d <= v.depth for d in earlier)
 
-    return [
-        msgspec.structs.replace(v, status="input suspect")
-        if v.status in ("fail", "nonfinite") and inherits(v)
-        else v
-        for v in verdicts
-    ]  # fmt: skip
+    for v in verdicts:
+        if v.status in ("fail", "nonfinite") and inherits(v):
+            yield msgspec.structs.replace(v, status="input suspect")
+        else:
+            yield v

@@ -11,7 +11,6 @@ from precaudit.arrays import Array, identity, rounder
 from precaudit.configs import DecoderConfig
 from precaudit.formats import EIGHT_BITS, FORMATS
 from precaudit.graphs.point import Point
-from precaudit.metrics.rows import unseen
 from precaudit.mutations.exponentials import POLYNOMIALS, SCHRAUDOLPH, approximated, by_bits, by_polynomial
 from precaudit.mutations.flash import narrow_softmax, not_rescaled, unshifted
 from precaudit.mutations.forms import (
@@ -21,16 +20,14 @@ from precaudit.mutations.forms import (
     constant,
     fed,
     finished,
-    grouped,
     moved,
     plain,
     quantised,
     weighing,
+    weighted_by,
 )
 from precaudit.mutations.storing import FEW, to_bits
 from precaudit.mutations.variants import NARROW, Variant, at, cut, roundings_of, stored, sums
-from precaudit.numpy_decoder.model import all_scores
-from precaudit.numpy_decoder.operators import Rule
 from precaudit.numpy_decoder.rounding import Rounding
 from precaudit.policies import FLASH_BLOCK, Policy
 
@@ -256,22 +253,13 @@ def weakly_masked(by: float, after: bool = False) -> Form:
     ``after``: they are masked by zeros after softmax.
     """
 
-    def form(o: Inputs, r: Rounding) -> Array:
-        s = o.values[0]
-        if o.row.kind != "softmax":
-            s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
-        hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
-        with np.errstate(all="ignore"):
-            y = np.where(hidden, s - by, s)
-            e = np.exp(y - y.max(axis=-1, keepdims=True))
-            p = e / e.sum(axis=-1, keepdims=True)
-            p = r.probs(np.where(hidden, 0.0, p) if after else p)
-        if o.row.kind == "softmax":
-            return np.asarray(p)
-        groups = enumerate(grouped(o, len(p)))
-        return np.stack([r.attn_out(r.dot(p[h], o.values[2][:, g])) for h, g in groups], axis=1)
+    def weights(s: Array, hidden: Array, r: Rounding) -> Array:
+        y = np.where(hidden, s - by, s)
+        e = np.exp(y - y.max(axis=-1, keepdims=True))
+        p = e / e.sum(axis=-1, keepdims=True)
+        return np.where(hidden, 0.0, p) if after else p
 
-    return form
+    return weighted_by(weights)
 
 
 def wider(by: int, then: Form = plain) -> Form:

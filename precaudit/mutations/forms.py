@@ -162,8 +162,17 @@ def rescored(change: Callable[[Inputs, Array], Array]) -> Form:
 Softmax = Callable[[Array, Rounding], Array]
 
 
+# (scores [H, T, S], which keys are not seen [T, S], rounding) → weights, before they are stored
+Weights = Callable[[Array, Array, Rounding], Array]
+
+
 def weighing(softmax: Softmax) -> Form:
     """Return probabilities or attention's output with another softmax."""
+    return weighted_by(lambda s, hidden, r: softmax(np.where(hidden, -np.inf, s), r))
+
+
+def weighted_by(weights: Weights) -> Form:
+    """Return probabilities or attention's output with other weights."""
 
     def form(o: Inputs, r: Rounding) -> Array:
         s = o.values[0]
@@ -171,7 +180,7 @@ def weighing(softmax: Softmax) -> Form:
             s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
         hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
         with np.errstate(all="ignore"):
-            p = r.probs(softmax(np.where(hidden, -np.inf, s), r))
+            p = r.probs(weights(s, hidden, r))
         if o.row.kind == "softmax":
             return p
         groups = enumerate(grouped(o, len(p)))

@@ -1,7 +1,7 @@
 """The sentence every command begins with: what is wrong and where, or that nothing is; and the command that helps."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 from precaudit.judging.farthest import Farthest
 from precaudit.judging.gate import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
-from precaudit.judging.verdicts import HASHED, Verdict
+from precaudit.judging.verdicts import HASHED, Status, Verdict
 from precaudit.places import LAST, Place
 from precaudit.records import PROGRAM_CALL, value
 from precaudit.reports.judgement import NOTHING, digits
@@ -40,16 +40,18 @@ def headline(j: Judgement, run: str, among: str = "") -> Headline:
 
     ``among``: what of it was looked at, where that is not all.
     """
-    bad = [v for v in j.verdicts if v.status in ("fail", "nonfinite")]
-    if bad:
-        first = _first(bad)
-        others = len({(v.layer, v.point) for v in bad} - {(first.layer, first.point)})
+    places: set[tuple[int | None, str]] = set()
+
+    def noted(v: Verdict) -> Verdict:
+        places.add((v.layer, v.point))
+        return v
+
+    if (first := _first(map(noted, of_status(j, "fail", "nonfinite")))) is not None:
+        others = len(places) - 1
         rest = f" {others} more {'place fails' if others == 1 else 'places fail'}." if others else ""
         return Headline("✗", f"{where(first)}: {how_bad(first)}.{rest}", next_command(first, run))
-    open_ = [v for v in j.verdicts if v.status in ("missing", "stale", "unknown")]
-    if open_:
-        first = _first(open_)
-        same = sum(v.status == first.status for v in open_)
+    if (first := _first(of_status(j, "missing", "stale", "unknown"))) is not None:
+        same = j.counts[first.status]
         told = first.text or "nothing is there"
         return Headline("?", f"{same:,} {first.status}: {where(first)}: {told}.", next_command(first, run))
     passed = j.counts.get("pass", 0)
@@ -85,7 +87,12 @@ def percent(x: float) -> str:
     return f"{100 * x:.2g} %" if x < 1 else f"{100 * x:.0f} %"
 
 
-def _first(verdicts: list[Verdict]) -> Verdict:
+def of_status(j: Judgement, *statuses: Status) -> Iterator[Verdict]:
+    """Yield the verdicts of some statuses; none is looked at where there is none."""
+    return (v for v in (j.verdicts if any(s in j.counts for s in statuses) else ()) if v.status in statuses)
+
+
+def _first(verdicts: Iterable[Verdict]) -> Verdict | None:
     """Return the first in the program; of a program whose order of points is not known, the first recorded.
 
     The call where it begins comes before the one where it is worst.
@@ -95,7 +102,7 @@ def _first(verdicts: list[Verdict]) -> Verdict:
         depth = v.depth if v.phase != PROGRAM_CALL else (v.step, 0)
         return depth, v.phase != "prefill", KINDS.index(v.kind) if v.kind in KINDS else len(KINDS)
 
-    return min(verdicts, key=key)
+    return min(verdicts, key=key, default=None)
 
 
 def where(v: Verdict) -> str:

@@ -1,15 +1,16 @@
 """What a gate says: one message a group of verdicts that start at the same place."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from math import isfinite
+from typing import TypeVar
 
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.places import Place
 from precaudit.records import value
 
+P = TypeVar("P", bound=Hashable)
 SHOWN = 20  # groups in a pull request; the rest are counted
 FEW = 8  # in a terminal
 NOTHING = {
@@ -17,23 +18,44 @@ NOTHING = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
-    """Verdicts of one status, kind and point; ``first`` is the earliest in the program, its worst token."""
+    """Verdicts of one status, kind and point as they stream by: the earliest in the program, its worst token first.
+
+    ``size``: how many they are; ``layers``: in which; ``prompts``: the hashes of theirs.
+    """
 
     first: Verdict
-    members: tuple[Verdict, ...]
+    size: int = 0
+    layers: set[int] = field(default_factory=set)
+    prompts: set[int] = field(default_factory=set)
+
+    def add(self, v: Verdict) -> None:
+        """Look at a verdict."""
+        if (v.depth[0], -_over(v)) < (self.first.depth[0], -_over(self.first)):
+            self.first = v
+        self.size += 1
+        self.prompts.add(hash(v.prompt))
+        if v.layer is not None:
+            self.layers.add(v.layer)
 
 
 def groups(verdicts: Iterable[Verdict]) -> list[Group]:
     """Group verdicts by status, kind, point and metric, those that start first in the program first."""
-    listed = sorted(verdicts, key=_key)
-    found = []
-    for _, members in groupby(listed, key=_key):
-        rows = tuple(sorted(members, key=lambda v: (v.depth[0], -_over(v))))
-        found.append(Group(rows[0], rows))
+    return next(iter(grouped(verdicts, lambda v: None).values()), [])
+
+
+def grouped(verdicts: Iterable[Verdict], place: Callable[[Verdict], P]) -> dict[P, list[Group]]:
+    """Return the groups of verdicts of each place."""
+    found: dict[P, dict[tuple[str, ...], Group]] = {}
+    for v in verdicts:
+        found.setdefault(place(v), {}).setdefault(_key(v), Group(v)).add(v)
     order = {"fail": 0, "nonfinite": 0, "missing": 1, "stale": 1, "unknown": 2, "input suspect": 3, "not run": 4}
-    return sorted(found, key=lambda g: (order.get(g.first.status, 5), g.first.depth))
+
+    def weight(g: Group) -> tuple[int, tuple[int, int]]:
+        return order.get(g.first.status, 5), g.first.depth
+
+    return {at: sorted((its[key] for key in sorted(its)), key=weight) for at, its in found.items()}
 
 
 def _key(v: Verdict) -> tuple[str, str, str, str]:
@@ -95,14 +117,11 @@ def _at(v: Verdict) -> str:
 
 def rest(g: Group) -> str:
     """Return what the other members of a group are: how many, in which layers and prompts."""
-    if len(g.members) == 1:
+    if g.size == 1:
         return ""
-    layers = sorted({v.layer for v in g.members if v.layer is not None})
-    prompts = sorted({v.prompt for v in g.members})
-    span = f", layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
-    return f" ({len(g.members)} such{span}, {len(prompts)} prompts)" if len(prompts) > 1 else (
-        f" ({len(g.members)} such{span})"
-    )  # fmt: skip
+    span = f", layers {min(g.layers)} to {max(g.layers)}" if len(g.layers) > 1 else ""
+    prompts = f", {len(g.prompts)} prompts" if len(g.prompts) > 1 else ""
+    return f" ({g.size} such{span}{prompts})"
 
 
 def tally(j: Judgement) -> str:
@@ -123,7 +142,7 @@ def lines(j: Judgement, verbose: bool = False) -> list[str]:
     out = [message(g.first) + rest(g) for g in shown]
     if len(own) > len(shown):
         out.append(f"and {len(own) - len(shown)} more groups (-v shows them, --json lists every verdict)")
-    if inherit := sum(len(g.members) for g in found if g not in own):
+    if inherit := sum(g.size for g in found if not any(g is one for one in own)):
         out.append(f"input suspect: {inherit:,} records that a fault above may account for")
     out += [f"note: {n}" for n in j.notes]
     return [*out, *drift_lines(j), f"verdicts: {tally(j)}"]

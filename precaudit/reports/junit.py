@@ -3,9 +3,8 @@
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from precaudit.judging.gate import Judgement
-from precaudit.judging.verdicts import Verdict
 from precaudit.reports.escaping import xml
-from precaudit.reports.judgement import Group, groups, message, rest
+from precaudit.reports.judgement import Group, grouped, message, rest
 
 WHOLE = "run"  # the case of verdicts on the whole run: a prompt, a baseline
 FOUND = {"fail": Failure, "nonfinite": Failure, "input suspect": Skipped, "not run": Skipped}
@@ -16,13 +15,12 @@ def render(j: Judgement) -> str:
 
     Names hold no number, prompt or count; those of layers and points that pass are there, too.
     """
-    found: dict[tuple[int | None, str], list[Verdict]] = {place: [] for place in ((None, ""), *j.places)}
-    for v in j.verdicts:
-        found.setdefault((v.layer, v.point), []).append(v)
+    found: dict[tuple[int | None, str], list[Group]] = {place: [] for place in ((None, ""), *j.places)}
+    found |= grouped(j.verdicts, lambda v: (v.layer, v.point))
     suite = TestSuite("precaudit")
     suite.add_property("run", xml(j.name))
     for (layer, point), its in found.items():
-        suite.add_testcase(_case(layer, point, groups(its)))
+        suite.add_testcase(_case(layer, point, its))
     whole = JUnitXml()
     whole.add_testsuite(suite)
     written: bytes = whole.tostring()  # type: ignore[no-untyped-call]
