@@ -35,7 +35,7 @@ from precaudit.comparison.compare import compare
 from precaudit.judging.pooled import METRICS, Pool
 from precaudit.judging.rules import judge
 from precaudit.limits import Limits, Local, default_limits
-from precaudit.limits.checks import Check, forward_checks, local_checks
+from precaudit.limits.checks import Check, forward_checks, local_checks, sum_checks
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.selection import Selection
@@ -164,9 +164,11 @@ def made(one: Honest, folder: Path, device: str) -> dict[str, Any]:
             if not found <= c["top"]:
                 c["top"], c["at"] = found, e.point
     pool = Pool()
+    medians: dict[str, float] = defaultdict(float)
     for e in errors:
         pool.add(e)
-    medians: dict[str, float] = defaultdict(float)
+        for metric, scope, found, limit, _ in sum_checks(e, default_limits()) if e.kind == "sums" else ():
+            medians[f"{metric} of {scope}"] = max(medians[f"{metric} of {scope}"], found / limit)
     for v in pool.medians(default_limits()):
         medians[v.metric] = max(medians[v.metric], float(v.value or 0.0) / float(v.limit or 1.0))
         if v.status == "fail":
@@ -196,7 +198,7 @@ def unit_limits() -> Limits:
         Local(**{k: dc_replace(v, value=1.0) for k, v in vars(t).items()}) for t in (shipped.narrow, shipped.float32)
     ]
     forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
-    medians = {k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_gain")}
+    medians = {k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_gain", "sums", "token_sums")}
     return Limits(*tables, **forward, **medians)
 
 
@@ -269,9 +271,9 @@ def table(made: list[dict[str, Any]]) -> None:
             f"{name:22} {len(sizes):7} {np.median(sizes):7.2g} {np.quantile(sizes, 0.99):7.2g} {top:7.2g} "
             f"{math.ceil(margin * top * 10) / 10:7.2g} {held_out:8.2f} {kept:7.2g}  {where}"
         )
-    for metric in METRICS:
+    for metric in (*METRICS, "sums of tensor", "sums of token"):
         top, where = max(((x.get("medians", {}).get(metric, 0.0), x["name"]) for x in made), default=(0.0, ""))
-        print(f"{metric}: at most {top:.2f} of its limit, of the prompts of a run together: {where}")
+        print(f"{metric}: at most {top:.2f} of its limit: {where}")
     judged, alarms = sum(x["judged"] for x in made), sum(len(x["alarms"]) for x in made)
     low = float(beta.ppf(0.025, alarms, judged - alarms + 1)) if alarms else 0.0
     high = float(beta.ppf(0.975, alarms + 1, judged - alarms))

@@ -5,6 +5,8 @@ differs always shows in both; rows that differ in more share both sums with a pr
 same sums are taken inside the program (tracing/programs.py).
 """
 
+from typing import Any
+
 import numpy as np
 
 from precaudit.arrays import Array
@@ -12,12 +14,17 @@ from precaudit.arrays import Array
 SEEDS = (0x9E3779B9, 0x85EBCA6B)
 
 
-def multipliers(n: int) -> Array:
-    """Return odd multipliers [LANES, n], uint32: MurmurHash3's finalizer of element number and lane."""
-    x = np.arange(1, n + 1, dtype=np.uint32)[None] * np.asarray(SEEDS, np.uint32)[:, None]
+def multipliers(n: int, first: int = 1) -> Array:
+    """Return odd multipliers [LANES, n], uint32, of element number, from ``first``, and lane."""
+    return np.stack([odd(np.arange(first, first + n, dtype=np.uint32), seed) for seed in SEEDS])
+
+
+def odd(x: Any, seed: int) -> Any:
+    """Return odd numbers for numbers x, uint32 arrays of NumPy or of JAX: MurmurHash3's finalizer."""
+    x = x * np.uint32(seed)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    return np.asarray((x ^ (x >> np.uint32(16))) | np.uint32(1))
+    return (x ^ (x >> np.uint32(16))) | np.uint32(1)
 
 
 def row_hashes(rows: Array) -> Array:

@@ -15,7 +15,7 @@ from precaudit.graphs.decoder import HANDED, POINTS
 from precaudit.graphs.point import Point
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
-from precaudit.row_sums import LANES, factors, signs
+from precaudit.row_sums import LANES, factors, row_factors
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import program_for
 from precaudit.tracing.subject import Subject
@@ -114,36 +114,38 @@ def row_words(x: jax.Array, point: Point, starts: jax.Array, slots: jax.Array | 
 
     ``starts`` [B]: slots of the sequences' first rows and keys; ``slots`` [B]: of the one row, in decode.
     """
-    none = jnp.zeros(x.shape[:1] + x.shape[2:3] if point.keyed else x.shape[:2], jnp.uint32)
+    first = jnp.arange(x.shape[2 if point.keyed else 1])[None] if slots is None else slots[:, None]
+    rows = jnp.maximum(first - starts[:, None], 0)
+    own = row_factors(rows)
+    none = jnp.zeros(rows.shape, jnp.uint32)
     if point.keyed:
-        found = [_sum_over_keys(x, starts, slots)]
-        return jnp.stack([*(lax.bitcast_convert_type(y, jnp.uint32) for y in found), *[none] * (WORDS - 1)], axis=-1)
+        found = lax.bitcast_convert_type(_sum_over_keys(x, own[0], rows, starts), jnp.uint32)
+        return jnp.stack([found, *[none] * (WORDS - 1)], axis=-1)
     flat, found = x.reshape(*x.shape[:2], -1), []
-    odd = factors(1, flat.shape[-1])[:, 0]
-    for factor in (*signs(odd), None):
+    for lane, odd in enumerate([*factors(1, flat.shape[-1])[:, 0], None]):
         # of values as they are stored, and each by itself: XLA:CPU makes sums in one fusion five times as slowly
         flat, _ = lax.optimization_barrier((flat, found[-1:]))
         wide = flat.astype(jnp.float32)
-        found.append(jnp.sum(wide * (wide if factor is None else factor), axis=-1))
+        other = wide * wide if odd is None else jnp.where(own[lane][..., None] * odd >> 31, -wide, wide)
+        found.append(jnp.sum(other, axis=-1))
     found[-1], hashes = jnp.sqrt(found[-1]), [none] * LANES
     if point.name in HANDED:
         bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
-        hashes = [jnp.sum(bits * lane, axis=-1, dtype=jnp.uint32) for lane in odd]
+        hashes = [jnp.sum(bits * odd, axis=-1, dtype=jnp.uint32) for odd in multipliers(flat.shape[-1])]
     return jnp.stack([*(lax.bitcast_convert_type(y, jnp.uint32) for y in found), *hashes], axis=-1)
 
 
-def _sum_over_keys(x: jax.Array, starts: jax.Array, slots: jax.Array | None) -> jax.Array:
-    """Return the first sum [B, T] of rows [B, H, T, S] over the keys that a row sees.
+def _sum_over_keys(x: jax.Array, own: jax.Array, rows: jax.Array, starts: jax.Array) -> jax.Array:
+    """Return the first sum [B, T] of rows [B, H, T, S] over the keys that a row sees; ``own`` [B, T]: their factors.
 
     Keys first, then heads: in another order XLA:CPU moves all of it, which takes ten times as long.
     """
-    keys = jnp.arange(x.shape[-1])
-    rows = jnp.arange(x.shape[2])[None] if slots is None else slots[:, None]
-    seen = (keys <= rows[..., None]) & (keys >= starts[:, None, None])
-    from_first = jnp.maximum(keys - starts[:, None], 0)
-    sign = jnp.moveaxis(jnp.asarray(signs(factors(x.shape[1], x.shape[-1])[0]))[:, from_first], 0, 1)
-    taken = jnp.where(seen[:, None], x.astype(jnp.float32), 0) * sign[:, :, None]
-    return jnp.sum(jnp.sum(taken, axis=-1), axis=1)
+    keys = jnp.arange(x.shape[-1]) - starts[:, None]
+    seen = (keys[:, None] <= rows[..., None]) & (keys[:, None] >= 0)
+    odd = jnp.moveaxis(jnp.asarray(factors(x.shape[1], x.shape[-1])[0])[:, jnp.maximum(keys, 0)], 0, 1)
+    wide = jnp.where(seen[:, None], x.astype(jnp.float32), 0)
+    signed = jnp.where(own[:, None, :, None] * odd[:, :, None] >> 31, -wide, wide)
+    return jnp.sum(jnp.sum(signed, axis=-1), axis=1)
 
 
 def _program(subject: Subject, capture: Capture | None, phase: str) -> Callable[..., Any]:

@@ -143,7 +143,7 @@ def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found:
         if stored == "float32":
             noise = np.hypot(noise, SINGLE * _size(_rows(operation.magnitude(SINGLE), row.keyed, rows)))
         taken = SINGLE * np.sqrt(grids[0][0].size) * _size(grids[0])
-        parts.append(Expected(rows, sums_of(grids[0]), np.hypot(noise, taken)))
+        parts.append(Expected(rows, sums_of(grids[0], rows), np.hypot(noise, taken)))
     return Expected(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
