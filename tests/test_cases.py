@@ -43,6 +43,15 @@ def test_a_past_length_that_is_one_too_large_fails_at_the_first_call(tmp_path):
     assert "reads slot 4 of the cache, which nothing has written: 4 rows are held" in slot.says
 
 
+def test_a_past_length_that_is_one_too_small_is_told(tmp_path):
+    """A row that is written over may have been padding, so that this alone is no fault: it is said, and not silent."""
+    found = audited(tmp_path, "past_length.py:small_after", mapped=True)
+    told = [n for n in found.judgement.notes if "the past length is too small" in n]
+    assert [n.partition(" of ")[0] for n in told] == ["slot 3"]
+    right = audited(tmp_path / "right", "past_length.py:ok_after", mapped=True)
+    assert not [n for n in right.judgement.notes if "too small" in n]
+
+
 def test_padding_is_counted_and_not_judged(tmp_path):
     """What a program makes at rows that no sequence has is nobody's; the lengths are one of its inputs."""
     found = audited(tmp_path, "row_mask.py:ok", mapped=True)

@@ -66,18 +66,23 @@ def with_slots(opened: Opened, book: Textbook, case: str, made: Shown) -> Shown:
 
 
 class Rests(NamedTuple):
-    """What a case's formula records rest on: rows of padding, where sequences start, whether keys before are known."""
+    """What a case's formula records rest on: rows of padding, where sequences start, whether keys before are known.
+
+    ``beyond``: slots that the first call writes, or that come after, and that held rows before.
+    """
 
     padding: int
     starts: frozenset[int]
     known: bool
+    beyond: frozenset[int] = frozenset()
 
 
 def rests_on(made: Shown) -> Rests:
     """Return what a case's formula records rest on."""
     begun = [s.earlier for s in made.sequences if s.earlier.start]
     starts, known = frozenset(e.start for e in begun), all(e.kept for e in begun)
-    return Rests(int((made.positions < 0).sum()), starts, known)
+    beyond = frozenset(slot for s in made.sequences for slot in s.beyond or ())
+    return Rests(int((made.positions < 0).sum()), starts, known, beyond)
 
 
 def sentences(every: Sequence[Rests]) -> tuple[str, ...]:
@@ -92,6 +97,13 @@ def sentences(every: Sequence[Rests]) -> tuple[str, ...]:
         if not all(r.known for r in every):
             before = "the keys before are not known, so what attention makes is taken as it is"
         told.append(f"sequences start at position{'s' if len(starts) > 1 else ''} {spans(starts)}; {before}")
+    beyond = sorted({x for r in every for x in r.beyond})
+    if beyond:
+        slots = f"slot{'s' if len(beyond) > 1 else ''} {spans(beyond)}"
+        told.append(
+            f"{slots} of the first call's caches, from where it writes on, held rows already: taken as padding, which "
+            "no row reads; if they are none, the past length is too small"
+        )
     return tuple(told)
 
 

@@ -27,18 +27,27 @@ class Tokens:
     """A sequence: its token ids [n], which of the calls' rows, one after another, hold them [n], what was before.
 
     ``unwritten``: the slots before the one of its first row that hold nothing; None where none do not, or no cache is
-    known.
+    known. ``beyond``: those from the slot of its first row on that hold something before; None where none do.
     """
 
     ids: Array
     rows: Array
     earlier: Earlier = FIRST
     unwritten: range | None = None
+    beyond: range | None = None
 
     @property
     def positions(self) -> Array:
         """The position [n] of every row."""
         return self.earlier.start + np.arange(len(self.rows))
+
+
+class Before(NamedTuple):
+    """What came before a sequence, and the slots around its first call's rows that hold nothing, and too much."""
+
+    earlier: Earlier = FIRST
+    unwritten: range | None = None
+    beyond: range | None = None
 
 
 class Beginning(NamedTuple):
@@ -59,13 +68,13 @@ class Beginning(NamedTuple):
         return len(self.lead)
 
 
-def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[tuple[Earlier, range | None]]:
-    """Return what came before each sequence, and the slots before its first row that hold nothing.
+def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[Before]:
+    """Return what came before each sequence.
 
     ``told``: positions of their first rows; ``near``: the relative distance of a query from the textbook's at its own
     position, 1e-6 in FP64.
     """
-    new: list[tuple[Earlier, range | None]] = [(FIRST, None)] * p.batch
+    new = [Before()] * p.batch
     if told is not None and not any(told):
         return new
     turned = [_turned(p, b, near) for b in range(p.batch)]
@@ -78,14 +87,14 @@ def begun(p: Beginning, told: Sequence[int] | None, near: float) -> list[tuple[E
 
 def _earlier(
     p: Beginning, held: Mapping[str, Mapping[tuple[int, int], Cache]], b: int, told: int | None, turned: int | None
-) -> tuple[Earlier, range | None]:
+) -> Before:
     """Return what came before a sequence; ``turned``: where its first query is, None where that is not seen."""
     layers = range(p.model.config.layers)
     mine = {(i, name): x for name, every in held.items() for (i, n), x in every.items() if n == b}
     if not mine or not _as_read(p, mine[0, KEYS], b, (told, turned)):
         start = told if told is not None else turned if turned and _says(p, b, turned) else 0
         mixed = {i: widen(p.shown[i, MIX][b]) for i in layers if (i, MIX) in p.shown} if start else {}
-        return Earlier(start, mixed=mixed), None
+        return Before(Earlier(start, mixed=mixed))
     filled = np.logical_and.reduce([x.filled for x in mine.values()])
     slot = mine[0, KEYS].slot - (p.rows.stop - p.rows.start - 1) + int(p.lead[b])  # of the first row
     n = int(np.argmin([*filled, False]))
@@ -96,7 +105,9 @@ def _earlier(
     empty = range(first + start, slot)
     gap = empty if empty and not filled[empty.start : empty.stop].any() else None
     kept = {i: (mine[i, KEYS].held[first:][:start], mine[i, VALUES].held[first:][:start]) for i in layers}
-    return (Earlier(start, kept) if start else FIRST), gap
+    # in a ring, where a row's slot is not its position, what stands from there on is older and may be read
+    beyond = range(slot, slot + int(np.argmin([*filled[slot:], False]))) if slot == start else None
+    return Before(Earlier(start, kept) if start else FIRST, gap, beyond or None)
 
 
 def _as_read(p: Beginning, cache: Cache, b: int, at: Sequence[int | None]) -> bool:

@@ -4,6 +4,7 @@ from precaudit import Program
 
 P = weights()
 bug_after = Program(**after_prefill(Options(past=1), P))
+small_after = Program(**after_prefill(Options(past=-1), P))
 ok_after = Program(**after_prefill(Options(), P))
 full = Program(**recomputed(Options(), P))
 
