@@ -62,10 +62,18 @@ TEXT = "The committee met on Thursday to consider 17 proposals; of these, nine w
 
 @dataclass(frozen=True)
 class Honest:
-    """One honest run: ``errors`` makes it and compares it."""
+    """One honest run: ``make`` makes it, of a selection, and compares it."""
 
     name: str
-    errors: Callable[[Path], list[ErrorRecord]]
+    select: Selection
+    make: Callable[[Path, Selection], list[ErrorRecord]]
+
+    def errors(self, folder: Path, points: str | None) -> list[ErrorRecord]:
+        """Return its records; ``points``: as ``--points`` takes them, None its own."""
+        chosen = (
+            self.select if points is None else dc_replace(self.select, points=Selection.parse(points=points).points)
+        )
+        return self.make(folder, chosen)
 
 
 def honest(folder: Path, device: str = "cpu") -> Iterator[Honest]:
@@ -122,7 +130,7 @@ def _run(
 ) -> Honest:  # fmt: skip
     select = Selection.parse(layers=layers, points=seen, phases="prefill,decode")
     options = Options(force=True, decode_steps=2, batch=batch, pad=pad)
-    return Honest(name, lambda folder: run(folder, make(), given, select, options))
+    return Honest(name, select, lambda folder, chosen: run(folder, make(), given, chosen, options))
 
 
 def random_tokens(draw: np.random.Generator) -> tuple[int, ...]:
@@ -146,10 +154,10 @@ def name_of(e: ErrorRecord, metric: str, scope: str) -> tuple[str, str]:
     return table, "componentwise" if scope == "element" else scope
 
 
-def made(one: Honest, folder: Path, device: str) -> dict[str, Any]:
+def made(one: Honest, folder: Path, device: str, points: str | None = None) -> dict[str, Any]:
     """Make a run; return what the table needs of it: by check and half of the prompts a histogram and the largest."""
     began = time.monotonic()
-    errors = one.errors(folder)
+    errors = one.errors(folder, points)
     judged, alarms = 0, []
     checks: dict[str, dict[str, Any]] = {}
     for e in errors:
@@ -207,13 +215,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_part(parser)
     parser.add_argument("--anew", action="store_true", help="runs that were made before, too; keep none of them")
+    parser.add_argument("--points", help="of every run in place of its own, with --anew: q,k,v,attn_out,logits")
     parser.add_argument("--table", action="store_true", help="make no run, print the table of those made")
     parser.add_argument("--device", default="cpu", choices=("cpu", "gpu", "tpu"))
     given = parser.parse_args()
+    if given.points and not given.anew:
+        parser.error("--points needs --anew: what is kept is of the runs' own points")
     here = []
     if not given.table:
         with tempfile.TemporaryDirectory() as name:
-            here = list(made_here(Path(name), given.part, given.device, given.anew))
+            here = list(made_here(Path(name), given.part, given.device, given.anew, given.points))
     told = here if given.anew else lines()
     table(told)
     smallest_faults()
@@ -221,13 +232,15 @@ def main() -> int:
     return 1 if not told or any(line["alarms"] for line in told) else 0
 
 
-def made_here(folder: Path, part: Cut, device: str, anew: bool) -> Iterator[dict[str, Any]]:
-    """Make a part of the runs; ``anew``: keep nothing, and skip none."""
+def made_here(
+    folder: Path, part: Cut, device: str, anew: bool, points: str | None = None
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Make a part of the runs; ``anew``: keep nothing, and skip none; ``points``: in place of their own."""
     runs = list(honest(folder, device))
     known = (jax.__version__, device)
     done = set() if anew else {x["name"] for x in lines() if (x["jax"], x.get("device", "cpu")) == known}
     for one in (r for r in part.of(runs) if r.name not in done):
-        line = made(one, folder, device)
+        line = made(one, folder, device, points)
         if not anew:
             RESULTS.parent.mkdir(exist_ok=True)
             with RESULTS.open("a") as f:

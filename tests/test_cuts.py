@@ -14,6 +14,7 @@ from benchmarks.cells import CELLS
 from benchmarks.cut import Cut, cut
 from benchmarks.injection import Cell
 from benchmarks.traits import TRAITS
+from precaudit.selection import Selection
 from precaudit.tracing.subject import load
 
 ROOT = Path(__file__).parent.parent
@@ -117,7 +118,9 @@ def test_a_wrong_mistake_is_exit_code_1_and_so_is_none(right, code, tmp_path, mo
 @pytest.mark.parametrize(("alarms", "code"), [([], 0), (["fail q"], 1)])
 def test_an_alarm_of_calibrate_is_exit_code_1_and_is_not_kept(alarms, code, tmp_path, monkeypatch):
     line = {"name": "tiny", "jax": "", "records": 1, "judged": 1, "seconds": 1.0, "checks": {}, "alarms": alarms}
-    monkeypatch.setattr(calibrate, "honest", lambda *given: [calibrate.Honest("tiny", list)])
+    monkeypatch.setattr(
+        calibrate, "honest", lambda *given: [calibrate.Honest("tiny", Selection.parse(), lambda folder, chosen: [])]
+    )
     monkeypatch.setattr(calibrate, "made", lambda *given: line)
     monkeypatch.setattr(calibrate, "RESULTS", tmp_path / "calibrate.jsonl")
     monkeypatch.setattr(sys, "argv", ["calibrate", "--anew", "--part", "7/250"])
