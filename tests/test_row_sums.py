@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from unittest import mock
 
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from precaudit.store import open_run
 from precaudit.tracing.programs import _compiled
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
+from tests.conftest import few
 
 pytestmark = pytest.mark.usefixtures("neutral")
 TEXTS = ("def read(path):\n    return open(path).read()", "The sum of two odd numbers is")
@@ -159,9 +161,12 @@ def as_float8(x):
     return x.astype(jnp.float8_e4m3fn).astype(jnp.float32)
 
 
-@pytest.mark.parametrize("fault", STREAM)
-@pytest.mark.parametrize("point", ["resid_mid", "resid_out"])
-def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, fault, point):
+BOTH = ("resid_mid", "resid_out")
+
+
+@pytest.mark.parametrize("case", few(list(product(STREAM, BOTH)), *zip(STREAM, BOTH * 2, strict=False)))  # 14 s each
+def test_a_stream_that_is_not_its_summands_fails_in_its_layer(tmp_path, case):
+    fault, point = case
     taps, layers = in_stream(STREAM[fault], point)
     with taps, layers:
         found = compared(tmp_path, recorded(tmp_path))

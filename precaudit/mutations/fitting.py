@@ -157,7 +157,7 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
     if weights is None and (o.row.projects or o.row.kind == "head"):
         form = partial(_scaled_weights, held)
         yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be", last=True)
-    if o.row.activates(c) and o.row.place == "mlp_act":
+    if o.row.kind == "gate" and o.row.within is None:
         yield Fit("largest of up", lambda x: hooked("up", partial(_clip, x)), clip, None)
     if o.row.projects or o.row.place == "proj":
         yield Fit("largest of what is multiplied", lambda x: hooked("operand", partial(_clip, x)), clip, None)

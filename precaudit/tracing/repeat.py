@@ -7,6 +7,7 @@ from typing import Any
 
 from precaudit.brief import Brief
 from precaudit.checkpoints import recorded_source
+from precaudit.coverage import SUMS
 from precaudit.errors import UserError
 from precaudit.graphs.decoder import POINTS
 from precaudit.policies import declared_policy
@@ -75,7 +76,7 @@ def _compared(before: Run, again: Run) -> Repeat:
 
 def _order(p: PointRecord) -> tuple[int, int, bool, int, int]:
     outside = p.layer is None
-    return (PHASES.index(p.phase), p.step, outside, p.layer or 0, list(POINTS).index(p.point))
+    return (PHASES.index(p.phase), p.step, outside, p.layer or 0, list(POINTS).index(p.point.removesuffix(SUMS)))
 
 
 def _key(p: PointRecord) -> tuple[Any, ...]:
