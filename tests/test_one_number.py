@@ -198,3 +198,16 @@ def test_how_the_embedding_is_handed_on_is_told(cause, tmp_path, monkeypatch):
     checkpoint = open_checkpoint(str(FIXTURES / "llama-gqa"))
     place = Place("p0", "prefill", 0, 0, "resid_in")
     assert stream_state(run, Model(checkpoint.config, checkpoint.tensors.read), place).cause == cause
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_head_that_lacks_a_share_of_its_probabilities_is_described(shares):
+    """What it lacks is at keys that are not recorded, such as padding: no factor is the cause."""
+    whole = np.random.default_rng(0).dirichlet(np.ones(16), (6, 4))  # [T, H, S]
+    found = whole.copy()
+    found[:, 1] *= 0.957
+    named = [
+        v for v in scaled_parts(np.arange(6), "HTS", found, whole, 2.0**-9, shares=shares) if "head 1 × " in v.name
+    ]
+    assert named
+    assert all(v.describes == shares for v in named)

@@ -32,13 +32,20 @@ class Scaled:
     factors: Array
     many: bool = False
 
+    @property
+    def lacks(self) -> bool:
+        """Whether it makes a slice smaller that it does not take away."""
+        return self.factors.size > 1 and bool(((self.factors > 0) & (self.factors < 1)).any())
+
 
 def scaled_parts(
-    at: Array, axes: str, candidate: Array, emulated: Array, roundoff: float, hidden: Array | None = None
-) -> Iterator[Variant]:
+    at: Array, axes: str, candidate: Array, emulated: Array, roundoff: float, hidden: Array | None = None,
+    shares: bool = False,
+) -> Iterator[Variant]:  # fmt: skip
     """Yield the operation with parts of its result times the factor that fits, and what else one number makes.
 
-    Simplest first. ``hidden``: what is masked, which tells nothing.
+    Simplest first. ``hidden``: what is masked, which tells nothing. ``shares``: rows are shares of one, so that what a
+    part lacks is at keys that are not recorded, such as padding: a factor below 1 describes it and is no cause.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         yield from _held(at, axes, candidate, emulated, roundoff)
@@ -47,7 +54,7 @@ def scaled_parts(
                 form = finished(partial(_times, part.factors, axes), twice)
                 yield Variant(
                     part.name, "semantics", part.says, form, fitted=True, carries="token" not in part.name,
-                    describes=part.many,
+                    describes=part.many or (shares and part.lacks),
                 )  # fmt: skip
         yield from _shifted_slices(at, axes, candidate, emulated, roundoff)
     yield from _clipped(candidate, emulated)

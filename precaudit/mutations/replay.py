@@ -236,7 +236,8 @@ def _parts_of(whole: Bench) -> Iterator[Variant]:
     clean = np.where(np.isfinite(c), c, 0.0)
     emulated = max(outs, key=lambda y: ratio(float((clean * y).sum()) ** 2, float((y * y).sum())))
     roundoff = FORMATS[whole.yardstick.dtype].unit_roundoff
-    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff, whole.yardstick.hidden)
+    shares = whole.inputs.row.kind == "softmax"
+    yield from scaled_parts(at, whole.axes, clean, emulated, roundoff, whole.yardstick.hidden, shares)
 
 
 def _simplest(parts: Sequence[Tried], announced: Tried) -> Tried | None:
