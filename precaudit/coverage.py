@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import CACHES, HANDED, LOGITS, POINTS, inputs_of, present, shape_of
+from precaudit.graphs.decoder import BETWEEN_LAYERS, CACHES, LOGITS, POINTS, inputs_of, present, shape_of
 from precaudit.policies import Policy
 from precaudit.records import Requested
 from precaudit.selection import parse_positions
@@ -109,7 +109,7 @@ def summed(points: Collection[str], sparse: bool) -> tuple[str, ...]:
     """Return the points whose rows' sums are recorded: those judged by them, their summands, what is handed on."""
     judged = judged_by_sums(points, sparse)
     wanted = {*judged, *(i for p in judged if POINTS[p].kind == "sum" for i in inputs_of(p, sparse))}
-    return tuple(p for p in POINTS if p in (wanted | HANDED).difference(points))
+    return tuple(p for p in POINTS if p in (wanted | BETWEEN_LAYERS).difference(points))
 
 
 def entries(requested: Requested, length: int) -> Iterator[Entry]:

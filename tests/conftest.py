@@ -62,3 +62,13 @@ def neutral():
 def few(cases, *kept):
     """Return the cases of a test, those not kept for every run of the tests marked slow: ``make test-all`` has all."""
     return [pytest.param(c, marks=() if c in kept else pytest.mark.slow) for c in cases]
+
+
+@pytest.fixture
+def own_programs():
+    """Compile anew: programs are kept by their decoder, and a patched one is the same decoder."""
+    from precaudit.tracing.programs import _compiled
+
+    _compiled.cache_clear()
+    yield
+    _compiled.cache_clear()

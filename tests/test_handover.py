@@ -21,18 +21,10 @@ from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import FIXTURES, few
 
-pytestmark = pytest.mark.usefixtures("neutral")
+pytestmark = pytest.mark.usefixtures("neutral", "own_programs")
 
 TEXT = "def read(path):\n    return open(path).read()"
 FAULTY = 2
-
-
-@pytest.fixture(autouse=True)
-def _own_programs():
-    """Programs are kept by their decoder, and a patched one is the same decoder."""
-    _compiled.cache_clear()
-    yield
-    _compiled.cache_clear()
 
 
 def handed(change):

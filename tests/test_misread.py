@@ -14,11 +14,10 @@ from precaudit.references.textbook.operations import parts, prepare
 from precaudit.runs.recorded import Recorded
 from precaudit.tracing.trace import trace
 from tests.test_causes import ALL, FIXTURES, Model, fixture_run, holding, open_checkpoint, operation
-from tests.test_handover import Options, _own_programs, load
+from tests.test_handover import Options, load
 
 assert operation  # a fixture shared with test_causes
-assert _own_programs
-pytestmark = pytest.mark.usefixtures("neutral")
+pytestmark = pytest.mark.usefixtures("neutral", "own_programs")
 
 
 @pytest.fixture

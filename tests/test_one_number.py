@@ -1,13 +1,10 @@
 """Causes with one number or none, made by formulas of their own; where nothing explains an error, none is named."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from precaudit.arrays import rounder, widen
 from precaudit.evidence.misread import misread
-from precaudit.evidence.streams import stream_state
-from precaudit.jax_decoder import Decoder
 from precaudit.mutations.bench import Tried
 from precaudit.mutations.operands import single_weights
 from precaudit.mutations.parts import scaled_parts
@@ -15,16 +12,12 @@ from precaudit.mutations.replay import _confirmed, read_by, replay
 from precaudit.mutations.storing import to_bits
 from precaudit.mutations.variants import Variant, to_odd
 from precaudit.places import Place
-from precaudit.prompts import Prompt
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.runs.recorded import Recorded
-from precaudit.tracing.trace import trace
 from tests.test_causes import ALL, FIXTURES, Model, fixture_run, holding, open_checkpoint, operation
-from tests.test_handover import Options, _own_programs, load
 
 assert operation  # a fixture shared with test_causes
-assert _own_programs
-pytestmark = pytest.mark.usefixtures("neutral")
+pytestmark = pytest.mark.usefixtures("neutral", "own_programs")
 DRAW = np.random.default_rng(11)
 
 
@@ -172,32 +165,6 @@ def test_a_norm_that_reads_another_tensor_is_told(layers, operation):
 def test_single_weights_are_looked_for_in_matrices_alone(operation):
     o, model, _ = operation("llama-gqa", "resid_mid", "fp32-highest", 1)
     assert not list(single_weights(read_by(o, model), np.ones((len(o.positions), 1, model.config.width))))
-
-
-WAYS = {
-    "embedding × 2": lambda e: e * 2,
-    "embedding rows shifted by -1": lambda e: jnp.roll(e, 1, axis=0),
-    "embedding normalised": lambda e: (
-        e / jnp.sqrt((e.astype(jnp.float32) ** 2).mean(-1, keepdims=True)).astype(e.dtype)
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "cause", [next(iter(WAYS)), *(pytest.param(w, marks=pytest.mark.slow) for w in list(WAYS)[1:])]
-)
-def test_how_the_embedding_is_handed_on_is_told(cause, tmp_path, monkeypatch):
-    original = Decoder._layers
-    monkeypatch.setattr(
-        Decoder, "_layers",
-        lambda self, params, *rest: original(self, params | {"embed": WAYS[cause](params["embed"])}, *rest),
-    )  # fmt: skip
-    tokens = [Prompt(id="p0", tokens=(3, 1, 4, 15, 9))]
-    subject = load(str(FIXTURES / "llama-gqa"), "fp32-highest", None, "cpu")
-    run = Recorded.of(trace(subject, tmp_path / "run", tokens, ALL, Options(decode_steps=0)))
-    checkpoint = open_checkpoint(str(FIXTURES / "llama-gqa"))
-    place = Place("p0", "prefill", 0, 0, "resid_in")
-    assert stream_state(run, Model(checkpoint.config, checkpoint.tensors.read), place).cause == cause
 
 
 @pytest.mark.parametrize("shares", [True, False])

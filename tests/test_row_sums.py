@@ -26,23 +26,14 @@ from precaudit.row_sums import factors, hashes_of, signs, sums_of
 from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
 from precaudit.store import open_run
-from precaudit.tracing.programs import _compiled
 from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 from tests.conftest import few
 
-pytestmark = pytest.mark.usefixtures("neutral")
+pytestmark = pytest.mark.usefixtures("neutral", "own_programs")
 TEXTS = ("def read(path):\n    return open(path).read()", "The sum of two odd numbers is")
 PROMPTS = [Prompt(id=f"p{i}", prompt=text) for i, text in enumerate(TEXTS)]
 FAULTY = 2
-
-
-@pytest.fixture(autouse=True)
-def _own_programs():
-    """Programs are kept by their decoder, and a patched one is the same decoder."""
-    _compiled.cache_clear()
-    yield
-    _compiled.cache_clear()
 
 
 def recorded(folder, points=None, parts=None, policy="bf16", batch=2, phases="prefill,decode", layers=None):
@@ -227,6 +218,15 @@ def test_sums_that_are_not_there_are_missing(tmp_path):
     verdicts = gate(compared(tmp_path, bare)).verdicts
     assert {(v.status, v.point) for v in verdicts} >= {("missing", "mlp_out.sums")}
     assert gate(compared(tmp_path, bare)).exit_code == 3
+
+
+def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
+    run = recorded(tmp_path)
+    with mock.patch("precaudit.references.textbook.sums.not_emulated", return_value="such products"):
+        found = compared(tmp_path, run)
+    unknown = {(e.point, e.unknown) for e in found.errors if e.kind == "sums" and e.unknown}
+    assert unknown == {(point, "no emulation of such products") for point in ("scores", "attn_proj")}
+    assert gate(found).exit_code == 3
 
 
 def test_a_run_without_sums_is_judged_as_before(tmp_path):

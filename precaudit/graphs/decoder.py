@@ -153,7 +153,9 @@ POINTS = {
 DEFAULT_POINTS = ("q", "k", "v", "attn_out", "logits")
 LOGITS = "logits"  # the output whose KL and top-1 are told, of any program
 STREAM = next(p.handed for p in POINTS.values() if p.handed is not None)  # what a layer hands the next
-HANDED = {n for p in POINTS.values() if p.handed is not None for n in (p.name, p.handed)}  # the stream between layers
+BETWEEN_LAYERS = {
+    n for p in POINTS.values() if p.handed is not None for n in (p.name, p.handed)
+}  # the stream between layers
 MIX = next(p.name for p in POINTS.values() if p.kind == "mix")
 QUERY, KEYS, VALUES = POINTS[MIX].inputs
 CACHES = {p.name: p.cache for p in POINTS.values() if p.cache is not None}

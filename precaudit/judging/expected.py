@@ -88,10 +88,13 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Containe
 
 
 def _unsummed(asked: Requested, prompt: str, sparse: bool, seen: Container[Judged]) -> Iterator[Verdict]:
-    """Yield ``missing`` for every layer's stream that sums of rows judge and no record holds."""
+    """Yield ``missing`` for everything that sums of rows judge and no record holds.
+
+    A program need not show what lies within an operation.
+    """
     if not asked.row_sums:
         return
-    judged = [p for p in judged_by_sums({*asked.points, *asked.support}, sparse) if POINTS[p].kind == "sum"]
+    judged = [p for p in judged_by_sums({*asked.points, *asked.support}, sparse) if POINTS[p].within is None]
     wanted = [("sums", p) for p in judged] + [("state", p.name) for p in POINTS.values() if p.handed is not None]
     for phase, layer, (kind, point) in product(asked.phases, asked.layers, wanted):
         first = kind == "state" and layer > 0 and layer - 1 not in asked.layers

@@ -73,22 +73,20 @@ def at(**places: Any) -> Change:
 def first(place: str, name: str) -> Change:
     """Round to ``name`` before a place rounds as it does."""
     narrow = rounder(name)
-
-    def change(r: Rounding) -> Rounding:
-        then = getattr(r, place)
-        changed: dict[str, Any] = {place: lambda x: then(narrow(x))}
-        return replace(r, **changed)
-
-    return change
+    return _around(place, lambda usual: lambda x: usual(narrow(x)))
 
 
 def then(place: str, name: str) -> Change:
     """Round to ``name`` after a place rounds as it does."""
     narrow = rounder(name)
+    return _around(place, lambda usual: lambda x: narrow(usual(x)))
+
+
+def _around(place: str, make: Callable[[Cast], Cast]) -> Change:
+    """Return the change that makes a place's cast another out of its own."""
 
     def change(r: Rounding) -> Rounding:
-        usual = getattr(r, place)
-        changed: dict[str, Any] = {place: lambda x: narrow(usual(x))}
+        changed: dict[str, Any] = {place: make(getattr(r, place))}
         return replace(r, **changed)
 
     return change

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from precaudit.coverage import WORDS
-from precaudit.graphs.decoder import HANDED, POINTS
+from precaudit.graphs.decoder import BETWEEN_LAYERS, POINTS
 from precaudit.graphs.point import Point
 from precaudit.jax_decoder.arithmetic import compiler_options
 from precaudit.row_hashes import multipliers
@@ -129,7 +129,7 @@ def row_words(x: jax.Array, point: Point, starts: jax.Array, slots: jax.Array | 
         other = wide * wide if odd is None else jnp.where(own[lane][..., None] * odd >> 31, -wide, wide)
         found.append(jnp.sum(other, axis=-1))
     found[-1], hashes = jnp.sqrt(found[-1]), [none] * LANES
-    if point.name in HANDED:
+    if point.name in BETWEEN_LAYERS:
         bits = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
         hashes = [jnp.sum(bits * odd, axis=-1, dtype=jnp.uint32) for odd in multipliers(flat.shape[-1])]
     return jnp.stack([*(lax.bitcast_convert_type(y, jnp.uint32) for y in found), *hashes], axis=-1)

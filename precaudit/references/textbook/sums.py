@@ -45,7 +45,7 @@ def sum_errors(
     recorded: Recorded, model: Model, weights: bool, policy: Policy, prompt: str, phase: str, layer: int
 ) -> Iterator[ErrorRecord]:
     """Yield the records of one layer and phase that sums of rows tell, all steps together, and what it was handed."""
-    asked = recorded.requested
+    asked, run = recorded.requested, recorded.run.record.id
     if not asked.row_sums:
         return
     if HANDED not in asked.points and handed(recorded, layer):
@@ -55,27 +55,34 @@ def sum_errors(
         found = recorded.row_sums(prompt, phase, layer, point)
         if found is None:
             if POINTS[point].within is None:  # a program need not show what lies within an operation
-                yield here.record("sums", asked_by(recorded), "summands", missing="requested, not in the run")
+                yield here.record("sums", run, "summands", missing="requested, not in the run")
             continue
-        if POINTS[point].kind == "sum":
-            expected = _added(recorded, policy, here, found)
-        elif weights or not POINTS[point].tensors:
-            expected = _made(recorded, model, policy, here, found)
+        expected = _expected(recorded, model, weights, policy, here, found)
+        if isinstance(expected, str):
+            yield here.record("sums", run, "summands", unknown=expected)
         else:
-            expected = None
-        if expected is not None:
-            yield _judged(here, asked_by(recorded), found, expected)
+            yield _judged(here, run, found, expected)
 
 
-def asked_by(recorded: Recorded) -> str:
-    """Return the id of the run."""
-    return recorded.run.record.id
+def _expected(
+    recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place, found: RowSums
+) -> Expected | str:
+    """Return what a place's rows have to sum up to, or why that is not known."""
+    row, decode = POINTS[place.point], place.phase == "decode"
+    if row.kind == "sum":
+        return _added(recorded, policy, place, found) or "the sums of its inputs were not recorded"
+    if row.tensors and not weights:
+        return "weights"
+    lacking = not_emulated(policy, place.point, decode, device_kind(recorded.run.record.device))
+    if lacking or (lacking := undecided(recorded, policy, place)):
+        return f"no emulation of {lacking}"
+    return _made(recorded, model, policy, place, found) or "inputs were not recorded"
 
 
 def _handed(recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place) -> Iterator[ErrorRecord]:
     """Compare hashes of the rows entering a layer with those of the rows that left the one before, or embeddings."""
     assert place.layer is not None
-    run, reference = asked_by(recorded), STREAM if place.layer else "embedding"
+    run, reference = recorded.run.record.id, STREAM if place.layer else "embedding"
     found = recorded.row_sums(place.prompt, place.phase, place.layer, place.point)
     if found is None:
         yield place.record("state", run, reference, missing="requested, not in the run")
@@ -121,10 +128,8 @@ def _taken(rows: RowSums, terms: int) -> Array:
 
 
 def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
-    """Return what an operation on recorded inputs has to sum up to; None where it is not emulated or lacks inputs."""
+    """Return what an operation on recorded inputs has to sum up to; None where inputs were not recorded."""
     device, decode = device_kind(recorded.run.record.device), place.phase == "decode"
-    if not_emulated(policy, place.point, decode, device) or undecided(recorded, policy, place):
-        return None
     row, here = POINTS[place.point], policy_at(recorded, policy, place)
     wide = row.keyed and decode and policy.decode_attention == "float32"
     stored = "float32" if wide else point_format(policy, place.point)
