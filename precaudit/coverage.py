@@ -124,7 +124,7 @@ def entries(requested: Requested, length: int) -> Iterator[Entry]:
                     yield Entry(phase, step, layer, point, rows, keys, point not in requested.points, hashed)
         if phase in requested.phases:
             for point in requested.row_sums:
-                rows, keys = _rows(requested, phase, step, point, length)
+                rows, keys = _rows(requested, phase, step, point, length, summed=True)
                 if rows:
                     yield Entry(phase, step, None, point + SUMS, rows, keys, True, summed=len(requested.layers))
 
@@ -146,8 +146,10 @@ def needs_rows(requested: Requested) -> bool:
     return any(POINTS[p].reads_keys or POINTS[p].state for p in (*requested.points, *requested.support))
 
 
-def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tuple[tuple[int, ...], int]:
-    """Return (positions recorded, number of keys)."""
+def _rows(
+    requested: Requested, phase: str, step: int, point: str, n: int, summed: bool = False
+) -> tuple[tuple[int, ...], int]:
+    """Return (positions recorded, number of keys); ``summed``: of sums of rows, which are no inputs of attention."""
     last = n + requested.decode_steps
     if phase == "decode":
         if POINTS[point].state:
@@ -161,7 +163,7 @@ def _rows(requested: Requested, phase: str, step: int, point: str, n: int) -> tu
         return (), 0
     end = n if phase == "prefill" else last
     new = range(n) if phase == "prefill" else range(n - 1, last)
-    if point in CACHES and needs_rows(requested):
+    if point in CACHES and needs_rows(requested) and not summed:
         return tuple(range(end)), end
     logit_rows = tuple(range(end)) if requested.every_logit else ((n - 1,) if phase == "prefill" else tuple(new))
     row = POINTS[point]
