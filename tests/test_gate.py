@@ -120,7 +120,9 @@ def rewritten(path, **fields):
     b = read_baseline(path)
     body = path.read_bytes().partition(b"\n")[2]
     record = change(b.record, **fields)
-    path.write_bytes(encode(change(record, sha256=seal(record, body))) + body)
+    digest = seal(record)
+    digest.update(body)
+    path.write_bytes(encode(change(record, sha256=digest.hexdigest())) + body)
     return path
 
 

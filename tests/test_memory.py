@@ -109,3 +109,15 @@ def test_the_gate_of_a_file_of_many_records(runs):
     grown, said = growth("gate", short / "errors.jsonl", long / "errors.jsonl")
     assert grown < 40, grown
     assert " pass" in said
+
+
+@pytest.mark.parametrize("kind", ["model", "program"])
+def test_a_baseline_of_many_records(kind, runs, tmp_path):
+    """Lines are written as records are read, and found in their file: 50,000 in memory are 50 MB."""
+    short, long, count = runs[kind]
+    grown, _ = growth("baseline", short, long, "-o", str(tmp_path / "b"), "--accept", "--why", "longer")
+    assert grown < 40, grown
+    assert len((tmp_path / "b").read_bytes().splitlines()) == count + 1
+    alone, held = peak("gate", str(long)), peak("gate", str(long), "--baseline", str(tmp_path / "b"))
+    assert held[0] - alone[0] < 20, (held[0], alone[0])
+    assert (held[2], held[3].splitlines()[-1]) == (alone[2], alone[3].splitlines()[-1])

@@ -20,7 +20,7 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
     The file holds no tensors; it says where the errors come from, and its own SHA-256.
     """
     from precaudit.judging.baselines import freeze, freeze_errors
-    from precaudit.judging.programs import errors_of, provenance
+    from precaudit.judging.programs import filed_errors, provenance
     from precaudit.rollouts.kinds import is_rollouts
     from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.runs.written import recall
@@ -33,9 +33,9 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
         return _tell(output, of, frozen.sha256, len(frozen.chain))
     if is_program_run(run):
         opened = open_program_run(run)
-        record = freeze_errors(errors_of(opened), provenance(opened), str(run), output, accept, why)
+        record = freeze_errors(filed_errors(opened), provenance(opened), str(run), output, accept, why)
     else:
-        record = freeze(recall(run), output, accept, why)
+        record = freeze(recall(run, held=False), output, accept, why)
     return _tell(output, f"run {record.run} ({record.device})", record.sha256, len(record.chain))
 
 

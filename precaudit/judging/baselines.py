@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import nsmallest
@@ -12,15 +13,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.judging.placed import Placed
 from precaudit.places import Place
 from precaudit.policies import completed
 from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.runs.written import Comparison
 from precaudit.store import Run
-from precaudit.writing import write_whole
+from precaudit.writing import whole
 
 S = TypeVar("S", bound=Record)  # the first line of a baseline: it has created, sha256 and chain
 Judged = tuple[str, str, str, int, int | None, str]  # kind and place
+FROZEN = ("local", "forward", "state", "formula", "sums")
 
 
 class Link(Record, frozen=True):
@@ -69,11 +72,11 @@ class BaselineLine(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline opened for reading."""
+    """A baseline opened for reading; its ``lines`` stay in its file (precaudit/judging/placed.py)."""
 
     path: Path
     record: BaselineRecord
-    lines: dict[Judged, BaselineLine]
+    lines: Mapping[Judged, BaselineLine]
 
 
 def place_of(e: ErrorRecord) -> Judged:
@@ -105,14 +108,16 @@ def freeze_errors(
 ) -> BaselineRecord:
     """Write a baseline of error records that lie at ``where``; raises UserError as ``freeze``."""
     before = read_baseline(path) if replaces(path, accept, why) else None
-    unfit = [e for e in errors if e.missing is not None or e.nonfinite]
+    first, unfit, frozen = "", 0, False
+    for e in errors:
+        if e.missing is not None or e.nonfinite:
+            first, unfit = first or f"layer {e.layer} {e.point}, prompt {e.prompt}", unfit + 1
+        frozen = frozen or e.kind in FROZEN
     if unfit:
-        first = f"layer {unfit[0].layer} {unfit[0].point}, prompt {unfit[0].prompt}"
-        raise UserError(f"{where}: {len(unfit)} records are missing or not finite, first {first}: no baseline")
-    lines = list(_frozen(errors, before))
-    if not lines:
+        raise UserError(f"{where}: {unfit} records are missing or not finite, first {first}: no baseline")
+    if not frozen:
         raise UserError(f"{where}: no local, forward or state errors to freeze")
-    return write_sealed(path, of, lines, None if before is None else before.record, why)
+    return write_sealed(path, of, _frozen(errors, before), None if before is None else before.record, why)
 
 
 def replaces(path: Path, accept: bool, why: str) -> bool:
@@ -131,27 +136,34 @@ def write_sealed(path: Path, of: S, lines: Iterable[Record], before: Any = None,
 
     ``of``: a record with ``created``, ``sha256`` and ``chain``; ``before``: that of the baseline whose place it takes.
     """
-    body = b"".join(encode(line) for line in lines)
     chain = () if before is None else (*before.chain, Link(sha256=before.sha256, created=before.created, why=why))
     created = datetime.now(UTC).isoformat(timespec="seconds")
     record = msgspec.structs.replace(of, created=created, chain=chain)
-    record = msgspec.structs.replace(record, sha256=seal(record, body))
+    digest = seal(record)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encode(record) + body)
+        with whole(path) as f:
+            f.write(encode(msgspec.structs.replace(record, sha256="0" * 2 * digest.digest_size)))
+            for line in lines:
+                data = encode(line)
+                digest.update(data)
+                f.write(data)
+            record = msgspec.structs.replace(record, sha256=digest.hexdigest())
+            f.seek(0)
+            f.write(encode(record))  # as many bytes as before
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another -o") from None
     return record
 
 
-def seal(record: Record, body: bytes) -> str:
-    """Return the SHA-256 a baseline carries: of its first line with the field empty, and all lines after."""
-    return hashlib.sha256(encode(msgspec.structs.replace(record, sha256="")) + body).hexdigest()
+def seal(record: Record) -> Any:
+    """Return the SHA-256 of a baseline's first line with the seal empty, to be updated with all lines after."""
+    return hashlib.sha256(encode(msgspec.structs.replace(record, sha256="")))
 
 
 def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[BaselineLine]:
     for e in errors:
-        if e.kind not in ("local", "forward", "state", "formula", "sums"):
+        if e.kind not in FROZEN:
             continue
         old = before.lines.get(place_of(e)) if before is not None else None
         first = old.first if old is not None and old.first is not None else e.rel_l2
@@ -163,24 +175,41 @@ def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[
 
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline; raises UserError when it is not one or was altered."""
-    record, lines = read_sealed(path, BaselineRecord, BaselineLine)
-    return Baseline(path, record, {line.place: line for line in lines})
+    starts, hashes = array("Q"), array("q")
+
+    def add(line: BaselineLine, start: int, end: int) -> None:
+        hashes.append(hash(line.place))
+        starts[-1:] = array("Q", (start, end))
+
+    record = read_sealed(path, BaselineRecord, BaselineLine, add)
+    return Baseline(path, record, Placed(path, msgspec.json.Decoder(BaselineLine).decode, starts, hashes))
 
 
-def read_sealed(path: Path, first: type[S], line: Any, what: str = "a baseline") -> tuple[S, list[Any]]:
-    """Return a baseline's first line and the others; raises UserError when it is not ``what`` or was altered."""
+def read_sealed(
+    path: Path, first: type[S], line: Any, add: Callable[[Any, int, int], None], what: str = "a baseline"
+) -> S:
+    """Return a baseline's first line, and ``add`` each other with the bytes [start, end) that it has in the file.
+
+    Raises UserError when it is not ``what`` or was altered.
+    """
     if not path.is_file():
         raise UserError(f"no baseline at {path}; make one with: precaudit baseline RUN -o {path}")
-    head, _, body = path.read_bytes().partition(b"\n")
-    try:
-        record = msgspec.json.decode(head, type=first)
-        decoder = msgspec.json.Decoder(line)
-        lines = [decoder.decode(x) for x in body.splitlines() if x]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not {what}: {error}") from None
-    if seal(record, body) != getattr(record, "sha256", None):
+    decode, end = msgspec.json.Decoder(line).decode, 0
+    with path.open("rb") as f:
+        try:
+            head = f.readline()
+            record = msgspec.json.decode(head, type=first)
+            digest, end = seal(record), len(head)
+            for x in f:
+                digest.update(x)
+                start, end = end, end + len(x)
+                if x != b"\n":
+                    add(decode(x), start, end)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{path}: not {what}: {error}") from None
+    if digest.hexdigest() != getattr(record, "sha256", None):
         raise UserError(f"{path} was altered since it was frozen (its SHA-256 differs)")
-    return record, lines
+    return record
 
 
 def stale(baseline: Baseline, run: Run | BaselineRecord, across_devices: bool) -> list[str]:

@@ -270,18 +270,17 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
 
 def _against(
     rules: Rules, errors: Sequence[ErrorRecord], versions: dict[str, str]
-) -> tuple[list[Verdict], list[str], tuple[tuple[float, float, ErrorRecord], ...]]:
+) -> tuple[Iterator[Verdict], list[str], tuple[tuple[float, float, ErrorRecord], ...]]:
     """Return what a baseline adds: verdicts on what is absent or stale, a note on versions, and the largest growth."""
     b = rules.baseline
     if b is None:
-        return [], [], ()
-    verdicts = list(absent(b.lines, rules.seen, str(b.path)))
-    verdicts += [Verdict(status="stale", kind="baseline", text=x) for x in rules.stale]
+        return iter(()), [], ()
+    old = (Verdict(status="stale", kind="baseline", text=x) for x in rules.stale)
     changed = version_suspects(b.record.versions, versions)
     told = (
         [f"versions differ from the baseline's, first suspects of any change: {', '.join(changed)}"] if changed else []
     )
-    return verdicts, told, tuple(drift(b, errors))
+    return chain(absent(b.lines, rules.seen, str(b.path)), old), told, tuple(drift(b, errors))
 
 
 def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices: bool) -> Judgement:
@@ -304,7 +303,7 @@ def _gate_run(found: Comparison, rules: Rules, path: Path | None, across_devices
     verdicts.extend(disturbed(run, found.errors, rules.limits))
     verdicts.extend(unshadowed(run, found.formula, rules.seen))
     more, told, drifted = _against(rules, found.errors, run.record.versions)
-    verdicts.extend([*rules.pooled(), *more])
+    verdicts.extend(chain(rules.pooled(), more))
     made = _judgement(run.record.id, inheriting(Spilled(_once(verdicts))), rules, [*found.notes, *told], drifted)
     farthest = rules.sizes.farthest(ways_made(n.made for n in run.record.neutrality))
     return replace(made, besides=besides(run.record.policy), farthest=farthest)

@@ -1,5 +1,6 @@
 """Verdicts of which a million are no gigabyte: the first are in memory, the others in a file without a name."""
 
+import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -47,6 +48,8 @@ class Spilled(Sequence[Verdict]):
             if self._file is None:
                 self._file = _Unnamed()
             self._ends.append(self._ends[-1] + self._file.bytes.write(self._encode(v)))
+        if self._file is not None:
+            self._file.bytes.flush()
 
     def ordered(self) -> Sequence[Verdict]:
         """Return them by status, depth in the program, prompt, phase and step; those that are few as a tuple."""
@@ -109,8 +112,7 @@ class Spilled(Sequence[Verdict]):
 
     def _read(self, start: int, end: int) -> bytes:
         assert self._file is not None
-        self._file.bytes.seek(start)
-        return self._file.bytes.read(end - start)
+        return os.pread(self._file.bytes.fileno(), end - start, start)  # a buffered read takes CHUNK at each place
 
     def _verdict(self, encoded: bytes) -> Verdict:
         v = self._decode(encoded)

@@ -116,7 +116,10 @@ def _lines(found: Written, before: RolloutBaseline | None) -> Iterator[FrozenMet
 
 def read_rollout_baseline(path: Path) -> RolloutBaseline:
     """Read a baseline of rollouts; raises UserError when it is not one or was altered."""
-    record, lines = read_sealed(path, FrozenRun, FrozenMetric | FrozenAnswers, "a baseline of rollouts")
+    lines: list[FrozenMetric | FrozenAnswers] = []
+    record = read_sealed(
+        path, FrozenRun, FrozenMetric | FrozenAnswers, lambda x, *_: lines.append(x), "a baseline of rollouts"
+    )
     metrics = {((x.policy, x.rollout, x.trainer), x.metric): x for x in lines if isinstance(x, FrozenMetric)}
     answers = {x.policy: x for x in lines if isinstance(x, FrozenAnswers)}
     return RolloutBaseline(path, record, metrics, answers)
