@@ -175,7 +175,7 @@ def _frozen(errors: Iterable[ErrorRecord], before: Baseline | None) -> Iterable[
 
 def read_baseline(path: Path) -> Baseline:
     """Read a baseline; raises UserError when it is not one or was altered."""
-    starts, hashes = array("Q"), array("q")
+    starts, hashes = array("Q"), array("l")
 
     def add(line: BaselineLine, start: int, end: int) -> None:
         hashes.append(hash(line.place))
