@@ -1,6 +1,6 @@
 """Which tensors a run holds when it holds all that was requested: the plan of trace, the yardstick of compare."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,25 +91,70 @@ def steps_of(requested: Requested) -> range:
     return range(requested.decode_steps + 1)
 
 
-def judged_by_sums(points: Collection[str], sparse: bool) -> tuple[str, ...]:
-    """Return the points that sums of their rows judge where ``points`` are recorded, in program order.
+def judged_by_sums(points: Collection[str], support: Collection[str], sparse: bool) -> tuple[str, ...]:
+    """Return the points that sums of their rows judge where ``points`` and their ``support`` are recorded.
 
-    The residual stream, by the sums of its summands; and operations whose inputs are recorded whole.
+    The residual stream, by the sums of its summands; norms that are support, and operations that can be made from what
+    is recorded of their layer. In program order.
     """
+    held = {*points, *support}
     found = []
     for name in present(sparse):
-        row, inputs = POINTS[name], inputs_of(name, sparse)
-        known = row.kind == "sum" or (row.kind in ("projection", "score") and set(points).issuperset(inputs))
-        if row.per_layer and name not in points and known:
+        row = POINTS[name]
+        if name in points:
+            continue
+        if row.kind == "norm":
+            known = name in support
+        elif row.kind == "score":
+            known = held.issuperset(row.inputs)
+        elif row.kind == "projection":
+            known = unrecorded(name, held, sparse) is not None
+        else:
+            known = row.kind == "sum"
+        if known and (row.per_layer or row.kind == "norm") and (name not in support or row.kind == "norm"):
             found.append(name)
     return tuple(found)
 
 
-def summed(points: Collection[str], sparse: bool) -> tuple[str, ...]:
+def summed_places(requested: Requested, layers: int, sparse: bool) -> Iterator[tuple[int | None, str]]:
+    """Yield the layer and point of everything that sums of rows judge in a phase, of a model of so many layers."""
+    if requested.row_sums:
+        for point in judged_by_sums(requested.points, requested.support, sparse):
+            if POINTS[point].per_layer:
+                yield from ((layer, point) for layer in requested.layers)
+            elif layers - 1 in requested.layers:
+                yield None, point
+
+
+def unrecorded(name: str, recorded: Container[str], sparse: bool) -> tuple[str, ...] | None:
+    """Return the operations between what is recorded of a layer and a point, in program order; None where none lead.
+
+    A stream is known where it, or the norm of it, is recorded. Experts are not chosen again.
+    """
+    found: dict[str, None] = {}
+
+    def leads(point: str) -> bool:
+        for source in inputs_of(point, sparse):
+            row = POINTS[source]
+            if source in recorded or source in found:
+                continue
+            if row.kind == "stream":
+                if not any(n.name in recorded for n in POINTS.values() if n.kind == "norm" and n.inputs == (source,)):
+                    return False
+                continue
+            if row.keyed or row.attends or row.kind in ("route", "cache") or not leads(source):
+                return False
+            found[source] = None
+        return True
+
+    return tuple(found) if leads(name) else None
+
+
+def summed(points: Collection[str], support: Collection[str], sparse: bool) -> tuple[str, ...]:
     """Return the points whose rows' sums are recorded: those judged by them, their summands, what is handed on."""
-    judged = judged_by_sums(points, sparse)
+    judged, held = judged_by_sums(points, support, sparse), {*points, *support}
     wanted = {*judged, *(i for p in judged if POINTS[p].kind == "sum" for i in inputs_of(p, sparse))}
-    return tuple(p for p in POINTS if p in (wanted | BETWEEN_LAYERS).difference(points))
+    return tuple(p for p in POINTS if p in (wanted | BETWEEN_LAYERS).difference(held))
 
 
 def entries(requested: Requested, length: int) -> Iterator[Entry]:

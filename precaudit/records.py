@@ -295,7 +295,8 @@ class ErrorRecord(Record, frozen=True):
     Scopes hold the worst value of each metric with its index: a token's position, a head, a channel (head · K + k);
     ``excess``, ``gain`` and ``mean`` there are in units of their noise. ``excluded``: masked elements, which are in no
     number. ``elided``: what the best emulation does otherwise: places left unrounded, a point read as it was before it
-    was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes.
+    was rounded, another honest form. ``inherits``: a recorded point between inputs and result from which it closes; of
+    sums, the first operation that was made again.
     ``costly``: the place whose rounding an ill-conditioned operation amplifies to most of its error. ``summed``: the
     format of 16 bits in which the backend summed a product, by which the record closes and no program asks for it.
     ``narrow``: the format inside that a program declares and its textbook does not have.

@@ -20,6 +20,10 @@ from precaudit.jax_decoder import Parts
 from precaudit.jax_decoder.decoder import Decoder
 from precaudit.judging.gate import gate
 from precaudit.limits import default_limits
+from precaudit.numpy_decoder.model import Model
+from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.places import Place
+from precaudit.policies import recorded_policy
 from precaudit.prompts import Prompt
 from precaudit.records import value
 from precaudit.row_sums import factors, hashes_of, signs, sums_of
@@ -128,8 +132,9 @@ def test_honest_sums_are_within_two_thirds_of_their_limits(tmp_path, policy):
     found = compared(tmp_path, recorded(tmp_path, policy=policy))
     assert failing(found) == set()
     sums = [e for e in found.errors if e.kind == "sums"]
-    judged = judged_by_sums(found.run.record.requested.points, sparse=False)
-    assert {e.point for e in sums} == set(judged) - {"mlp_out"}
+    asked = found.run.record.requested
+    assert {e.point for e in sums} == set(judged_by_sums(asked.points, asked.support, sparse=False))
+    assert {e.point for e in sums} >= {"attn_norm", "mlp_out", "final_norm"}
     limits = default_limits()
     for e in sums:
         n = e.slices["token"]
@@ -195,6 +200,57 @@ def test_a_projection_that_is_off_fails_in_its_layer(tmp_path):
     assert ("sums", 0, "attn_proj") in failing(found)
 
 
+def off(part, change):
+    """A part of the decoder whose results are changed, as they are stored."""
+    return lambda *given: change(part(*given).astype(jnp.float32)).astype(given[0].dtype)
+
+
+IN_THE_MLP = {
+    "2 % too large": (("bf16", lambda x: x * 1.02), ("fp32-highest", lambda x: x * 1.0001)),
+    "int8": (("bf16", integers), ("fp32-highest", integers)),
+    "float8": (("bf16", as_float8), ("fp32-highest", as_float8)),
+    "a token zeroed": (("bf16", STREAM["a token zeroed"]), ("fp32-highest", STREAM["a token zeroed"])),
+}
+
+
+@pytest.mark.parametrize("case", [(name, *pair) for name, pairs in IN_THE_MLP.items() for pair in pairs])
+def test_what_is_wrong_inside_the_mlp_fails_at_its_output_in_every_layer(tmp_path, case):
+    _, policy, change = case
+    parts = replace(Parts(), activate=off(Parts().activate, change))
+    found = compared(tmp_path, recorded(tmp_path, parts=parts, policy=policy, batch=1, phases="prefill"))
+    placed = {f for f in failing(found) if f[0] not in ("forward",)}
+    assert placed == {("sums", layer, "mlp_out") for layer in range(5)}
+
+
+@pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
+def test_norms_that_are_off_fail_at_each(tmp_path, policy):
+    """Whether what they read was recorded (bf16, where a compiler may fuse) or is known by its lengths and sums."""
+    parts = replace(Parts(), norm=off(Parts().norm, lambda x: x * 1.02))
+    found = compared(tmp_path, recorded(tmp_path, parts=parts, policy=policy, batch=1, phases="prefill"))
+    assert failing(found) >= {("sums", layer, "attn_norm") for layer in range(5)}
+    assert ("sums", None, "final_norm") in failing(found) or policy == "bf16"  # one row of two sums: 1 % there is less
+
+
+def test_a_norm_with_weights_of_zero_tells_what_it_can(tmp_path):
+    """What such a weight hides has the size that the others lack of the row's length."""
+    from precaudit.references.textbook.unrecorded import before_norm
+
+    run = recorded(tmp_path, policy="fp32-highest", batch=1, phases="prefill")
+    found = Recorded.of(run)
+    entering = found.row_sums("p0", "prefill", 2, "resid_in")
+    rows = found.rows("p0", "prefill", 2, "attn_norm")
+    model = Model(found.config, load("tiny", "fp32-highest", None, "cpu").checkpoint.tensors.read)
+    place, policy = Place("p0", "prefill", 0, 2, "attn_norm"), recorded_policy(run.record)
+    whole = before_norm(found, model, policy, place, rows.positions)
+    np.testing.assert_allclose(np.linalg.norm(whole.rows, axis=1), entering.sizes, rtol=1e-5)
+    hidden = [3, 50]
+    model.context(2, rows.positions, Rounding()).tensor("input_layernorm.weight")[hidden] = 0
+    part = before_norm(found, model, policy, place, rows.positions)
+    np.testing.assert_array_equal(np.delete(part.rows, hidden, 1), np.delete(whole.rows, hidden, 1))
+    lost = np.sqrt((part.spread[:, hidden] ** 2).sum(axis=1) / 3)  # of a uniform error
+    np.testing.assert_allclose(lost, np.linalg.norm(whole.rows[:, hidden], axis=1), rtol=1e-2)
+
+
 def test_a_stream_that_is_changed_between_layers_is_found_by_its_hashes(tmp_path):
     original = Decoder._layer
 
@@ -225,7 +281,8 @@ def test_an_operation_that_cannot_be_emulated_is_unknown(tmp_path):
     with mock.patch("precaudit.references.textbook.sums.not_emulated", return_value="such products"):
         found = compared(tmp_path, run)
     unknown = {(e.point, e.unknown) for e in found.errors if e.kind == "sums" and e.unknown}
-    assert unknown == {(point, "no emulation of such products") for point in ("scores", "attn_proj")}
+    points = ("attn_norm", "scores", "attn_proj", "mlp_out", "final_norm")
+    assert unknown == {(point, "no emulation of such products") for point in points}
     assert gate(found).exit_code == 3
 
 
@@ -256,7 +313,10 @@ def test_layers_that_were_not_recorded_hand_nothing_on(tmp_path):
 
 
 def test_what_is_recorded_whole_has_no_sums():
-    points = {*DEFAULT_POINTS, *support(DEFAULT_POINTS, ("prefill", "decode"))}
-    assert judged_by_sums(points, sparse=False) == ("scores", "attn_proj", "resid_mid", "resid_out")
-    assert "attn_out" not in summed(points, sparse=False)
-    assert judged_by_sums({"logits"}, sparse=False) == ("resid_mid", "resid_out")
+    held = support(DEFAULT_POINTS, ("prefill", "decode"))
+    judged = ("attn_norm", "scores", "attn_proj", "resid_mid", "mlp_out", "resid_out", "final_norm")
+    assert judged_by_sums(DEFAULT_POINTS, held, sparse=False) == judged
+    routed = tuple("router" if p == "mlp_out" else p for p in judged)  # what experts make is not known
+    assert judged_by_sums(DEFAULT_POINTS, held, sparse=True) == routed
+    assert "attn_out" not in summed(DEFAULT_POINTS, held, sparse=False)
+    assert judged_by_sums(("logits",), ("final_norm",), sparse=False) == ("resid_mid", "resid_out", "final_norm")

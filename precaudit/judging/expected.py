@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, judged_by_sums, misfit
+from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit, summed_places
 from precaudit.graphs.decoder import LOGITS, POINTS
 from precaudit.judging import predictions
 from precaudit.judging.baselines import Judged
@@ -43,7 +43,7 @@ def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
                 )  # fmt: skip
             elif e.phase in run.record.requested.phases and (not e.support or POINTS[e.source].state):
                 yield from _uncompared(prompt, e, seen, run.record.requested.layers)
-        yield from _unsummed(run.record.requested, prompt, config.sparse, seen)
+        yield from _unsummed(run.record.requested, prompt, config, seen)
 
 
 def _index(points: Iterable[PointRecord]) -> dict[int, PointRecord]:
@@ -87,18 +87,19 @@ def _uncompared(prompt: str, e: Entry, seen: Container[Judged], layers: Containe
             )  # fmt: skip
 
 
-def _unsummed(asked: Requested, prompt: str, sparse: bool, seen: Container[Judged]) -> Iterator[Verdict]:
+def _unsummed(asked: Requested, prompt: str, config: "DecoderConfig", seen: Container[Judged]) -> Iterator[Verdict]:
     """Yield ``missing`` for everything that sums of rows judge and no record holds.
 
     A program need not show what lies within an operation.
     """
     if not asked.row_sums:
         return
-    judged = [p for p in judged_by_sums({*asked.points, *asked.support}, sparse) if POINTS[p].within is None]
-    wanted = [("sums", p) for p in judged] + [("state", p.name) for p in POINTS.values() if p.handed is not None]
-    for phase, layer, (kind, point) in product(asked.phases, asked.layers, wanted):
-        first = kind == "state" and layer > 0 and layer - 1 not in asked.layers
-        if not first and point not in asked.points and (kind, prompt, phase, 0, layer, point) not in seen:
+    judged = summed_places(asked, config.layers, config.sparse)
+    wanted = [("sums", layer, point) for layer, point in judged if POINTS[point].within is None]
+    handed = [p.name for p in POINTS.values() if p.handed is not None and p.name not in asked.points]
+    wanted += [("state", i, name) for i in asked.layers for name in handed if i == 0 or i - 1 in asked.layers]
+    for phase, (kind, layer, point) in product(asked.phases, wanted):
+        if (kind, prompt, phase, 0, layer, point) not in seen:
             yield Verdict(
                 status="missing", kind=kind, prompt=prompt, phase=phase, layer=layer, point=point,
                 text="no such record in errors.jsonl; compare again without filters",

@@ -121,13 +121,14 @@ def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
 
     A local error is computed from recorded inputs and inherits nothing from them, but for three: what is not finite,
     attn_out that closes from the recorded scores or probs that failed themselves, and attention that read a cache which
-    was hashed and differs from the rows that it is judged by. A forward error inherits from
-    everything before it in the program. State is judged bit for bit and inherits nothing. A formula holds or not
-    whatever was recorded: after the first point where one does not, what follows in the program inherits, there and in
-    what decode and rescore read of prefill.
+    was hashed and differs from the rows that it is judged by. Sums of an operation that was made again from an earlier
+    one inherit from what failed in between. A forward error inherits from everything before it in the program. State is
+    judged bit for bit and inherits nothing. A formula holds or not whatever was recorded: after the first point where
+    one does not, what follows in the program inherits, there and in what decode and rescore read of prefill.
     """
     flagged: set[Place] = set()
     altered: set[tuple[Any, ...]] = set()
+    unsummed: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     first: dict[tuple[str, str], tuple[int, int]] = {}
     poisoned: dict[tuple[str, str], tuple[int, int]] = {}
     parted: dict[tuple[str, str], tuple[int, int]] = {}
@@ -138,6 +139,8 @@ def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
             flagged.add(v.place)
         if v.kind == "state" and v.metric == HASHED and v.point in CACHES.values():
             altered.add(v.place[:4])
+        if v.kind == "sums":
+            unsummed.setdefault(v.place[:4], []).append(v.depth)
         if v.kind == "formula":
             parted[v.prompt, v.phase] = min(parted.get((v.prompt, v.phase), v.depth), v.depth)
         if v.kind in ("local", "state", "sums"):
@@ -152,6 +155,9 @@ def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
         if v.kind == "local" and v.status == "fail":
             between = v.inherits is not None and any((*v.place[:4], name) in flagged for name in parts_of(v.point))
             return between or (v.place[:4] in altered and v.point in POINTS and POINTS[v.point].reads_keys)
+        if v.kind == "sums" and v.status == "fail":
+            since = None if v.inherits is None else v.place._replace(point=v.inherits).order
+            return since is not None and any(since <= d < v.depth for d in unsummed[v.place[:4]])
         if v.kind in ("local", "sums"):
             return v.status == "nonfinite" and (v.prompt, v.phase) in poisoned and poisoned[v.prompt, v.phase] < v.depth
         pooled = () if v.prompt else first  # over all prompts and phases

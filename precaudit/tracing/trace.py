@@ -232,7 +232,7 @@ def _request(
         tokens_from=str(options.tokens_from) if options.tokens_from is not None else None,
         cache_hashes=True,
     )
-    sums = summed({*requested.points, *requested.support}, subject.config.sparse)
+    sums = summed(requested.points, requested.support, subject.config.sparse)
     shown = tuple(p for p in sums if p not in hidden(subject.policy.attention))
     requested = msgspec.structs.replace(requested, row_sums=shown)
     return found, forced, requested

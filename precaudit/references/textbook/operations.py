@@ -91,11 +91,11 @@ def prepare(recorded: Recorded, model: Model, place: Place, part: Rows) -> Opera
     if found is None:
         return None
     window, last = model.config.window_of(place.layer), _last_read(recorded, place, found[1])
-    start, lengths = recorded.start_of(place.prompt), _lengths(recorded, place, found[0])
+    start, lengths = recorded.start_of(place.prompt), lengths_at(recorded, place, found[0])
     return Operation(recorded.run.record.id, place, part, *found, window, last, start, lengths)
 
 
-def _lengths(recorded: Recorded, place: Place, positions: Array) -> Array | None:
+def lengths_at(recorded: Recorded, place: Place, positions: Array) -> Array | None:
     """Return how long the sequence was when its rows at ``positions`` were turned; None where that changes nothing."""
     scaling = recorded.config.rope_scaling
     if scaling is None or not scaling.by_length:
@@ -141,7 +141,7 @@ def _evaluation(recorded: Recorded, model: Model, place: Place, part: Rows) -> E
     if not len(positions):
         return None
     values = tuple(widen(rows.at(positions)) for rows in present)
-    lengths = _lengths(recorded, place, positions)
+    lengths = lengths_at(recorded, place, positions)
     return positions, values, *_on_rows(model, place.point, layer, positions, values, lengths)
 
 

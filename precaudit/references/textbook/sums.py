@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.coverage import HASH_FORMAT, judged_by_sums, point_format
+from precaudit.coverage import HASH_FORMAT, point_format, summed_places, unrecorded
 from precaudit.formats import FORMATS
 from precaudit.graphs.decoder import POINTS, STREAM, inputs_of
 from precaudit.metrics.rows import unseen, visible
@@ -27,32 +27,43 @@ from precaudit.references.textbook.handover import embedded, handed
 from precaudit.references.textbook.local import not_emulated
 from precaudit.references.textbook.operations import prepare
 from precaudit.references.textbook.units import chosen, policy_at, undecided
+from precaudit.references.textbook.unrecorded import before_norm, made_through
 from precaudit.row_sums import RowSums, hashes_of, sums_of
 from precaudit.runs.recorded import Recorded, Rows
 
 SINGLE = FORMATS["float32"].unit_roundoff
+ROOT = np.sqrt(3)  # of an error that is uniform within ±a, a is ROOT times its root mean square
 
 
 class Expected(NamedTuple):
-    """What rows have to sum up to [T, LANES] and the size of what rounding leaves of each, ‖e‖ [T]."""
+    """What rows have to sum up to [T, LANES] and the size of what rounding leaves of each, ‖e‖ [T].
+
+    ``since``: the first of several operations that were made again.
+    """
 
     positions: Array
     sums: Array
     noise: Array
+    since: str | None = None
 
 
 def sum_errors(
     recorded: Recorded, model: Model, weights: bool, policy: Policy, prompt: str, phase: str, layer: int
 ) -> Iterator[ErrorRecord]:
-    """Yield the records of one layer and phase that sums of rows tell, all steps together, and what it was handed."""
-    asked, run = recorded.requested, recorded.run.record.id
+    """Yield the records of one layer and phase that sums of rows tell, all steps together, and what it was handed.
+
+    What comes after all layers belongs to the last.
+    """
+    asked, run, config = recorded.requested, recorded.run.record.id, recorded.config
     if not asked.row_sums:
         return
     if HANDED not in asked.points and handed(recorded, layer):
         yield from _handed(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
-    for point in judged_by_sums({*asked.points, *asked.support}, recorded.config.sparse):
-        here = Place(prompt, phase, 0, layer, point)
-        found = recorded.row_sums(prompt, phase, layer, point)
+    for at, point in summed_places(asked, config.layers, config.sparse):
+        if layer != (config.layers - 1 if at is None else at):
+            continue
+        here = Place(prompt, phase, 0, at, point)
+        found = _told_by(recorded, here, layer)
         if found is None:
             if POINTS[point].within is None:  # a program need not show what lies within an operation
                 yield here.record("sums", run, "summands", missing="requested, not in the run")
@@ -60,23 +71,44 @@ def sum_errors(
         expected = _expected(recorded, model, weights, policy, here, found)
         if isinstance(expected, str):
             yield here.record("sums", run, "summands", unknown=expected)
-        else:
+        elif len(expected.positions):
             yield _judged(here, run, found, expected)
+
+
+def _told_by(recorded: Recorded, place: Place, layer: int) -> RowSums | None:
+    """Return the sums that tell of a place: its own, or of a norm those of the rows that it was made of."""
+    point = POINTS[place.point].inputs[0] if _backwards(recorded, place) else place.point
+    return recorded.row_sums(place.prompt, place.phase, layer, point)
+
+
+def _backwards(recorded: Recorded, place: Place) -> bool:
+    """Whether a norm is judged by what it was made of, whose rows were not recorded."""
+    row = POINTS[place.point]
+    return row.kind == "norm" and not {*recorded.requested.points, *recorded.requested.support}.issuperset(row.inputs)
 
 
 def _expected(
     recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place, found: RowSums
 ) -> Expected | str:
     """Return what a place's rows have to sum up to, or why that is not known."""
-    row, decode = POINTS[place.point], place.phase == "decode"
+    row, asked, sparse = POINTS[place.point], recorded.requested, recorded.config.sparse
     if row.kind == "sum":
         return _added(recorded, policy, place, found) or "the sums of its inputs were not recorded"
     if row.tensors and not weights:
         return "weights"
-    lacking = not_emulated(policy, place.point, decode, device_kind(recorded.run.record.device))
-    if lacking or (lacking := undecided(recorded, policy, place)):
-        return f"no emulation of {lacking}"
-    return _made(recorded, model, policy, place, found) or "inputs were not recorded"
+    between = () if row.kind == "score" else unrecorded(place.point, {*asked.points, *asked.support}, sparse)
+    for name in (*(between or ()), place.point):
+        here = place._replace(point=name)
+        lacking = not_emulated(policy, name, place.phase == "decode", device_kind(recorded.run.record.device))
+        if lacking or (lacking := undecided(recorded, policy, here)):
+            return f"no emulation of {lacking}"
+    if _backwards(recorded, place):
+        made = _unnormalised(recorded, model, policy, place, found)
+    elif between:
+        made = _made_through(recorded, model, policy, place, found)
+    else:
+        made = _made(recorded, model, policy, place, found)
+    return made or "inputs were not recorded"
 
 
 def _handed(recorded: Recorded, model: Model, weights: bool, policy: Policy, place: Place) -> Iterator[ErrorRecord]:
@@ -116,7 +148,7 @@ def _added(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> 
     if (stream := parts[0]) is None or (more := parts[1]) is None:
         return None
     own, other = (FORMATS[point_format(policy, name)].unit_roundoff for name in (place.point, names[1]))
-    rounded = np.hypot(own * found.sizes, max(own, other) * more.sizes) / np.sqrt(3)
+    rounded = np.hypot(own * found.sizes, max(own, other) * more.sizes) / ROOT
     width = recorded.config.width
     taken = np.sqrt(sum((_taken(x, width) ** 2 for x in (found, stream, more)), np.zeros(len(found.positions))))
     return Expected(found.positions, stream.sums + more.sums, np.hypot(rounded, taken))
@@ -125,6 +157,37 @@ def _added(recorded: Recorded, policy: Policy, place: Place, found: RowSums) -> 
 def _taken(rows: RowSums, terms: int) -> Array:
     """Return the size of what sums taken in float32 lose [T]: partial sums are at most of the size of the row."""
     return np.zeros(len(rows.sizes)) if rows.exact else SINGLE * np.sqrt(terms) * rows.sizes
+
+
+def _unnormalised(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
+    """Return what the rows that a recorded norm was made of have to sum up to."""
+    rows = recorded.rows(place.prompt, place.phase, place.layer, place.point)
+    stream = None if rows is None else before_norm(recorded, model, policy, place, rows.positions)
+    if rows is None or stream is None or (sizes := found.at(rows.positions)) is None:
+        return None
+    own = POINTS[place.point].inputs[0]
+    u = FORMATS[point_format(policy, own)].unit_roundoff  # the norm may read the row before it was rounded
+    width = recorded.config.width
+    noise = np.hypot(_size(stream.spread), u * sizes.sizes) / ROOT
+    noise = np.hypot(noise, SINGLE * np.sqrt(width) * sizes.sizes)
+    return Expected(rows.positions, sums_of(stream.rows, rows.positions), noise)
+
+
+def _made_through(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
+    """Return what an operation has to sum up to that others, not recorded, lie before."""
+    made = made_through(recorded, model, policy, place, found.positions)
+    if made is None:
+        return None
+    size = _size(made.rows)
+    noise = np.max([_size(y - made.rows) for y in made.draws], axis=0)
+    noise = np.maximum(noise, np.median(_over(noise, size)) * size)  # one draw of a row's errors may be small
+    noise = np.hypot(noise, SINGLE * np.sqrt(recorded.config.mlp_width) * size)
+    return Expected(found.positions, sums_of(made.rows, found.positions), noise, made.since)
+
+
+def _over(a: Array, b: Array) -> Array:
+    """Return a / b [T]; 0 where b is."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
 
 
 def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found: RowSums) -> Expected | None:
@@ -147,9 +210,12 @@ def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found:
         noise = np.max([_size(y - grids[0]) for y in grids[1:]], axis=0)
         if stored == "float32":
             noise = np.hypot(noise, SINGLE * _size(_rows(operation.magnitude(SINGLE), row.keyed, rows)))
+        if row.kind == "norm":  # it may read the row before it was rounded
+            noise = np.hypot(noise, FORMATS[point_format(policy, row.inputs[0])].unit_roundoff * _size(grids[0]) / ROOT)
         taken = SINGLE * np.sqrt(grids[0][0].size) * _size(grids[0])
-        parts.append(Expected(rows, sums_of(grids[0], rows), np.hypot(noise, taken)))
-    return Expected(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+        parts.append((rows, sums_of(grids[0], rows), np.hypot(noise, taken)))
+    positions, sums, noises = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return Expected(positions, sums, noises)
 
 
 def _parts(recorded: Recorded, place: Place, positions: Array) -> Iterator[tuple[Array, int]]:
@@ -176,7 +242,10 @@ def _size(rows: Array) -> Array:
 
 def _judged(place: Place, run: str, found: RowSums, expected: Expected) -> ErrorRecord:
     """Return a record: how far sums are from what they have to be, in units of what rounding leaves."""
-    error, finite = found.sums - expected.sums, np.isfinite(found.sums).all(axis=1) & np.isfinite(found.sizes)
+    same = found.at(expected.positions)
+    assert same is not None
+    found, finite = same, np.isfinite(same.sums).all(axis=1) & np.isfinite(same.sizes)
+    error = found.sums - expected.sums
     known = np.isfinite(expected.sums).all(axis=1)
     rows = finite & known
     if not rows.any():
@@ -190,6 +259,6 @@ def _judged(place: Place, run: str, found: RowSums, expected: Expected) -> Error
         "gain": number((error * meant).sum() / ((meant**2).sum() or 1.0)),
         "rel_l2": number(ratio(norm(error), norm(meant))),
         "scopes": {"token": {"ratio": (number(units[worst].max()), int(found.positions[rows][worst]))}},
-        "slices": {"token": units.size},
+        "slices": {"token": units.size}, "inherits": expected.since,
     }  # fmt: skip
     return place.record("sums", run, "summands", **numbers)
