@@ -29,7 +29,7 @@ class Place(NamedTuple):
     @property
     def order(self) -> tuple[int, int]:
         """How far into the program the point is."""
-        return (LAST if self.layer is None else self.layer, ORDER.get(self.point, len(ORDER)))
+        return order_of(self.layer, self.point)
 
     @property
     def text(self) -> str:
@@ -40,6 +40,11 @@ class Place(NamedTuple):
     def record(self, kind: Any, candidate: str, reference: str, **numbers: Any) -> ErrorRecord:
         """Return an error record here."""
         return ErrorRecord(**self._asdict(), kind=kind, candidate=candidate, reference=reference, **numbers)
+
+
+def order_of(layer: int | None, point: str) -> tuple[int, int]:
+    """Return how far into the program a point is: those outside layers come last."""
+    return (LAST if layer is None else layer, ORDER.get(point, len(ORDER)))
 
 
 def layers_text(layers: Iterable[int]) -> str:

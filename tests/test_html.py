@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -286,6 +287,20 @@ def test_tokens_are_text_where_the_tokenizer_is_the_runs_own(honest):
     other = replace(found.run, prompts={"a": msgspec.structs.replace(found.run.prompts["a"], text="another text")})
     assert text_of(other) is None
     assert all(re.fullmatch(r"[\d ]*", t.before) for t in worst(found, None))
+
+
+def test_the_tokens_with_the_largest_ratios_are_told(honest):
+    """Ten are kept while records stream by: they are the ten of all, each by the largest of its records."""
+    found = recall(honest)
+    one = next(e for e in found.errors if e.kind == "forward" and "ratio" in (e.scopes or {}).get("token", {}))
+    ratios = np.random.default_rng(5).permutation(400).reshape(50, 8)  # of 50 tokens, 8 records each, none twice
+    errors = [
+        msgspec.structs.replace(one, scopes={"token": {"ratio": (float(ratios[t, i]), t)}})
+        for i in range(8) for t in range(50)
+    ]  # fmt: skip
+    largest = np.argsort(-ratios.max(1))[:10]
+    told = [(t.position, t.ratio) for t in worst(replace(found, errors=errors), None)]
+    assert told == [(t, ratios[t].max()) for t in largest]
 
 
 def test_a_model_of_thirty_layers_is_less_than_three_megabytes(honest):

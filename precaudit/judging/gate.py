@@ -328,10 +328,17 @@ def _caches(found: Comparison) -> set[str]:
 
 
 def _once(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """Yield one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records."""
+    """Yield one verdict a kind and place: the first, as a missing tensor shows in coverage and in the records.
+
+    Of a kind and place there is one record (``Rules.apply``), whose verdict needs no look unless it is missing.
+    """
     seen = Seen()
     for v in verdicts:
-        if seen.add(("missing", v.place) if v.status == "missing" else (v.kind, v.place, v.index, v.text)):
+        if v.status == "missing":
+            new = seen.add(v.place)
+        else:
+            new = v.kind in JUDGED or seen.add((v.kind, v.place, v.index, v.text))
+        if new:
             yield v
 
 

@@ -48,9 +48,10 @@ def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
 
 def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Verdict]:
     """Yield the verdicts with those that something before them accounts for called ``input suspect``."""
-    inherits = _formulas(verdicts, errors) | _nonfinite(verdicts, errors)
+    formulas, follows = _formulas(verdicts, errors), _nonfinite(verdicts, errors)
     return (
-        msgspec.structs.replace(v, status="input suspect") if (v.kind, *_key(v)) in inherits else v for v in verdicts
+        msgspec.structs.replace(v, status="input suspect") if follows(v) or (v.kind, *_key(v)) in formulas else v
+        for v in verdicts
     )
 
 
@@ -73,20 +74,25 @@ def _each(index: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _nonfinite(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
-    """Return what is not finite after the first segment that makes it so, in its call or in a later one of its case.
+def _nonfinite(verdicts: Iterable[Verdict], errors: Sequence[ErrorRecord]) -> Callable[[Verdict], bool]:
+    """Return what tells what is not finite after the first segment that makes it so, in its call or a later one.
 
     What arises in an operation of its own stays.
     """
-    bad = [v for v in verdicts if v.status == "nonfinite" and v.kind in ("local", "forward")]
-    order = _order(errors if bad else ())
     first: dict[str, tuple[int, ...]] = {}
-    for v in (v for v in bad if v.kind == "local"):
-        first[v.prompt] = min(first.get(v.prompt, order(v)), order(v))
-    arising = {id(v) for v in bad if v.kind == "local" and ((v.metric and v.text) or order(v) == first[v.prompt])}
-    return {
-        (v.kind, *_key(v)) for v in bad if id(v) not in arising and v.prompt in first and order(v) >= first[v.prompt]
-    }  # fmt: skip
+    order: Callable[[Verdict], tuple[int, ...]] | None = None
+    for v in verdicts:
+        if v.status == "nonfinite" and v.kind == "local":
+            order = order or _order(errors)
+            first[v.prompt] = min(first.get(v.prompt, order(v)), order(v))
+
+    def follows(v: Verdict) -> bool:
+        if v.status != "nonfinite" or v.kind not in ("local", "forward") or v.prompt not in first or order is None:
+            return False
+        arises = v.kind == "local" and ((v.metric and v.text) or order(v) == first[v.prompt])
+        return not arises and order(v) >= first[v.prompt]
+
+    return follows
 
 
 def _order(errors: Sequence[ErrorRecord]) -> Callable[[Verdict], tuple[int, ...]]:

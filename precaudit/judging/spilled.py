@@ -55,20 +55,19 @@ class Spilled(Sequence[Verdict]):
         """Return them by status, depth in the program, prompt, phase and step; those that are few as a tuple."""
         if self._file is None:
             return tuple(sorted(self._held, key=_key))
-        numbered: tuple[dict[Any, int], ...] = ({}, {}, {}, {}, {})
+        numbered: tuple[dict[Any, int], ...] = ({}, {})
         columns = [array("Q") for _ in numbered]
         for v in self:
             for known, column, x in zip(numbered, columns, _key(v), strict=True):
                 column.append(known.setdefault(x, len(known)))
-        ranks = [{known[x]: i for i, x in enumerate(sorted(known))} for known in numbered]
-
-        def number(i: int) -> int:
-            n = 0
-            for rank, column in zip(ranks, columns, strict=True):
-                n = n * len(rank) + rank[column[i]]
-            return n * len(self) + i
-
-        numbers = [number(i) for i in range(len(self))]  # one list of whole numbers: a list of keys would take 200 MB
+        weights, times = [[0] * len(known) for known in numbered], len(self)
+        for weight, known in zip(reversed(weights), reversed(numbered), strict=True):
+            for i, x in enumerate(sorted(known)):
+                weight[known[x]] = i * times
+            times *= len(known)
+        # one list of whole numbers: a list of keys would take 200 MB
+        first, then = weights
+        numbers = [first[a] + then[b] + i for i, (a, b) in enumerate(zip(*columns, strict=True))]
         numbers.sort()
         found = Spilled()
         found._held, found._file, found._ends = self._held, self._file, self._ends
@@ -119,5 +118,5 @@ class Spilled(Sequence[Verdict]):
         return msgspec.structs.replace(v, index=tuple(v.index)) if isinstance(v.index, list) else v
 
 
-def _key(v: Verdict) -> tuple[int, tuple[int, int], str, str, int]:
-    return (STATUSES.index(v.status), v.depth, v.prompt, v.phase, v.step)
+def _key(v: Verdict) -> tuple[tuple[int, tuple[int, int]], tuple[str, str, int]]:
+    return (STATUSES.index(v.status), v.depth), (v.prompt, v.phase, v.step)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
-from precaudit.places import Place
+from precaudit.places import Place, order_of
 from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
@@ -74,7 +74,7 @@ class Verdict(Record, frozen=True):
     @property
     def depth(self) -> tuple[int, int]:
         """How far into the program the point is."""
-        return self.place.order
+        return order_of(self.layer, self.point)
 
 
 def _holds_worst(e: ErrorRecord, scope: str, index: Any) -> bool:

@@ -1,11 +1,12 @@
 """The cells of a heat map: of every layer and point the worst record, how bad it is, and its story in words."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, isnan
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite, isnan
 from typing import Any
 
+from precaudit.filed import of_kinds
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status
 from precaudit.limits import Limits, default_limits
@@ -41,20 +42,41 @@ class Cell:
         return MARKS.get(self.status, "?")
 
 
-def cells(errors: Iterable[ErrorRecord], kind: str, suspects: Collection[tuple[str, Place]] = ()) -> list[Cell]:
+@dataclass
+class _Group:
+    """The records of a layer and point as they stream by, by their worst."""
+
+    status: Status
+    worst: ErrorRecord
+    size: float | None = None
+    over: float = -inf
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, status: Status, e: ErrorRecord) -> None:
+        found = over(e)
+        heavier = STATUSES.index(status) - STATUSES.index(self.status)
+        if heavier < 0 or (heavier == 0 and _finite(found) > self.over):
+            self.status, self.worst, self.over = status, e, _finite(found)
+        size = inf if e.nonfinite else value(e.ratio) if e.kind == "forward" else found
+        if e.numberless is None and not isnan(size):
+            self.size = size if self.size is None else max(self.size, size)
+        self.counts[status] += 1
+
+
+def cells(errors: Sequence[ErrorRecord], kind: str, suspects: Container[tuple[str, Place]] = ()) -> list[Cell]:
     """Return the cells of one map, ``local`` (with what is state, bit for bit) or ``forward``, as the records come.
 
     ``suspects``: (kind, place) of failures that something before them accounts for.
     """
-    groups: dict[tuple[int | None, str], list[tuple[Status, ErrorRecord]]] = {}
-    for e in errors:
-        if e.kind in KINDS[kind] and (verdict := judge(e, default_limits())) is not None:
+    groups: dict[tuple[int | None, str], _Group] = {}
+    for e in of_kinds(errors, *KINDS[kind]):
+        if (verdict := judge(e, default_limits())) is not None:
             failed = verdict.status in ("fail", "nonfinite")
-            status: Status = (
-                "input suspect" if failed and suspects and (e.kind, Place.of(e)) in suspects else verdict.status
-            )
-            groups.setdefault((e.layer, e.point), []).append((status, e))
-    return [_cell(*key, groups[key]) for key in groups]
+            status: Status = "input suspect" if failed and (e.kind, Place.of(e)) in suspects else verdict.status
+            key = (e.layer, e.point)
+            group = groups.get(key) or groups.setdefault(key, _Group(status, e))
+            group.add(status, e)
+    return [Cell(*key, g.status, g.size, g.worst, g.counts) for key, g in groups.items()]
 
 
 def ordered(found: Sequence[Cell]) -> list[str]:
@@ -62,18 +84,6 @@ def ordered(found: Sequence[Cell]) -> list[str]:
     points = list(dict.fromkeys(c.point for c in found))
     own = any(c.worst.phase == PROGRAM_CALL for c in found)
     return points if own else sorted(points, key=lambda p: ORDER.get(p, len(ORDER)))
-
-
-def _cell(layer: int | None, point: str, records: Sequence[tuple[Status, ErrorRecord]]) -> Cell:
-    status, worst = min(records, key=lambda x: (STATUSES.index(x[0]), -_finite(over(x[1]))))
-    sizes = [x for _, e in records if e.numberless is None and not isnan(x := _size(e))]
-    return Cell(layer, point, status, max(sizes, default=None), worst, Counter(s for s, _ in records))
-
-
-def _size(e: ErrorRecord) -> float:
-    if e.nonfinite:
-        return float("inf")
-    return value(e.ratio) if e.kind == "forward" else over(e)
 
 
 def _finite(x: float) -> float:

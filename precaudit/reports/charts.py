@@ -1,8 +1,10 @@
 """Charts of records: records in, an altair chart out. Colours come from a ``Palette``, which the HTML page replaces."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from math import ceil, floor, isfinite, isnan, log10
 from statistics import median
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from precaudit.errors import UserError
 from precaudit.evidence.records import LineRemedy, Remedy, Share, Shares
+from precaudit.filed import of_kinds
 from precaudit.graphs.decoder import POINTS, STREAM
 from precaudit.records import PROGRAM_CALL, ErrorRecord, value
 from precaudit.reports.cells import Cell, cells, ordered
@@ -158,9 +161,9 @@ def grows(errors: Sequence[ErrorRecord]) -> bool:
 
 def _growing(errors: Sequence[ErrorRecord]) -> list[dict[str, Any]]:
     """Return a row for each point, layer, and measured or emulated: of a model's stream, of the programs' that grow."""
-    sizes: dict[tuple[str, int, str], list[float]] = defaultdict(list)
-    for e in errors:
-        if e.kind == "forward" and e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
+    sizes: dict[tuple[str, int, str], array[float]] = defaultdict(lambda: array("d"))
+    for e in of_kinds(errors, "forward"):
+        if e.layer is not None and e.rel_l2 is not None and not e.nonfinite:
             if e.phase != PROGRAM_CALL and POINTS[e.point].kind not in ("stream", "sum"):
                 continue
             sizes[e.point, e.layer, "measured"].append(value(e.rel_l2))
@@ -276,6 +279,12 @@ def altair_of() -> Any:
     except ImportError:
         raise UserError(MISSING) from None
     return altair
+
+
+def check() -> None:
+    """Raise UserError where altair or vl-convert is not installed; neither is imported, which takes 40 MB."""
+    if not all(map(find_spec, ("altair", "vl_convert"))):
+        raise UserError(MISSING)
 
 
 def drawing() -> Any:

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from precaudit.evidence.records import Finding, LineRemedy, Remedy, Shares
 from precaudit.judging.gate import Judgement, gate
-from precaudit.judging.programs import errors_of
-from precaudit.places import Place
+from precaudit.judging.programs import filed_errors
 from precaudit.records import ErrorRecord, Record, read_lines
+from precaudit.reports.headline import of_status
 from precaudit.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
 from precaudit.runs.written import Comparison, recall
-from precaudit.store import file_hash
+from precaudit.store import Seen, file_hash
 
 R = TypeVar("R", bound=Record)
 
@@ -34,10 +34,12 @@ class Gathered:
     remedies: tuple[Remedy | LineRemedy, ...] | None
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def suspects(self) -> frozenset[tuple[str, Place]]:
+    def suspects(self) -> Seen:
         """Return (kind, place) of every failure that something before it accounts for."""
-        return frozenset((v.kind, v.place) for v in self.judgement.verdicts if v.status == "input suspect")
+        found = Seen()
+        for v in of_status(self.judgement, "input suspect"):
+            found.add((v.kind, v.place))
+        return found
 
 
 def gather(folder: Path) -> Gathered:
@@ -51,11 +53,11 @@ def gather(folder: Path) -> Gathered:
         said = gate(folder)
         sources = {p.name: p.source for p in (*opened.record.points, *opened.record.outputs) if p.source}
         return Gathered(
-            folder, errors_of(opened), said, None, opened, _findings(folder, said),
+            folder, filed_errors(opened), said, None, opened, _findings(folder, said),
             _of_run(folder, MANIFEST, "shares", Shares),
             _of_run(folder, MANIFEST, "lines", LineRemedy), sources,
         )  # fmt: skip
-    found = recall(folder)
+    found = recall(folder, held=False)
     said = gate(found)
     return Gathered(
         folder, found.errors, said, found, None, _findings(folder, said),

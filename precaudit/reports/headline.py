@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Literal
@@ -88,8 +89,8 @@ def percent(x: float) -> str:
 
 
 def of_status(j: Judgement, *statuses: Status) -> Iterator[Verdict]:
-    """Yield the verdicts of some statuses; none is looked at where there is none."""
-    return (v for v in (j.verdicts if any(s in j.counts for s in statuses) else ()) if v.status in statuses)
+    """Yield the verdicts of some statuses; none is looked at after the last."""
+    return islice((v for v in j.verdicts if v.status in statuses), sum(j.counts.get(s, 0) for s in statuses))
 
 
 def _first(verdicts: Iterable[Verdict]) -> Verdict | None:

@@ -18,11 +18,11 @@ from precaudit.reports.gathered import Gathered, gather
 from precaudit.reports.headline import Headline
 from precaudit.reports.headline import headline as judged
 from precaudit.reports.meanings import words
-from precaudit.reports.program_diagnosis import growth
 from precaudit.reports.provenance import facts, subtitle, title
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import detail, prefill_decode, short
 from precaudit.reports.tokens import text_of, worst
+from precaudit.store import Seen
 
 ROWS = 3000  # of a table; what is more is counted
 POINTS = 80  # of a heat map: those that err most
@@ -52,13 +52,13 @@ class Chart:
 
 def render(folder: Path) -> str:
     """Return the page of a compared run; raises UserError where it was not compared, or an extra is missing."""
-    _libraries()
+    charts.check()
     return page(gather(folder))
 
 
 def page(found: Gathered) -> str:
     """Return the page of what was gathered of a run; raises UserError where an extra is missing."""
-    shown = {kind: _cells(found, kind) for kind in KINDS}
+    shown = _shown(found)
     specs, drawn = _charts(found, shown)
     data = {"charts": specs, **_stories(found, shown)}
     scripts = [_libraries(), templates.text("report.js")]
@@ -84,9 +84,15 @@ def _verdict(found: Gathered) -> Headline:
     return said
 
 
-def _cells(found: Gathered, kind: str) -> list[Cell]:
+def _shown(found: Gathered) -> dict[str, list[Cell]]:
+    """Return the cells of both maps."""
+    suspects = found.suspects()
+    return {kind: _cells(found, kind, suspects) for kind in KINDS}
+
+
+def _cells(found: Gathered, kind: str, suspects: Seen) -> list[Cell]:
     """Return the cells of a map, of at most so many points: those that err most."""
-    every = cells(found.errors, kind, found.suspects)
+    every = cells(found.errors, kind, suspects)
     bad = {p: max(_weight(c) for c in every if c.point == p) for p in {c.point for c in every}}
     kept = set(sorted(bad, key=lambda p: bad[p], reverse=True)[:POINTS])
     return [c for c in every if c.point in kept]
@@ -143,7 +149,10 @@ def _causes(found: Gathered, c: Cell) -> list[tuple[str, str]]:
 def _sentences(found: Gathered) -> list[str]:
     """Return what a reader should take away of the records."""
     if found.program is not None:
-        return [*program.sentences(found.program, found.errors), *(f"Growth: {x}." for x in growth(found.errors)[:1])]
+        return [
+            *program.sentences(found.program, found.errors),
+            *(f"Growth: {x}." for x in program.growth(found.errors)[:1]),
+        ]
     assert found.compared is not None
     return sentences(found.errors, found.compared.prefill_decode)
 

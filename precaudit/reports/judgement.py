@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.places import Place
+from precaudit.places import LAST, Place
 from precaudit.records import value
 
 P = TypeVar("P", bound=Hashable)
@@ -29,11 +29,12 @@ class Group:
     size: int = 0
     layers: set[int] = field(default_factory=set)
     prompts: set[int] = field(default_factory=set)
+    _weight: tuple[int, float] = (LAST + 1, 0.0)  # of the first: its layer, and how far it is over its limit
 
     def add(self, v: Verdict) -> None:
         """Look at a verdict."""
-        if (v.depth[0], -_over(v)) < (self.first.depth[0], -_over(self.first)):
-            self.first = v
+        if (weight := (v.depth[0], -_over(v))) < self._weight:
+            self.first, self._weight = v, weight
         self.size += 1
         self.prompts.add(hash(v.prompt))
         if v.layer is not None:
@@ -49,7 +50,10 @@ def grouped(verdicts: Iterable[Verdict], place: Callable[[Verdict], P]) -> dict[
     """Return the groups of verdicts of each place."""
     found: dict[P, dict[tuple[str, ...], Group]] = {}
     for v in verdicts:
-        found.setdefault(place(v), {}).setdefault(_key(v), Group(v)).add(v)
+        here, key = found.setdefault(place(v), {}), _key(v)
+        if key not in here:
+            here[key] = Group(v)
+        here[key].add(v)
     order = {"fail": 0, "nonfinite": 0, "missing": 1, "stale": 1, "unknown": 2, "input suspect": 3, "not run": 4}
 
     def weight(g: Group) -> tuple[int, tuple[int, int]]:

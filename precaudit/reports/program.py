@@ -1,9 +1,12 @@
 """A program's points and their errors as tables that fit a terminal."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from itertools import pairwise
+from math import inf, isfinite, prod
+from statistics import median
 from typing import Any
 
 from precaudit.filed import of_kinds
@@ -13,6 +16,7 @@ from precaudit.limits import default_limits
 from precaudit.limits.checks import SAME
 from precaudit.records import ErrorRecord, value
 from precaudit.reports import fitting
+from precaudit.reports.diagnosis import JUMP
 from precaudit.reports.escaping import code, markdown, terminal
 from precaudit.reports.judgement import digits
 from precaudit.reports.tables import short
@@ -31,6 +35,7 @@ def listing(points: Sequence[ProgramPoint], console: Any) -> None:
 
 
 SHOWN = 24  # points, unless all are asked for
+LEAST = 3  # steps of a point that tell how its error grows
 COLUMNS = ("point", "format", "local", "in u", "left", "bit-equal", "forward", "ratio", "verdicts", "at")
 
 
@@ -147,22 +152,22 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
 
 def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say whether the program's FP64 shadow is the reference, and where it first is not."""
-    found = [e for e in of_kinds(errors, "formula") if e.rel_l2 is not None]
-    if not found:
-        return
-    name = found[0].reference.partition(":")[0]
+    known = other = 0
+    largest, name, first = 0.0, "", None
+    for e in of_kinds(errors, "formula"):
+        if e.rel_l2 is not None:
+            name, known, largest = name or e.reference.partition(":")[0], known + 1, max(largest, value(e.rel_l2))
+            if not value(e.rel_l2) <= SAME:
+                first, other = first or e, other + 1
     what = "your function" if name == "reference" else f"the textbook of {name}"
-    other = [e for e in found if not value(e.rel_l2) <= SAME]
-    if not other:
-        largest = max(value(e.rel_l2) for e in found)
-        yield f"Formula: the program's FP64 shadow is {what}, to {largest:.1e} at every point of {len(found)}."
-        return
-    first = other[0]
-    yield (
-        f"Formula: the program's FP64 shadow is not {what}: first at {first.point}"
-        f"{'' if first.layer is None else f', step {first.layer}'} ({first.reference.rpartition(':')[2]}), "
-        f"{value(first.rel_l2):.1e} off; {len(other)} of {len(found)} places differ. Next: precaudit diagnose"
-    )
+    if known and first is None:
+        yield f"Formula: the program's FP64 shadow is {what}, to {largest:.1e} at every point of {known}."
+    if first is not None:
+        yield (
+            f"Formula: the program's FP64 shadow is not {what}: first at {first.point}"
+            f"{'' if first.layer is None else f', step {first.layer}'} ({first.reference.rpartition(':')[2]}), "
+            f"{value(first.rel_l2):.1e} off; {other} of {known} places differ. Next: precaudit diagnose"
+        )
 
 
 def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:
@@ -201,10 +206,32 @@ def _narrow_sums(worst: Mapping[str, ErrorRecord]) -> Iterator[str]:
 
 def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     """Say how often the output named logits has FP64's top-1, and how far its distributions are."""
-    found = [e.distribution for e in of_kinds(errors, "forward") if e.distribution is not None]
-    if found:
-        rows, same = sum(len(d.top1) for d in found), sum(x == 1.0 for d in found for x in d.top1)
-        known = [x for d in found for k in d.kl if isfinite(x := value(k))]
-        said = f"; largest KL {max(known):.1e}" if known else ""
-        lost = f"; {rows - len(known)} have none: logits are NaN or infinite" if len(known) < rows else ""
+    rows = same = known = 0
+    largest = -inf
+    for d in (e.distribution for e in of_kinds(errors, "forward") if e.distribution is not None):
+        rows, same = rows + len(d.top1), same + sum(x == 1.0 for x in d.top1)
+        finite = [x for k in d.kl if isfinite(x := value(k))]
+        known, largest = known + len(finite), max(largest, *finite)
+    if rows:
+        said = f"; largest KL {largest:.1e}" if known else ""
+        lost = f"; {rows - known} have none: logits are NaN or infinite" if known < rows else ""
         yield f"Logits: top-1 is FP64's in {same} of {rows} rows{said}{lost}."
+
+
+def growth(errors: Sequence[ErrorRecord]) -> list[str]:
+    """Return how the error of each point grows over its steps, jumps first, then the one that grows most."""
+    sizes: dict[str, dict[tuple[int, int], array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
+    for e in of_kinds(errors, "forward"):
+        if e.rel_l2 is not None and not e.nonfinite:
+            name, _, occurrence = e.point.partition("#")
+            sizes[name][int(occurrence or 0), e.layer or 0].append(value(e.rel_l2))
+    told = []
+    for name, steps in sizes.items():
+        each = [median(x) for _, x in sorted(steps.items())]
+        if len(each) < LEAST or not each[0]:
+            continue
+        at = [(i, b / a) for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
+        jumps = f", with a jump at step {', '.join(f'{i} (× {x:.1f})' for i, x in at)}" if at else ", without a jump"
+        says = f"{name} is off by {short(each[0])} at its first step and {short(each[-1])} at its last of {len(each)}"
+        told.append((not at, -each[-1] / each[0], f"{says} (relative, median){jumps}"))
+    return [x[2] for x in sorted(told)]

@@ -1,22 +1,19 @@
 """The diagnosis of a program's run in the terminal: the verdict first, then what matters and what would help."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from precaudit.diagnosis.programs import Diagnosed
 from precaudit.evidence.effects import MOST, WORTH, worth
 from precaudit.evidence.records import LineRemedy
 from precaudit.records import ErrorRecord, value
-from precaudit.reports.diagnosis import JUMP, shared
+from precaudit.reports.diagnosis import shared
 from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS
+from precaudit.reports.program import growth
 from precaudit.reports.tables import short
 
 FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
-LEAST = 3  # steps of a point that tell how its error grows
 
 
 def show(found: Diagnosed, errors: Sequence[ErrorRecord], console: Any, verbose: bool) -> None:
@@ -76,22 +73,3 @@ def remedy(r: LineRemedy) -> str:
     gain, error = 100 * value(r.gain), 100 * value(r.error)
     how = f'; precision="highest" at {" and ".join(r.products)}' if r.products else ""
     return f"{-gain:+.0f} % (± {error:.0f}){flips}, {r.bytes:,} bytes more: {which}{how}"
-
-
-def growth(errors: Sequence[ErrorRecord]) -> list[str]:
-    """Return how the error of each point grows over its steps, jumps first, then the one that grows most."""
-    sizes: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for e in errors:
-        if e.kind == "forward" and e.rel_l2 is not None and not e.nonfinite:
-            name, _, occurrence = e.point.partition("#")
-            sizes[name][int(occurrence or 0), e.layer or 0].append(value(e.rel_l2))
-    told = []
-    for name, steps in sizes.items():
-        each = [median(x) for _, x in sorted(steps.items())]
-        if len(each) < LEAST or not each[0]:
-            continue
-        at = [(i, b / a) for i, (a, b) in enumerate(pairwise(each), 1) if a and b > JUMP * a]
-        jumps = f", with a jump at step {', '.join(f'{i} (× {x:.1f})' for i, x in at)}" if at else ", without a jump"
-        says = f"{name} is off by {short(each[0])} at its first step and {short(each[-1])} at its last of {len(each)}"
-        told.append((not at, -each[-1] / each[0], f"{says} (relative, median){jumps}"))
-    return [x[2] for x in sorted(told)]

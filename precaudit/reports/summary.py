@@ -1,5 +1,7 @@
 """What the reports say, gathered from the records: one line a layer and point, and a few sentences."""
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -119,34 +121,45 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
 
     ``whole``: with the sizes that each accumulation would make, which name no cause.
     """
-    if not any(k.startswith("accum:") for e in of_kinds(errors, "local") for k in e.explained or {}):
-        return None
-    named_in = {e.point for e in of_kinds(errors, "local") if e.explained and e.max_diff}
+    accums, named_in = set(), set()
+    for e in of_kinds(errors, "local"):
+        accums |= {k for k in e.explained or {} if k.startswith("accum:")}
+        named_in |= {e.point} if e.explained and e.max_diff else set()
     summing = [POINTS[p] for p in POINTS if POINTS[p].sums and p in named_in]
-    point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name if summing else None
-    rows = [e for e in of_kinds(errors, "local") if e.point == point and e.explained and e.max_diff]
-    accums = sorted({k for e in rows for k in e.explained or {} if k.startswith("accum:")})
-    if not rows or not accums:
+    if not accums or not summing:
         return None
-    sizes = {(_place(e), e.candidate): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point}
-    named = [a for e in rows if (a := attribute(e)) is not None and "accum:" in a.name]
-    told = []
-    for name in accums:
-        ratios = [
-            sizes[_place(e), name] / value(e.rel_l2) for e in rows if (_place(e), name) in sizes and value(e.rel_l2)
-        ]
-        shares = [value((e.explained or {})[name]) for e in rows if name in (e.explained or {})]
-        if ratios and shares:
-            told.append(
-                f"{name.removeprefix('accum:')} {median(ratios):.2g} × its size, explains {_percent(median(shares))}"
-            )
-    names = [k for k in rows[0].explained or {} if k.startswith("policy:") and "+accum:" not in k]
-    policy = [value((e.explained or {})[k]) for e in rows for k in names if k in (e.explained or {})]
+    point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name
+    sizes = {
+        hash((_place(e), e.candidate)): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point
+    }  # hashes as in store.Seen
+    ratios, shares = (defaultdict[str, "array[float]"](lambda: array("d")) for _ in range(2))
+    policy, names, rows, named = array("d"), None, 0, 0
+    for e in of_kinds(errors, "local"):
+        if e.point != point or not e.explained or not e.max_diff:
+            continue
+        a, rows = attribute(e), rows + 1
+        named += a is not None and "accum:" in a.name
+        for name in accums:
+            size = sizes.get(hash((_place(e), name)))
+            if size is not None and value(e.rel_l2):
+                ratios[name].append(size / value(e.rel_l2))
+            if name in e.explained:
+                shares[name].append(value(e.explained[name]))
+        if names is None:
+            names = [k for k in e.explained if k.startswith("policy:") and "+accum:" not in k]
+        policy.extend(value(e.explained[k]) for k in names if k in e.explained)
+    if not shares:
+        return None
+    told = [
+        f"{name.removeprefix('accum:')} {median(ratios[name]):.2g} × its size, explains {_percent(median(its))}"
+        for name, its in sorted(shares.items())
+        if name in ratios
+    ]
     verdict = (
-        f"Accumulation explains {len(named)} of {len(rows)} {point} errors"
-        if 2 * len(named) > len(rows)
-        else f"Accumulation explains {len(named)} of {len(rows)} {point} errors, the others it does not"
-        if named and len(rows) < 100 * len(named)
+        f"Accumulation explains {named} of {rows} {point} errors"
+        if 2 * named > rows
+        else f"Accumulation explains {named} of {rows} {point} errors, the others it does not"
+        if named and rows < 100 * named
         else f"Accumulation does not explain the error of {point}"
     )
     rest = f"; the declared policy explains {_percent(median(policy))}" if policy else ""
@@ -205,48 +218,60 @@ def _deep(e: ErrorRecord) -> tuple[int, int]:
 
 def state_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the caches hold what was written."""
-    rows = [e for e in of_kinds(errors, "state") if e.point in CACHES.values()]
+    rows = bad = unknown = 0
+    first = ""
+    for e in of_kinds(errors, "state"):
+        if e.point in CACHES.values():
+            rows, bad, unknown = rows + 1, bad + bool(e.mismatched), unknown + (e.numberless is not None)
+            first = first or (f"layer {e.layer} {e.point}" if e.mismatched else "")
     if not rows:
         return None
-    bad = [e for e in rows if e.mismatched]
-    unknown = [e for e in rows if e.numberless is not None]
     if bad:
-        first = f"layer {bad[0].layer} {bad[0].point}"
-        return f"State: {len(bad)} of {len(rows)} caches differ from the rows that were written; first {first}."
-    known = len(rows) - len(unknown)
-    return f"State: {known} of {len(rows)} caches equal the rows that were written, bit for bit."
+        return f"State: {bad} of {rows} caches differ from the rows that were written; first {first}."
+    return f"State: {rows - unknown} of {rows} caches equal the rows that were written, bit for bit."
 
 
 def formula_sentence(errors: Sequence[ErrorRecord]) -> str | None:
     """Say whether the program's FP64 shadow is the reference."""
-    rows = list(of_kinds(errors, "formula"))
+    rows = lacking = far = 0
+    largest, why = 0.0, ""
+    first: ErrorRecord | None = None
+    for e in of_kinds(errors, "formula"):
+        rows, size = rows + 1, farthest(e)[0]
+        if e.numberless is not None:
+            lacking, why = lacking + 1, why or e.numberless
+        elif size <= SAME:
+            largest = max(largest, size)
+        else:
+            far, first = far + 1, e if first is None else min(first, e, key=_called)
     if not rows:
         return None
-    lacking = [e for e in rows if e.numberless is not None]
     if lacking:
-        return f"Formula: {len(lacking)} of {len(rows)} places are not known: {lacking[0].numberless}."
-    far = [e for e in rows if not farthest(e)[0] <= SAME]
-    if not far:
-        largest = max(farthest(e)[0] for e in rows)
-        return f"Formula: the program's FP64 shadow is the reference at all {len(rows)} places, to {largest:.1e}."
-    last, phases = 1 << 30, list(PHASES)
-    e = min(far, key=lambda e: (phases.index(e.phase), last if e.layer is None else e.layer, ORDER[e.point], e.step))
-    where = e.point if e.layer is None else f"layer {e.layer} {e.point}"
+        return f"Formula: {lacking} of {rows} places are not known: {why}."
+    if first is None:
+        return f"Formula: the program's FP64 shadow is the reference at all {rows} places, to {largest:.1e}."
+    where = first.point if first.layer is None else f"layer {first.layer} {first.point}"
     return (
-        f"Formula: at {len(far)} of {len(rows)} places the program's FP64 shadow is not the reference; first {where} "
-        f"({e.prompt} {e.phase} {e.step}): {farthest(e)[0]:.1e}."
+        f"Formula: at {far} of {rows} places the program's FP64 shadow is not the reference; first {where} "
+        f"({first.prompt} {first.phase} {first.step}): {farthest(first)[0]:.1e}."
     )
+
+
+def _called(e: ErrorRecord) -> tuple[int, int, int, int]:
+    """Return what orders formula records: phase, layer, point, step."""
+    return list(PHASES).index(e.phase), *_deep(e), e.step
 
 
 def weights_sentence(errors: Sequence[ErrorRecord]) -> str:
     """Say what rounding the weights did."""
-    rows = list(of_kinds(errors, "weights"))
-    if not rows:
+    rows, largest = 0, None
+    for e in of_kinds(errors, "weights"):
+        rows, largest = rows + 1, e if largest is None else max(largest, e, key=lambda e: value(e.rel_l2))
+    if largest is None:
         absent = any(e.numberless == "weights" for e in errors)
         return "Weights: not at hand." if absent else "Weights: used as stored."
-    largest = max(rows, key=lambda e: value(e.rel_l2))
     return (
-        f"Weights: {len(rows)} tensors were rounded once to the model's format, by up to {value(largest.rel_l2):.1e} "
+        f"Weights: {rows} tensors were rounded once to the model's format, by up to {value(largest.rel_l2):.1e} "
         f"({largest.point}); every error here is against those same values."
     )
 

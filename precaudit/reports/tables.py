@@ -107,21 +107,26 @@ def outside(errors: Sequence[ErrorRecord]) -> Table | None:
 
 def accumulation(errors: Sequence[ErrorRecord]) -> Table | None:
     """Return the size of each emulated accumulation's own error in attn_out, by layer."""
-    rows = [e for e in of_kinds(errors, "accum") if e.layer is not None and POINTS[e.point].kind == "mix"]
-    names = sorted({e.candidate for e in rows})
-    if not rows:
+    worst: dict[tuple[int, str], ErrorRecord] = {}
+    for e in of_kinds(errors, "accum"):
+        if e.layer is not None and POINTS[e.point].kind == "mix":
+            key = (e.layer, e.candidate)
+            if key not in worst or value(e.mae) > value(worst[key].mae):
+                worst[key] = e
+    if not worst:
         return None
+    names = sorted({name for _, name in worst})
     table = []
-    for layer in sorted({e.layer for e in rows if e.layer is not None}):
-        cells = []
-        for name in names:
-            here = [e for e in rows if e.layer == layer and e.candidate == name]
-            worst = max(here, key=lambda e: value(e.mae), default=None)
-            cells += [short(worst.mae), short(worst.max_diff)] if worst is not None else ["", ""]
-        table.append((str(layer), *cells))
+    for layer in sorted({layer for layer, _ in worst}):
+        here = [worst.get((layer, name)) for name in names]
+        table.append((str(layer), *(x for e in here for x in (("", "") if e is None else _both(e)))))
     columns = [f"{n.removeprefix('accum:')} {m}" for n in names for m in ("mae", "max_diff")]
     title = "attn_out under emulated accumulation against FP64 (sizes alone: they name no cause)"
     return Table(title, ("layer", *columns), tuple(table))
+
+
+def _both(e: ErrorRecord) -> tuple[str, str]:
+    return short(e.mae), short(e.max_diff)
 
 
 def _match(p: PrefillDecodeRecord) -> str:

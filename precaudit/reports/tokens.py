@@ -1,10 +1,11 @@
 """What token ids say, where the run's tokenizer is here; and the tokens whose errors are largest, in their context."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
 from precaudit.errors import UserError
+from precaudit.filed import of_kinds
 from precaudit.places import Place
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.runs.written import Comparison
@@ -39,27 +40,34 @@ def worst(found: Comparison, text: Text | None) -> list[Token]:
     at: dict[tuple[str, int], tuple[float, ErrorRecord]] = {}
     for ratio, position, e in _ratios(found.errors):
         key = (e.prompt, position)
-        if key not in at or ratio > at[key][0]:
+        if key in at:
+            at[key] = max(at[key], (ratio, e), key=_ratio)
+        elif len(at) < SHOWN or ratio > min(at.values(), key=_ratio)[0]:
             at[key] = (ratio, e)
-    kls = _kls(found.errors)
-    largest = sorted(at, key=lambda key: -at[key][0])[:SHOWN]
-    return [_token(found.run, key, *at[key], kls.get(key), text) for key in largest]
+            if len(at) > SHOWN:
+                del at[min(reversed(at), key=lambda key: at[key][0])]  # of equal ones the last
+    kls = _kls(found.errors, at)
+    return [_token(found.run, key, *at[key], kls.get(key), text) for key in sorted(at, key=lambda key: -at[key][0])]
+
+
+def _ratio(found: tuple[float, ErrorRecord]) -> float:
+    return found[0]
 
 
 def _ratios(errors: Sequence[ErrorRecord]) -> Iterator[tuple[float, int, ErrorRecord]]:
-    for e in errors:
+    for e in of_kinds(errors, "forward"):
         ratio, position = (e.scopes or {}).get("token", {}).get("ratio", (None, 0))
-        if e.kind == "forward" and ratio is not None and not isnan(value(ratio)):
+        if ratio is not None and not isnan(value(ratio)):
             yield value(ratio), position, e
 
 
-def _kls(errors: Sequence[ErrorRecord]) -> dict[tuple[str, int], float]:
+def _kls(errors: Sequence[ErrorRecord], wanted: Container[tuple[str, int]]) -> dict[tuple[str, int], float]:
     found: dict[tuple[str, int], float] = {}
-    for e in errors:
-        if e.kind == "forward" and e.distribution is not None:
+    for e in of_kinds(errors, "forward"):
+        if e.distribution is not None:
             for position, kl in zip(e.distribution.positions, e.distribution.kl, strict=False):
-                key = (e.prompt, position)
-                found[key] = max(found.get(key, 0.0), value(kl))
+                if (key := (e.prompt, position)) in wanted:
+                    found[key] = max(found.get(key, 0.0), value(kl))
     return found
 
 
