@@ -4,7 +4,7 @@ What enters a layer is recorded, or is what its norm was made of: x = y / w Â· â
 the row's recorded length. From there on every operation is made again, in FP64 and as the policy rounds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -25,8 +25,6 @@ from precaudit.references.textbook.operations import lengths_at
 from precaudit.references.textbook.units import chosen, policy_at
 from precaudit.runs.recorded import Recorded
 
-SEED = 0
-
 
 class Stream(NamedTuple):
     """Rows [T, D] of the residual stream in FP64, and how far each element may be off."""
@@ -34,9 +32,9 @@ class Stream(NamedTuple):
     rows: Array
     spread: Array
 
-    def drawn(self) -> Array:
+    def drawn(self, seed: int) -> Array:
         """Return the rows with other errors of that size."""
-        return self.rows + self.spread * np.random.default_rng(SEED).uniform(-1.0, 1.0, self.rows.shape)
+        return self.rows + self.spread * np.random.default_rng(seed).uniform(-1.0, 1.0, self.rows.shape)
 
 
 def before_norm(recorded: Recorded, model: Model, policy: Policy, place: Place, positions: Array) -> Stream | None:
@@ -79,32 +77,38 @@ class Made(NamedTuple):
     since: str
 
 
-def made_through(recorded: Recorded, model: Model, policy: Policy, place: Place, positions: Array) -> Made | None:
-    """Return an operation's rows at ``positions`` where others, not recorded, lie before; None without their inputs."""
+def made_through(
+    recorded: Recorded, model: Model, policy: Policy, place: Place, positions: Array, seeds: Iterable[int]
+) -> Made | None:
+    """Return an operation's rows at ``positions`` where others, not recorded, lie before; None without their inputs.
+
+    ``seeds``: of the draws; of 0 the policy's own roundings.
+    """
     config, asked = recorded.config, recorded.requested
     between = unrecorded(place.point, {*asked.points, *asked.support}, config.sparse)
     if not between or place.layer is None:
         return None
     names = (*between, place.point)
-    exact: dict[str, Array] = {}
-    drawn: dict[str, Array] = {}
+    known: dict[str, Stream] = {}
     since = between[0]
     for name in {i for n in names for i in inputs_of(n, config.sparse)}.difference(between):
         rows = recorded.rows(place.prompt, place.phase, place.layer, name)
         if rows is not None and np.isin(positions, rows.positions).all():
-            exact[name] = drawn[name] = widen(rows.at(positions))
+            known[name] = Stream(wide := widen(rows.at(positions)), np.zeros_like(wide))
             continue
         since = next(p.name for p in POINTS.values() if p.kind == "norm" and p.inputs == (name,))
         stream = before_norm(recorded, model, policy, place._replace(point=since), positions)
         if stream is None:
             return None
-        exact[name], drawn[name] = stream.rows, stream.drawn()
+        known[name] = stream
     here = {n: place._replace(point=n) for n in names}
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
     settled = {n: chosen(recorded, policy, at) for n, at in here.items()}
     ways = _ways(policies, settled, place.phase == "decode", device_kind(recorded.run.record.device))
     of = partial(_made_again, model, place.layer, positions, lengths_at(recorded, place, positions))
-    draws = tuple(of(drawn, way) for each in ways for way in (each, _redrawn(each)))
+    given = {seed: {n: x.drawn(seed) for n, x in known.items()} for seed in seeds}
+    draws = tuple(of(given[seed], _redrawn(way, seed)) for way in ways for seed in given)
+    exact = {n: x.rows for n, x in known.items()}
     return Made(of(exact, {n: formula(p) for n, p in policies.items()}), draws, since)
 
 
@@ -136,6 +140,6 @@ def _ways(
         yield {n: replace(r, dot=single_precision_dot) if r.dot is np.matmul else r for n, r in made.items()}
 
 
-def _redrawn(roundings: Mapping[str, Rounding]) -> dict[str, Rounding]:
-    """Return the same with other rounding errors of the same size."""
-    return {name: redrawn(r, seed) for seed, (name, r) in enumerate(roundings.items(), 1)}
+def _redrawn(roundings: Mapping[str, Rounding], seed: int) -> dict[str, Rounding]:
+    """Return the same with other rounding errors of the same size; itself of seed 0."""
+    return {name: redrawn(r, seed and 100 * seed + i) for i, (name, r) in enumerate(roundings.items())}
