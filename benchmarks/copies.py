@@ -1,5 +1,6 @@
 """Long runs made of a short one: its prompts, or its cases, many times under other names. No tensors are copied."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -26,23 +27,33 @@ from precaudit.store import file_hash
 
 COPIED = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord,
           "prefill_decode.jsonl": PrefillDecodeRecord}  # fmt: skip
-# peak resident memory of a command in MB, from a process that is small: a child's begins at its parent's
+# peak resident memory of a command in MB, from a process that is small (a child's begins at its parent's); CPU seconds
 LAUNCHER = """
-import resource, subprocess, sys, time
-start = time.perf_counter()
+import resource, subprocess, sys
 done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-seconds = time.perf_counter() - start
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, seconds, done.returncode)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_maxrss / 1024, used.ru_utime + used.ru_stime, done.returncode)
 print(done.stdout[-2000:])
 """
 
 
 def peak(*arguments: str) -> tuple[float, float, int, str]:
-    """Run ``precaudit`` with arguments; return its peak memory in MB, seconds, exit code, and the end of its output."""
+    """Run ``precaudit`` with arguments; return peak memory in MB, CPU seconds, exit code, the end of its output."""
     command = [sys.executable, "-c", LAUNCHER, sys.executable, "-m", "precaudit", *arguments]
     head, _, said = execute(command, capture_output=True, text=True, check=True).stdout.partition("\n")
     megabytes, seconds, code = head.split()
     return float(megabytes), float(seconds), int(code), said
+
+
+def failing(source: Path, target: Path) -> None:
+    """Write a short compared run whose records all fail, for ``copy``: its hashes are not those of its records."""
+    shutil.copytree(source, target)
+    errors = [msgspec.json.decode(line) for line in (source / "errors.jsonl").read_bytes().splitlines()]
+    for e in errors:
+        if e["kind"] == "local" and e.get("unexplained"):
+            e["unexplained"]["excess"] = 1e3
+        e |= {"forward": {"ratio": 1e3}, "state": {"mismatched": 5}}.get(e["kind"], {})
+    (target / "errors.jsonl").write_bytes(b"".join(msgspec.json.encode(e) + b"\n" for e in errors))
 
 
 def copy(source: Path, target: Path, count: int) -> int:

@@ -1,14 +1,17 @@
-"""Time commands on long files of error records, whole as they are called: seconds, and peak memory of the process.
+"""Time commands on long files of error records, whole as they are called: CPU seconds, and peak memory of the process.
 
-Records are those of a traced and compared tiny model, under new prompt names. Run: python -m benchmarks.judging
+Records are those of a traced and compared tiny model, under new prompt names, as they are and made to fail.
+Run: python -m benchmarks.judging [--most 100000]
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
-from benchmarks.copies import copy, peak
+from benchmarks.copies import copy, failing, peak
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.comparison.compare import compare
 from precaudit.prompts import Prompt
@@ -17,7 +20,8 @@ from precaudit.tracing.subject import load
 from precaudit.tracing.trace import Options, trace
 
 MEMORY = 300.0  # MB of a command, Python and libraries included
-BOUNDS = {100_000: 1.0, 1_000_000: 10.0}  # records: seconds of the gate of a file, beyond those of a short one
+BOUNDS = {100_000: 1.0, 1_000_000: 10.0}  # records: CPU seconds of the gate of a file, beyond those of a short one
+FAILING = 2.0  # times the bound of records that pass
 
 
 def made(folder: Path) -> Path:
@@ -30,27 +34,40 @@ def made(folder: Path) -> Path:
     return folder / "run"
 
 
+def commands(run: Path, folder: Path) -> dict[str, tuple[str, ...]]:
+    """Return what is measured of a run, by name; a baseline is written before a gate reads it."""
+    baseline = str(folder / "baseline.jsonl")
+    return {
+        "gate, file": ("gate", str(run / "errors.jsonl")), "gate, run": ("gate", str(run)),
+        "report": ("report", str(run)), "Markdown": ("report", str(run), "--markdown"),
+        "HTML": ("report", str(run), "--html", str(folder / "page.html")),
+        "CSV": ("export", str(run), "--csv", str(folder / "errors.csv")),
+        "baseline": ("baseline", str(run), "-o", baseline, "--accept", "--why", "measured"),
+        "gate, lines": ("gate", str(run), "--baseline", baseline),
+    }  # fmt: skip
+
+
 def main() -> int:
-    """Print times and memory; return 1 where a command failed or took more memory than its bound."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    wrong = 0
+    """Print CPU times and memory; return 1 where a command failed or took more memory than its bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=max(BOUNDS), help="records of the longest run")
+    most, wrong = parser.parse_args().most, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         short = made(folder)
+        failing(short, folder / "failing")
         _, start, _, _ = peak("gate", str(short / "errors.jsonl"))
-        for count, bound in BOUNDS.items():
-            long = folder / str(count)
-            records = copy(short, long, count)
-            print(f"{records:,} records, {(long / 'errors.jsonl').stat().st_size / 1e6:,.0f} MB")
-            commands = {
-                "gate, file": ("gate", str(long / "errors.jsonl")), "gate, run": ("gate", str(long)),
-                "report": ("report", str(long)), "CSV": ("export", str(long), "--csv", str(folder / "errors.csv")),
-            }  # fmt: skip
-            for what, command in commands.items():
+        for count, which in product((n for n in BOUNDS if n <= most), ("pass", "fail")):
+            long = folder / f"{which}{count}"
+            records = copy(short if which == "pass" else folder / "failing", long, count)
+            print(f"{records:,} records that {which}, {(long / 'errors.jsonl').stat().st_size / 1e6:,.0f} MB")
+            for what, command in commands(long, folder).items():
                 megabytes, seconds, code, _ = peak(*command)
                 wrong |= code > 1 or megabytes > MEMORY  # copies of one prompt may fail pooled
+                bound = BOUNDS[count] * (1 if which == "pass" else FAILING)
                 timed = f" ({seconds - start:.1f} s of {bound:g} beyond the start)" if what == "gate, file" else ""
-                print(f"  {what:12} {megabytes:5.0f} MB of {MEMORY:g}, {seconds:6.1f} s{timed}")
+                print(f"  {what:12} {megabytes:5.0f} MB of {MEMORY:g}, {seconds:6.1f} CPU s{timed}")
+            shutil.rmtree(long)
     return wrong
 
 

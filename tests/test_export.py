@@ -20,6 +20,7 @@ import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.frames import errors_frame
+from precaudit.judging.gate import gate
 from precaudit.prompts import Prompt
 from precaudit.records import ErrorRecord
 from precaudit.reports import exports
@@ -100,6 +101,18 @@ def test_csv_holds_the_records(which, request, tmp_path, capfd):
     again = pandas.read_csv(io.BytesIO(data))
     assert again["rel_l2"].dtype == np.float64
     assert os.listdir(tmp_path / "new") == ["errors.csv"]
+
+
+@pytest.mark.parametrize("which", ["folder", "own"])
+def test_nothing_is_judged_for_a_table(which, request, tmp_path, monkeypatch):
+    """A log holds the verdict, and a table the records alone: judging a million takes longer than writing them."""
+    judged = []
+    monkeypatch.setattr("precaudit.judging.gate.gate", lambda run: judged.append(run) or gate(run))
+    folder = request.getfixturevalue(which)
+    assert export(folder, "--csv", tmp_path / "e.csv", "--parquet", tmp_path / "e.parquet") == 0
+    assert not judged
+    assert export(folder, "--tensorboard", tmp_path / "log") == 0
+    assert judged == [folder]
 
 
 @pytest.mark.parametrize("which", ["folder", "own"])

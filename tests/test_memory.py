@@ -1,14 +1,11 @@
 """Commands on long runs hold an aggregate and a record at a time: memory grows by far less than the records."""
 
-import json
-import shutil
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import precaudit
-from benchmarks.copies import copy, peak
+from benchmarks.copies import copy, failing, peak
 from precaudit.judging.gate import gate
 from tests.programs import everything, record
 
@@ -44,13 +41,7 @@ def runs(tmp_path_factory):
 def failed(runs, tmp_path_factory):
     """Return the same of a model whose records all fail."""
     folder = tmp_path_factory.mktemp("failed")
-    errors = [json.loads(line) for line in (runs["model"][0] / "errors.jsonl").read_text().splitlines()]
-    for e in errors:
-        if e["kind"] == "local" and e.get("unexplained"):
-            e["unexplained"]["excess"] = 1e3
-        e |= {"forward": {"ratio": 1e3}, "state": {"mismatched": 5}}.get(e["kind"], {})
-    shutil.copytree(runs["model"][0], folder / "changed")
-    (folder / "changed" / "errors.jsonl").write_text("".join(json.dumps(e) + "\n" for e in errors))
+    failing(runs["model"][0], folder / "changed")
     copy(folder / "changed", folder / "short", 1)
     return folder / "short", folder / "long", copy(folder / "changed", folder / "long", RECORDS)
 

@@ -28,27 +28,23 @@ def command(
     wanted = {"pandas": as_csv or parquet, "pyarrow": parquet, "tensorboardX": tensorboard, "wandb": wandb_offline}
     if not any(wanted.values()):
         raise UserError("nothing to write: give --csv FILE, --parquet FILE, --tensorboard DIR or --wandb-offline DIR")
-    errors, judgement = _read(run)
+    errors = _read(run)
     exports.needs(*(name for name, path in wanted.items() if path is not None))
     exports.free(*(path for path in (tensorboard, wandb_offline) if path is not None))
     _tables(errors, as_csv, parquet)
-    _logs(run, errors, judgement, tensorboard, wandb_offline)
+    _logs(run, errors, tensorboard, wandb_offline)
     for path in (as_csv, parquet, tensorboard, wandb_offline):
         if path is not None:
             say(f"{path}: {len(errors):,} records of {run}")
 
 
-def _read(run: Path) -> tuple[Any, Any]:
-    """Return a run's error records and how the default rules judge them; raises UserError where it was not compared."""
-    from precaudit.judging.gate import gate
+def _read(run: Path) -> Any:
+    """Return a run's error records; raises UserError where it was not compared."""
     from precaudit.judging.programs import filed_errors
     from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.runs.written import recall
 
-    if is_program_run(run):
-        return filed_errors(open_program_run(run)), gate(run)
-    found = recall(run, held=False)
-    return found.errors, gate(found)
+    return filed_errors(open_program_run(run)) if is_program_run(run) else recall(run, held=False).errors
 
 
 def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
@@ -62,11 +58,16 @@ def _tables(errors: Any, as_csv: Path | None, parquet: Path | None) -> None:
                 write(f, errors)
 
 
-def _logs(run: Path, errors: Any, judgement: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:
+def _logs(run: Path, errors: Any, tensorboard: Path | None, wandb_offline: Path | None) -> None:
+    """Write the logs, which hold the verdict of the default rules; of a table alone nothing is judged."""
+    from precaudit.judging.gate import gate
     from precaudit.reports import exports
     from precaudit.reports.headline import headline
     from precaudit.reports.judgement import lines
 
+    if tensorboard is None and wandb_offline is None:
+        return
+    judgement = gate(run)
     told = [headline(judgement, str(run)).text, *lines(judgement)]
     if tensorboard is not None:
         exports.tensorboard(tensorboard, errors, told)
