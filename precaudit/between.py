@@ -135,7 +135,7 @@ def _program(run: Opened) -> Side:
             return None
         return not_taken(run.record, p, place.layer, run.tensors(place.prompt, place.step, "taps"))
 
-    return Side(run.record.id, run.folder, held, tensor, lambda place: None, lambda case: None, skipped)
+    return Side(run.record.id, run.folder, held, tensor, lambda _place: None, lambda _case: None, skipped)
 
 
 def _as_calls(side: Side) -> Side:

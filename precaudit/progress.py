@@ -14,5 +14,5 @@ def silent(done: int, total: int, what: str) -> None:
 class Progress:
     """Where a trace reports to: ``say`` for a line, ``advance`` for a bar."""
 
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = lambda _line: None
     advance: Advance = silent

@@ -240,7 +240,7 @@ def known_hash(path: Path) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _hashed(path: str, changed: int, size: int) -> str:
+def _hashed(path: str, _changed: int, _size: int) -> str:
     return file_hash(Path(path))
 
 

@@ -86,7 +86,7 @@ def test_what_a_number_is_nearest_to_is_said(operation):
 
 
 def zeroed(axis, index):
-    def change(o, out):
+    def change(out):
         out = out.copy()
         out[(slice(None),) * axis + (index,)] = 0.0
         return out
@@ -95,7 +95,7 @@ def zeroed(axis, index):
 
 
 def times(factor, axis, index):
-    def change(o, out):
+    def change(out):
         out = out.copy()
         out[(slice(None),) * axis + (index,)] *= factor
         return out
@@ -109,7 +109,7 @@ PARTS = {
     "tokens 4 to 9 × 0.5": (times(0.5, 0, slice(4, 10)), "attn_proj"),
     "channel 5 × 1.5": (times(1.5, 1, 5), "attn_norm"),
     "channels 3 to 6 zeroed": (zeroed(1, slice(3, 7)), "mlp_act"),
-    "× 1.1": (finished(lambda o, out: out * 1.1), "v"),
+    "× 1.1": (finished(lambda out: out * 1.1), "v"),
     "key 0 left out": (unseen_key(0), "attn_out"),
     "key 2 left out": (unseen_key(2), "probs"),
     "key 1 value dropped": (valueless(1), "attn_out"),
@@ -127,7 +127,7 @@ def test_parts_that_are_zero_or_scaled_are_told_by_index_and_factor(operation, c
 
 def test_none_is_named_that_does_not_close(operation):
     """These were called sums in float32, softmax in float16 and the weights of another layer."""
-    wobble = finished(lambda o, out: out + 0.05 * np.sin(40 * out))
+    wobble = finished(lambda out: out + 0.05 * np.sin(40 * out))
     for point in ("mlp_out", "attn_out", "attn_norm", "scores", "q", "logits"):
         for policy in ("fp32-highest", "bf16"):
             found = made_by(operation, wobble, point, policy=policy)
@@ -174,7 +174,7 @@ def test_an_operation_nobody_recognises_is_described(operation):
 
 
 half_wobbled = finished(
-    lambda o, out: np.where(np.arange(out.shape[1])[:, None] == 2, out + 0.3 * np.abs(np.sin(40 * out)), out)
+    lambda out: np.where(np.arange(out.shape[1])[:, None] == 2, out + 0.3 * np.abs(np.sin(40 * out)), out)
 )  # fmt: skip
 
 

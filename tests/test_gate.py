@@ -20,7 +20,7 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import Verdict, counts, exit_code, suspect
+from precaudit.judging.verdicts import Verdict, counts, exit_code, inheriting
 from precaudit.limits import default_limits
 from precaudit.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
 from precaudit.runs.written import recall
@@ -755,21 +755,21 @@ def test_a_failing_input_excuses_no_local_error(cause):
     """A local error is computed from recorded inputs: RoPE that is wrong does not make attention wrong."""
     given = [verdict("q", cause), verdict("attn_out"), verdict("resid_out"), verdict("final_norm", layer=None)]
     given += [verdict("k_cache", kind="state", phase="decode"), verdict("attn_out", phase="decode")]
-    assert [v.status for v in suspect(given, 5)] == [cause, *["fail"] * 5]
+    assert [v.status for v in inheriting(given)] == [cause, *["fail"] * 5]
 
 
 @pytest.mark.parametrize("between", ["scores", "probs"])
 def test_attention_that_closes_from_what_failed_on_the_way_is_suspect(between):
     closes = replace_record(verdict("attn_out"), inherits="probs")
-    assert suspect([verdict(between), closes], 5)[1].status == "input suspect"
+    assert list(inheriting([verdict(between), closes]))[1].status == "input suspect"
     for elsewhere in (verdict("q"), verdict(between, layer=2), verdict(between, "unknown"), verdict(between, step=1)):
-        assert suspect([elsewhere, closes], 5)[1].status == "fail"
-    assert suspect([verdict(between), verdict("attn_out")], 5)[1].status == "fail"
+        assert list(inheriting([elsewhere, closes]))[1].status == "fail"
+    assert list(inheriting([verdict(between), verdict("attn_out")]))[1].status == "fail"
 
 
 def test_a_cause_that_is_only_unknown_flags_nothing():
     given = [verdict("q", "unknown"), verdict("attn_out")]
-    assert suspect(given, 5) == given
+    assert list(inheriting(given)) == given
 
 
 @pytest.mark.parametrize("status", ["missing", "stale", "unknown", "pass"])
@@ -777,24 +777,24 @@ def test_what_follows_a_failure_and_was_not_judged_is_not_suspect(status):
     """An input that fails excuses a failure after it, never the absence of a verdict."""
     later = Verdict(status=status, kind="forward", prompt="a", phase="prefill", layer=3, point="resid_out")
     first = Verdict(status="nonfinite", kind="local", prompt="a", phase="prefill", layer=1, point="v")
-    assert [v.status for v in suspect([first, later], 5)] == ["nonfinite", status]
+    assert [v.status for v in inheriting([first, later])] == ["nonfinite", status]
 
 
 def test_nan_is_inherited_downstream_only():
     given = [verdict("q", "nonfinite", layer=2), verdict("attn_out", "nonfinite", layer=3)]
     given += [verdict("attn_out", "nonfinite", layer=1)]
-    assert [v.status for v in suspect(given, 5)] == ["input suspect", "input suspect", "nonfinite"]
-    assert exit_code(v.status for v in suspect(given, 5)) == 1
+    assert [v.status for v in inheriting(given)] == ["input suspect", "input suspect", "nonfinite"]
+    assert exit_code(v.status for v in inheriting(given)) == 1
 
 
 def test_forward_errors_after_a_fault_are_suspect():
     given = [verdict("q", layer=2), verdict("attn_out", kind="forward", layer=1)]
     given += [verdict("q", kind="forward", layer=2), verdict("logits", kind="forward", layer=None)]
     given += [verdict("q", kind="forward", layer=0, phase="decode"), verdict("logits", kind="rescore/decode")]
-    found = [v.status for v in suspect(given, 5)]
+    found = [v.status for v in inheriting(given)]
     assert found[:4] == ["fail", "fail", "input suspect", "input suspect"]
     alone = [verdict("attn_out", kind="forward"), verdict("logits", kind="forward", layer=None)]
-    assert suspect(alone, 5) == alone  # a forward error explains none
+    assert list(inheriting(alone)) == alone  # a forward error explains none
 
 
 @pytest.mark.parametrize(

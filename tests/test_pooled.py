@@ -13,7 +13,7 @@ from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.judging.gate import judge_records
 from precaudit.judging.pooled import GAIN, RATIO, pooled
 from precaudit.judging.rules import judge
-from precaudit.judging.verdicts import suspect
+from precaudit.judging.verdicts import inheriting
 from precaudit.limits import default_limits
 from precaudit.places import Place
 from precaudit.reports.headline import headline
@@ -73,7 +73,7 @@ def test_it_inherits_from_a_fault_before_it():
     (after,) = pooled(records(ratio=3.0), default_limits())
     broken = Place("p0", "prefill", 0, 1, "attn_out").record("local", "run", "fp64", n=4, nonfinite=1)
     verdict = judge(broken, default_limits())
-    statuses = {v.point: v.status for v in suspect([verdict, after], 5)}
+    statuses = {v.point: v.status for v in inheriting([verdict, after])}
     assert statuses == {"attn_out": "nonfinite", "q": "input suspect"}
 
 

@@ -86,7 +86,7 @@ class OrbaxFiles:
         part = array if at is None else array[(slice(None),) * at + (layer,)]
         return np.ascontiguousarray(turned(entry, self._values(part, entry.path), name))
 
-    def original(self, name: str, rows: slice = ALL) -> None:
+    def original(self, _name: str, _rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
         return
 

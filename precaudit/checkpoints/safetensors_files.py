@@ -161,6 +161,6 @@ class SafetensorsFiles:
         """Let go of the files; what is read next maps them again."""
         self._maps.clear()
 
-    def original(self, name: str, rows: slice = ALL) -> None:
+    def original(self, _name: str, _rows: slice = ALL) -> None:
         """Nothing is rounded: stored values are the model."""
         return

@@ -48,7 +48,7 @@ class Tensors(Protocol):
         """Return the tensor's values as the model uses them (a view of the file where it can be)."""
         ...
 
-    def original(self, name: str, rows: slice = ALL) -> Array | None:
+    def original(self, name: str, rows: slice = ALL, /) -> Array | None:
         """Return FP64 values of ``rows`` before rounding to the model's format; None where nothing was rounded."""
         ...
 

@@ -25,7 +25,7 @@ SPELT = {
 class Commands(click.Group):
     """Loads ``precaudit/cli/<name>.py`` for command ``<name>``."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the file names."""
         return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 

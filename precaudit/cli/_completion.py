@@ -20,7 +20,7 @@ def phases() -> tuple[str, ...]:
     return PHASES
 
 
-def words(context: Any, parameter: Any, incomplete: str) -> list[str]:
+def words(_context: Any, _parameter: Any, incomplete: str) -> list[str]:
     """Complete a word of the glossary."""
     from precaudit.glossary import names, plain
 
@@ -30,7 +30,7 @@ def words(context: Any, parameter: Any, incomplete: str) -> list[str]:
 def listed(words: Words) -> Callable[[Any, Any, str], list[str]]:
     """Return a completer of ``a,b,c``: of what stands after the last comma."""
 
-    def complete(context: Any, parameter: Any, incomplete: str) -> list[str]:
+    def complete(_context: Any, _parameter: Any, incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         taken = set(before.split(","))
         return [before + comma + word for word in words() if word.startswith(last) and word not in taken]

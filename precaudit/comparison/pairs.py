@@ -36,7 +36,7 @@ class Side:
     tensor: Callable[[Place], Array]
     rows: Callable[[Place], Array | None]
     tokens: Callable[[str], Sequence[int] | None]
-    skipped: Callable[[Place], str | None] = lambda place: None
+    skipped: Callable[[Place], str | None] = lambda _place: None
 
     @property
     def cases(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from precaudit.evidence.views import summary
 from precaudit.graphs.decoder import POINTS
 from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.rules import judge, judge_pair
-from precaudit.judging.verdicts import Verdict, suspect
+from precaudit.judging.verdicts import Verdict, inheriting
 from precaudit.limits import default_limits
 from precaudit.mutations.replay import Replay, replay
 from precaudit.mutations.variants import Class, Variant
@@ -105,7 +105,6 @@ def diagnose(
     check_objective(objective, opened.record.model.config["vocab"])
     compared = compare(opened, None, select, options, tell)
     recorded = Recorded.of(compared.run)
-    layers = recorded.run.record.model.config["layers"]
     program_on = recorded_program(recorded, subject, options.model)
     if lift and (lifted := program_on("cpu")) is not None:
         subject = replace(lifted, lift=lift)
@@ -113,7 +112,7 @@ def diagnose(
     records = {_key(e): e for e in compared.errors if e.kind in PLACED}
     verdicts = [v for e in compared.errors if (v := judge(e, default_limits())) is not None and v.status != "pass"]
     verdicts += pooled(compared.errors, default_limits())
-    standing = suspect(verdicts, layers)
+    standing = list(inheriting(verdicts))
     bad = [v for v in standing if v.status in ("fail", "nonfinite") and v.kind in PLACED]
     # A cache that holds NaN because an operation before it made them is as it should be.
     made = {v.prompt: v.depth for v in sorted(bad, key=lambda v: v.depth, reverse=True) if _broken_operation(v)}

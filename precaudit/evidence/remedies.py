@@ -113,7 +113,7 @@ def remedies(
     exact: dict[int, Array] = {}
     rows = [np.arange(max(0, len(t) - ROWS), len(t)) for t in prompts]
     wanted = Wanted({LOGITS}, None, rows)
-    forward(model, list(prompts), [FP64], wanted, lambda i, at, p, x: exact.update({i: np.array(x)}))
+    forward(model, list(prompts), [FP64], wanted, lambda i, _at, _p, x: exact.update({i: np.array(x)}))
     if not all(np.isfinite(x).all() for x in exact.values()):
         return []
     before = _measure(subject, prompts, rows, exact)

@@ -141,7 +141,7 @@ POINTS = {
         Point(
             "final_norm", "norm", "TD", ("resid_out",), "norm(last resid_out)",
             per_layer=False, place="norm", inner=("activations",), arithmetic="norm", inside=_NORM,
-            norm=lambda c: "model.norm", shows=("logits",),
+            norm=lambda _c: "model.norm", shows=("logits",),
         ),
         Point(
             "logits", "head", "TV", ("final_norm",), "before any softmax",

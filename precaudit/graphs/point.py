@@ -13,12 +13,12 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-def always(config: "DecoderConfig") -> bool:
+def always(_config: "DecoderConfig") -> bool:
     """Every configuration."""
     return True
 
 
-def without(config: "DecoderConfig") -> None:
+def without(_config: "DecoderConfig") -> None:
     """No tensor, in any configuration."""
     return
 

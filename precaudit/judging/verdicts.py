@@ -111,11 +111,6 @@ def counts(verdicts: Iterable[Verdict]) -> dict[Status, int]:
     return {s: found[s] for s in STATUSES if found[s]}
 
 
-def suspect(verdicts: Sequence[Verdict], layers: int) -> list[Verdict]:
-    """Return the verdicts as ``inheriting`` yields them."""
-    return list(inheriting(verdicts))
-
-
 def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
     """Yield the verdicts with those that something before them accounts for called ``input suspect``.
 

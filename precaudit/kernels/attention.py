@@ -68,7 +68,7 @@ def _forward(kernel: Callable[..., Any], *arrays: Any) -> Any:
         return jax.vjp(kernel, *arrays)
 
 
-def _backward(kernel: Callable[..., Any], pull: Any, cotangents: Any) -> Any:
+def _backward(_kernel: Callable[..., Any], pull: Any, cotangents: Any) -> Any:
     with _mode():
         return pull(cotangents)
 

@@ -138,7 +138,7 @@ class Way(NamedTuple):
     @property
     def row(self) -> Any:
         """Blocks of one number a token."""
-        at = (lambda i, j: (i, 0)) if self.axis else (lambda i, j: (0, i))
+        at = (lambda i, _j: (i, 0)) if self.axis else (lambda i, _j: (0, i))
         return pl.BlockSpec(self.turned((self.block[0], 1)), at)
 
 

@@ -1,6 +1,7 @@
 """What may have been done instead of attention: other scales, masks, heads, softmaxes and formats."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -55,7 +56,7 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
     if row.kind == "score":
         yield semantics(
             "linear biases", says="2^(−8h/H) for each key between is subtracted from scores of head h (ALiBi)",
-            form=finished(_linear), last=True,
+            form=_linear, last=True,
         )  # fmt: skip
     if row.kind == "softmax":
         for steps in (127, 128, 255, 256):
@@ -72,20 +73,24 @@ def attention_variants(row: Point, policy: Policy, config: DecoderConfig, layer:
         yield from sums(row)
 
 
-def _mean(o: Inputs, out: Array) -> Array:
+def _mean(out: Array) -> Array:
     return np.broadcast_to(out.mean(axis=1, keepdims=True), out.shape)
 
 
-def _in_steps(steps: int, o: Inputs, p: Array) -> Array:
+def _in_steps(steps: int, p: Array) -> Array:
     return np.rint(p * steps) / steps
 
 
-def _linear(o: Inputs, s: Array) -> Array:
+def _linear(o: Inputs, r: Rounding) -> Array:
     """Return scores [H, T, S] less a bias that grows with distance (Press et al. 2022, ALiBi)."""
-    heads = s.shape[0]
-    slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
-    far = np.asarray(o.positions)[:, None] - np.arange(s.shape[2])
-    return np.asarray(s - slopes[:, None, None] * far)
+
+    def biased(s: Array) -> Array:
+        heads = s.shape[0]
+        slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
+        far = np.asarray(o.positions)[:, None] - np.arange(s.shape[2])
+        return np.asarray(s - slopes[:, None, None] * far)
+
+    return finished(biased)(o, r)
 
 
 def _score_formats(policy: Policy) -> Iterator[Variant]:
@@ -101,19 +106,16 @@ def _score_formats(policy: Policy) -> Iterator[Variant]:
 
 def scaled_by(factor: float) -> Form:
     """Return the operation with another factor on its scale."""
-    return configured(lambda c, layer: {"query_scale": c.score_scale * factor})
+    return configured(lambda c, _layer: {"query_scale": c.score_scale * factor})
 
 
-def _before(o: Inputs, r: Rounding) -> tuple[Array, ...]:
-    """Return q scaled and rounded."""
-    return (r.rows(o.values[0] * o.config.score_scale), *o.values[1:])
+def _scaled_before(o: Inputs, r: Rounding) -> Array:
+    """Return scores of q that is scaled and rounded."""
+    q = r.rows(o.values[0] * o.config.score_scale)
+    return constant(query_scale=1.0)(replace(o, values=(q, *o.values[1:])), r)
 
 
-def _unscaled(o: Inputs, r: Rounding) -> Array:
-    return constant(query_scale=1.0)(o, r)
-
-
-def _interleaved(o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _interleaved(o: Inputs) -> tuple[Array, ...]:
     """Return keys and values so that query head h reads head h mod G."""
     q, *others = o.values
     order = np.arange(q.shape[1]) % others[0].shape[1]
@@ -122,7 +124,7 @@ def _interleaved(o: Inputs, r: Rounding) -> tuple[Array, ...]:
 
 def _scales(config: DecoderConfig) -> Iterator[Variant]:
     k, scale = config.head_dim, config.score_scale
-    yield Variant("scale before the product", "format", "q is scaled and rounded before q·k", fed(_before, _unscaled))
+    yield Variant("scale before the product", "format", "q is scaled and rounded before q·k", _scaled_before)
     yield semantics(
         "scale 1/√(K+1)", says="scores are scaled by 1/√(K+1)", form=constant(query_scale=(k + 1) ** -0.5),
     )  # fmt: skip
@@ -229,18 +231,18 @@ def _softmaxes(policy: Policy) -> Iterator[Variant]:
     yield semantics("maximum not subtracted", says="softmax subtracts no maximum", form=weighing(unshifted))
 
 
-def _with_sink(count: int, s: Array, r: Rounding) -> Array:
+def _with_sink(count: int, s: Array) -> Array:
     top = s.max(axis=-1, keepdims=True)
     e = np.exp(s - top)
     return np.asarray(e / (e.sum(axis=-1, keepdims=True) + count))
 
 
-def _powers_of_two(s: Array, r: Rounding) -> Array:
+def _powers_of_two(s: Array) -> Array:
     e = np.exp2(s - s.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
-def _over(axis: int, s: Array, r: Rounding) -> Array:
+def _over(axis: int, s: Array) -> Array:
     top = s.max(axis=axis, keepdims=True)
     e = np.exp(s - np.where(np.isfinite(top), top, 0.0))
     total = e.sum(axis=axis, keepdims=True)
@@ -253,7 +255,7 @@ def weakly_masked(by: float, after: bool = False) -> Form:
     ``after``: they are masked by zeros after softmax.
     """
 
-    def weights(s: Array, hidden: Array, r: Rounding) -> Array:
+    def weights(s: Array, hidden: Array) -> Array:
         y = np.where(hidden, s - by, s)
         e = np.exp(y - y.max(axis=-1, keepdims=True))
         p = e / e.sum(axis=-1, keepdims=True)
@@ -264,7 +266,7 @@ def weakly_masked(by: float, after: bool = False) -> Form:
 
 def wider(by: int, then: Form = plain) -> Form:
     """Return the operation with a window of ``by`` keys more, where there is one."""
-    return configured(lambda c, layer: {"window": None if c.window is None else max(c.window + by, 1)}, then)
+    return configured(lambda c, _layer: {"window": None if c.window is None else max(c.window + by, 1)}, then)
 
 
 def seeing(ahead: int) -> Form:
@@ -303,12 +305,8 @@ def _window_elsewhere(config: DecoderConfig, layer: int | None) -> Iterator[Vari
     others = {w for i in range(config.layers) if (w := config.window_of(i)) is not None}
     if config.window_of(layer) is None:
         for window in sorted(others):
-            form = configured(partial(_windowed, window))
+            form = constant(window=window, full_layers=())
             yield semantics("window of other layers", says=f"a row sees {window} keys, as in other layers", form=form)
-
-
-def _windowed(window: int, config: DecoderConfig, layer: int | None) -> dict[str, Any]:
-    return {"window": window, "full_layers": ()}
 
 
 def _cached(policy: Policy) -> Iterator[Variant]:
@@ -327,4 +325,4 @@ def _cached(policy: Policy) -> Iterator[Variant]:
 
 
 def _changed(which: tuple[int, ...], change: Any) -> Form:
-    return fed(lambda o, r: tuple(change(x) if i in which else x for i, x in enumerate(o.values)))
+    return fed(lambda o: tuple(change(x) if i in which else x for i, x in enumerate(o.values)))

@@ -168,7 +168,7 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
                       source="it should be")  # fmt: skip
     if o.row.kind == "softmax":
         grid = logarithmic(1 / 16, 16, 49)
-        yield Fit("factor on the scores", lambda x: rescored(lambda o, s: s * x), grid, 1.0, source="it should be")
+        yield Fit("factor on the scores", lambda x: rescored(lambda _o, s: s * x), grid, 1.0, source="it should be")
     if o.row.kind == "head":
         grid = logarithmic(1e-3, 1e3, 61)
         yield Fit(
@@ -178,7 +178,7 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
         yield Fit("logit cap", lambda x: constant(logit_cap=x), logarithmic(0.5, 1000, 45), c.logit_cap)
 
 
-def _narrower(size: int, o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _narrower(size: int, o: Inputs) -> tuple[Array, ...]:
     """Return queries that are zero from a dimension on."""
     q = o.values[0].copy()
     q[..., size:] = 0.0
@@ -198,7 +198,7 @@ def _windows(o: Inputs) -> Iterator[Fit]:
     top = int(o.positions[-1]) + 1
     grid = tuple(float(x) for x in np.unique(np.geomspace(1, max(top, 2), 24).astype(int)))
     yield Fit(
-        "window", lambda x: configured(lambda c, layer: {"window": int(x), "full_layers": ()}), grid,
+        "window", lambda x: constant(window=int(x), full_layers=()), grid,
         None if window is None else float(window), whole=True,
     )  # fmt: skip
     slots = tuple(float(x) for x in np.unique(np.geomspace(1, max(top - 1, 2), 24).astype(int)))
@@ -253,7 +253,7 @@ def _strided(step: int, rows: Array, keys: Array) -> Array:
     return np.asarray((rows - keys) % step != 0)
 
 
-def _cut_values(bits: int, o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _cut_values(bits: int, o: Inputs) -> tuple[Array, ...]:
     """Return values that keep their first significant bits and are zero below."""
     q, k, v = o.values
     mantissa, exponent = np.frexp(v)

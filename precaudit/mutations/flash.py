@@ -47,7 +47,7 @@ def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
         yield f"{name} not rescaled", says, Flash(block=block, rescale=rescale)
 
 
-def unshifted(s: Array, r: Rounding) -> Array:
+def unshifted(s: Array) -> Array:
     """Return softmax of float32 scores without their maximum: exp overflows above 88.7, where FP64 would not.
 
     XLA multiplies by the sum's reciprocal and flushes it to zero below the smallest normal number.
@@ -66,7 +66,7 @@ def narrow_softmax(
     ``one_by_one``: after every term.
     """
 
-    def softmax(s: Array, r: Rounding) -> Array:
+    def softmax(s: Array) -> Array:
         s = narrow(s)
         e = narrow(np.exp(narrow(s - s.max(axis=-1, keepdims=True))))
         if not one_by_one:

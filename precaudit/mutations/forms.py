@@ -120,17 +120,17 @@ def configured(change: Callable[[DecoderConfig, int | None], dict[str, Any]], th
 
 def constant(**fields: Any) -> Form:
     """Return the operation under a configuration with these fields."""
-    return configured(lambda c, layer: fields)
+    return configured(lambda *_: fields)
 
 
-def holding(tensors: Callable[[Inputs, Weight], Weight], then: Form = plain) -> Form:
+def holding(tensors: Callable[[Weight], Weight], then: Form = plain) -> Form:
     """Return the operation with other tensors in the layer."""
-    return lambda o, r: then(replace(o, tensors=lambda weight: tensors(o, o.tensors(weight))), r)
+    return lambda o, r: then(replace(o, tensors=lambda weight: tensors(o.tensors(weight))), r)
 
 
-def fed(values: Callable[[Inputs, Rounding], tuple[Array, ...]], then: Form = plain) -> Form:
+def fed(values: Callable[[Inputs], tuple[Array, ...]], then: Form = plain) -> Form:
     """Return the operation on other inputs."""
-    return lambda o, r: then(replace(o, values=values(o, r)), r)
+    return lambda o, r: then(replace(o, values=values(o)), r)
 
 
 def moved(positions: Callable[[Array], Array], then: Form = plain) -> Form:
@@ -158,17 +158,17 @@ def rescored(change: Callable[[Inputs, Array], Array]) -> Form:
     return form
 
 
-# (scores with −inf where a key is not seen [H, T, S], rounding) → weights that sum to 1
-Softmax = Callable[[Array, Rounding], Array]
+# scores with −inf where a key is not seen [H, T, S] → weights that sum to 1
+Softmax = Callable[[Array], Array]
 
 
-# (scores [H, T, S], which keys are not seen [T, S], rounding) → weights, before they are stored
-Weights = Callable[[Array, Array, Rounding], Array]
+# (scores [H, T, S], which keys are not seen [T, S]) → weights, before they are stored
+Weights = Callable[[Array, Array], Array]
 
 
 def weighing(softmax: Softmax) -> Form:
     """Return probabilities or attention's output with another softmax."""
-    return weighted_by(lambda s, hidden, r: softmax(np.where(hidden, -np.inf, s), r))
+    return weighted_by(lambda s, hidden: softmax(np.where(hidden, -np.inf, s)))
 
 
 def weighted_by(weights: Weights) -> Form:
@@ -180,7 +180,7 @@ def weighted_by(weights: Weights) -> Form:
             s = all_scores(s, o.values[1], Rule.of(o.config, o.layer), r)
         hidden = unseen(np.asarray(o.positions), s.shape[2], o.config.window_of(o.layer))
         with np.errstate(all="ignore"):
-            p = r.probs(weights(s, hidden, r))
+            p = r.probs(weights(s, hidden))
         if o.row.kind == "softmax":
             return p
         groups = enumerate(grouped(o, len(p)))
@@ -189,13 +189,13 @@ def weighted_by(weights: Weights) -> Form:
     return form
 
 
-def finished(change: Callable[[Inputs, Array], Array], twice: bool = False, then: Form = plain) -> Form:
+def finished(change: Callable[[Array], Array], twice: bool = False, then: Form = plain) -> Form:
     """Return the operation with its result changed before it is stored; ``twice``: it was rounded once before."""
 
     def form(o: Inputs, r: Rounding) -> Array:
         store = o.row.place
         out = then(o, r if twice else r.eliding((store,)))
-        rounded: Array = getattr(r, store)(change(o, out))
+        rounded: Array = getattr(r, store)(change(out))
         return rounded
 
     return form
@@ -242,7 +242,7 @@ def normalised_by(scale: Callable[[Array, float], Array]) -> Form:
         with np.errstate(all="ignore"):
             factor = r.norm_scale(scale(o.values[0], o.config.norm_eps))
         operation = operations(o.config)[o.point]
-        return operation(o.context(replace(r, norm_scale=lambda s: factor)), *o.values)
+        return operation(o.context(replace(r, norm_scale=lambda _s: factor)), *o.values)
 
     return form
 

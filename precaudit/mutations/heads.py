@@ -10,7 +10,7 @@ from precaudit.arrays import Array
 from precaudit.metrics.sizes import canonical
 from precaudit.mutations.forms import Inputs, fed, made, plain
 from precaudit.mutations.variants import Variant
-from precaudit.numpy_decoder.rounding import FP64, Rounding
+from precaudit.numpy_decoder.rounding import FP64
 
 WHICH = {"keys and values": (1, 2), "keys": (1,), "values": (2,)}
 MOST = 16  # key heads: each is tried on all rows
@@ -35,7 +35,7 @@ def _read(o: Inputs, candidate: Array, which: tuple[int, ...]) -> tuple[int, ...
     groups, finite = o.values[1].shape[1], np.isfinite(candidate)
     left = np.zeros((groups, groups))  # of a group, with a head
     for g in range(groups):
-        alone = replace(o, values=_taken(which, (g,) * groups, o, FP64))
+        alone = replace(o, values=_taken(which, (g,) * groups, o))
         with np.errstate(all="ignore"):
             off = np.where(finite, candidate - canonical(made(plain, alone, FP64), o.row.axes), 0.0)
         error = np.nan_to_num((off**2).sum(axis=(0, 2)), nan=np.inf)
@@ -49,5 +49,5 @@ def _exchanged(read: tuple[int, ...]) -> bool:
     return len(moved) == 2 and read[moved[0]] == moved[1] and read[moved[1]] == moved[0]
 
 
-def _taken(which: tuple[int, ...], read: tuple[int, ...], o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _taken(which: tuple[int, ...], read: tuple[int, ...], o: Inputs) -> tuple[Array, ...]:
     return tuple(x[:, list(read)] if i in which else x for i, x in enumerate(o.values))

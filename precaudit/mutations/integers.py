@@ -11,7 +11,7 @@ from precaudit.configs import DecoderConfig
 from precaudit.formats import INTEGERS, Integers
 from precaudit.graphs.point import Point
 from precaudit.integers import ROWS, dequantise, quantise
-from precaudit.mutations.forms import Form, Inputs, Weight, holding, quantised
+from precaudit.mutations.forms import Form, Weight, holding, quantised
 from precaudit.mutations.variants import Variant, at
 from precaudit.policies import Policy
 
@@ -80,7 +80,7 @@ def _not_announced(policy: Policy) -> Iterator[Variant]:
             yield Variant(f"inputs in int{bits}", "quantisation", says, change=at(operand=quantised(bits)))
 
 
-def _in_bits(bits: int, o: Inputs, weight: Weight) -> Weight:
+def _in_bits(bits: int, weight: Weight) -> Weight:
     def found(name: str) -> Array | None:
         w = weight(name)
         return w if w is None or not name.endswith(PROJECTIONS) else quantised(bits)(w)
@@ -95,7 +95,7 @@ def _held(name: str, says: str, to: Integers, change: Held, last: bool = False) 
 def _holding(to: Integers, change: Held) -> Form:
     """Return the operation with other integers and scales; those of scale · integer are the integers and the scale."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             w = weight(name)
             if w is None or not name.endswith(PROJECTIONS):

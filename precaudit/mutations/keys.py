@@ -10,7 +10,7 @@ from precaudit.mutations.forms import Form, Inputs, fed, grouped, rescored
 from precaudit.mutations.variants import Variant
 from precaudit.numpy_decoder.model import all_probs, all_scores
 from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64, Rounding
+from precaudit.numpy_decoder.rounding import FP64
 
 
 def missing_keys(o: Inputs, candidate: Array, emulated: Array) -> Iterator[Variant]:
@@ -34,7 +34,7 @@ def unseen_key(key: int) -> Form:
     return rescored(partial(_hide, key))
 
 
-def _hide(key: int, o: Inputs, s: Array) -> Array:
+def _hide(key: int, _o: Inputs, s: Array) -> Array:
     s = s.copy()
     s[:, :, key] = -np.inf
     return s
@@ -43,7 +43,7 @@ def _hide(key: int, o: Inputs, s: Array) -> Array:
 def valueless(key: int) -> Form:
     """Return attention's output with a key's value zero."""
 
-    def values(o: Inputs, r: Rounding) -> tuple[Array, ...]:
+    def values(o: Inputs) -> tuple[Array, ...]:
         q, k, v = o.values
         v = v.copy()
         v[key] = 0.0

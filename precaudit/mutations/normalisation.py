@@ -42,7 +42,7 @@ def norm_variants(row: Point, config: DecoderConfig) -> Iterator[Variant]:
         yield semantics("1 not added", says="1 is not added to the norm's weight", form=constant(norm_offset=0.0))
     yield semantics(
         "weight plus one", says="1 is added to the weight",
-        form=configured(lambda c, layer: {"norm_offset": c.norm_offset + 1.0}),
+        form=configured(lambda c, _layer: {"norm_offset": c.norm_offset + 1.0}),
     )  # fmt: skip
     for narrow in NARROW:
         yield Variant(f"norm in {narrow}", "format", f"the norm is computed in {narrow}", _narrow(narrow, row))
@@ -83,7 +83,7 @@ def _one_by_one(narrow: Callable[[Array], Array], y: Array) -> Array:
     return total
 
 
-def _fast_root(steps: int, m: Array, e: float, width: int) -> Array:
+def _fast_root(steps: int, m: Array, e: float, _width: int) -> Array:
     """Return 1/√(m + e) as float32's bits halved under a constant make it, after steps of Newton's (Lomont 2003)."""
     x = (m + e).astype(np.float32)
     y = (np.int32(0x5F3759DF) - (x.view(np.int32) >> 1)).view(np.float32)
@@ -95,7 +95,7 @@ def _fast_root(steps: int, m: Array, e: float, width: int) -> Array:
 def _epsilons(eps: float) -> Iterator[Variant]:
     yield semantics(
         "epsilon outside the root", says="epsilon is added to the root",
-        form=normalising(lambda m, e, width: 1 / (np.sqrt(m) + e)),
+        form=normalising(lambda m, e, _width: 1 / (np.sqrt(m) + e)),
     )  # fmt: skip
     yield semantics("epsilon left out", says="epsilon is left out", form=constant(norm_eps=0.0), number=0.0)
     yield from roundings_of("epsilon", eps, lambda x: constant(norm_eps=x))
@@ -206,7 +206,7 @@ def _less_one(rounds: Callable[[Array], Array], w: Array) -> Array:
 def _weighted(norm: str, change: Callable[[Array], Array]) -> Form:
     """Return the operation with another weight of a norm."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             x = weight(name)
             return x if x is None or name.removesuffix(".weight") != norm else change(x)
@@ -227,13 +227,13 @@ def _before_mean(norm: str) -> Form:
 
 
 def _of_norm(norm: str, other: str) -> Form:
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         return lambda name: weight(f"{other}.weight" if name.removesuffix(".weight") == norm else name)
 
     return holding(tensors)
 
 
-def _none(m: Array, e: float, width: int) -> Array:
+def _none(m: Array, _e: float, _width: int) -> Array:
     return np.ones_like(m)
 
 
@@ -241,35 +241,38 @@ def _mean_over(by: int, m: Array, e: float, width: int) -> Array:
     return np.asarray(1 / np.sqrt(m * width / (width + by) + e))
 
 
-def _centred(o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _centred(o: Inputs) -> tuple[Array, ...]:
     return tuple(x - x.mean(axis=-1, keepdims=True) for x in o.values)
 
 
 def without_weight(norm: str) -> Form:
     """Return the operation with the weight of a norm left out, its offset too."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
-        def found(name: str) -> Array | None:
-            x = weight(name)
-            left_out = x is not None and name.removesuffix(".weight") == norm
-            return np.full_like(x, 1.0 - o.config.norm_offset) if left_out else x
+    def form(o: Inputs, r: Rounding) -> Array:
+        def tensors(weight: Weight) -> Weight:
+            def found(name: str) -> Array | None:
+                x = weight(name)
+                left_out = x is not None and name.removesuffix(".weight") == norm
+                return np.full_like(x, 1.0 - o.config.norm_offset) if left_out else x
 
-        return found
+            return found
 
-    return holding(tensors)
+        return holding(tensors)(o, r)
+
+    return form
 
 
 def _statistics(name: str) -> Form:
     """Return a norm whose mean and 1/root are rounded, its squares not: what XLA:CPU makes of a norm in bfloat16."""
     narrow = rounder(name)
-    return normalising(lambda m, e, width: narrow(1 / np.sqrt(narrow(m) + e)))
+    return normalising(lambda m, e, _width: narrow(1 / np.sqrt(narrow(m) + e)))
 
 
 def _narrow(name: str, row: Point) -> Form:
     """Return a norm whose input, mean of squares and root are rounded."""
     narrow = rounder(name)
 
-    def scale(m: Array, e: float, width: int) -> Array:
+    def scale(m: Array, e: float, _width: int) -> Array:
         return narrow(1 / narrow(np.sqrt(narrow(m) + e)))
 
     inside = normalising(scale)

@@ -52,7 +52,7 @@ def grouped(bits: int, size: int) -> Cast:
 def reading(change: Cast, then: Form = plain) -> Form:
     """Return the operation with other matrices [N, in]: a layer's, or that of logits."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             w = weight(name)
             return w if w is None or w.ndim != 2 else change(w)
@@ -196,7 +196,7 @@ def _exchanged(one: str, two: str) -> Form:
     """Return the operation with two tensors of one shape exchanged, as it is where they have not one."""
     names = {one: two, two: one}
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             own = weight(name)
             other = weight(".".join(names.get(part, part) for part in name.split(".")))
@@ -256,7 +256,7 @@ def _matrices(o: Inputs) -> list[Array]:
     """Return the matrices that an operation reads."""
     read: dict[str, Array] = {}
 
-    def tensors(i: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             w = weight(name)
             if w is not None and w.ndim == 2:

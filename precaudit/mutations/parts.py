@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.arrays import Array
-from precaudit.mutations.forms import Inputs, finished
+from precaudit.mutations.forms import finished
 from precaudit.mutations.variants import Variant
 from precaudit.places import spans
 
@@ -58,7 +58,7 @@ def scaled_parts(
                 )  # fmt: skip
         yield from _shifted_slices(at, axes, candidate, emulated, roundoff)
     yield from _clipped(candidate, emulated)
-    yield from _smallest(candidate, emulated)
+    yield from _smallest(candidate)
     yield from _dropped(axes, candidate, emulated)
     shown = np.ones(candidate.shape, bool) if hidden is None else ~np.broadcast_to(hidden, candidate.shape)
     yield from _shifted(candidate[shown], emulated[shown], roundoff)
@@ -73,15 +73,15 @@ def _own(values: Array, axes: str, out: Array) -> Array:
     return own
 
 
-def _times(factors: Array, axes: str, o: Inputs, out: Array) -> Array:
+def _times(factors: Array, axes: str, out: Array) -> Array:
     return np.asarray(out * _own(factors, axes, out))
 
 
-def _plus(summands: Array, axes: str, o: Inputs, out: Array) -> Array:
+def _plus(summands: Array, axes: str, out: Array) -> Array:
     return np.asarray(out + _own(summands, axes, out))
 
 
-def _at(where: Array, value: float, axes: str, o: Inputs, out: Array) -> Array:
+def _at(where: Array, value: float, axes: str, out: Array) -> Array:
     return np.where(_own(where, axes, out), value, out)
 
 
@@ -227,11 +227,11 @@ def _clipped(c: Array, y: Array) -> Iterator[Variant]:
                           fitted=True)  # fmt: skip
 
 
-def _between(low: float, high: float, o: Inputs, out: Array) -> Array:
+def _between(low: float, high: float, out: Array) -> Array:
     return np.clip(out, low, high)
 
 
-def _smallest(c: Array, y: Array) -> Iterator[Variant]:
+def _smallest(c: Array) -> Iterator[Variant]:
     """Yield results of which all but the n largest of a row hold one number, as a filter leaves them."""
     values, counts = np.unique(c, return_counts=True)
     if not len(values) or counts.max() == c.size:
@@ -264,7 +264,7 @@ def _dropped(axes: str, c: Array, y: Array) -> Iterator[Variant]:
         yield Variant(f"dropout {share:g}", "semantics", says, form, fitted=True, carries=False)
 
 
-def _largest(n: int, x: float, o: Inputs, out: Array) -> Array:
+def _largest(n: int, x: float, out: Array) -> Array:
     """Return the n largest of every row, and those as large as the last of them; x for the others."""
     if out.shape[-1] <= n:
         return out
@@ -282,5 +282,5 @@ def _shifted(c: Array, y: Array, roundoff: float) -> Iterator[Variant]:
     x = next((s for d in range(6) if abs((s := float(f"{x:.{d}e}")) - x) <= near and s), x)
     says = f"{x:g} is added to every element"
     for twice in (True, False):
-        form = finished(lambda o, out: out + x, twice)
+        form = finished(lambda out: out + x, twice)
         yield Variant(f"{x:+g} everywhere", "semantics", says, form, fitted=True)

@@ -42,7 +42,7 @@ CALLED = {
 def renamed(names: dict[str, str]) -> Form:
     """Return the operation with tensors exchanged by parts of their names."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         return lambda name: weight(".".join(names.get(part, part) for part in name.split(".")))
 
     return holding(tensors)
@@ -51,17 +51,17 @@ def renamed(names: dict[str, str]) -> Form:
 def of_layer(other: int) -> Form:
     """Return the operation with another layer's tensors; its window and RoPE stay."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def form(o: Inputs, r: Rounding) -> Array:
         beside = replace(o.model, _layer=None, _held={})
-        return beside.context(other, o.positions, FP64).weight
+        return holding(lambda _: beside.context(other, o.positions, FP64).weight)(o, r)
 
-    return holding(tensors)
+    return form
 
 
 def biases(factor: float) -> Form:
     """Return the operation with its biases times a factor."""
 
-    def tensors(o: Inputs, weight: Weight) -> Weight:
+    def tensors(weight: Weight) -> Weight:
         def found(name: str) -> Array | None:
             x = weight(name)
             return x * factor if x is not None and name.endswith(".bias") else x
@@ -241,7 +241,7 @@ def _tables() -> Iterator[Variant]:
     )  # fmt: skip
 
 
-def _halved(o: Inputs, out: Array) -> Array:
+def _halved(out: Array) -> Array:
     return np.roll(out, out.shape[-1] // 2, axis=-1)
 
 
@@ -295,14 +295,14 @@ def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
                         carries=False)  # fmt: skip
 
 
-def _without(tokens: frozenset[int], o: Inputs, r: Rounding) -> tuple[Array, ...]:
+def _without(tokens: frozenset[int], o: Inputs) -> tuple[Array, ...]:
     gone = np.isin(np.asarray(o.positions), list(tokens))
     return (o.values[0], np.where(gone[:, None], 0.0, o.values[1]))
 
 
 def weighted(*factors: float) -> Form:
     """Return the operation with its inputs times factors."""
-    return fed(lambda o, r: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
+    return fed(lambda o: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
 
 
 def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
@@ -316,7 +316,7 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
     yield semantics(
         "maximum subtracted",
         says="every row's maximum is subtracted",
-        form=finished(lambda o, y: y - y.max(-1, keepdims=True)),
+        form=finished(lambda y: y - y.max(-1, keepdims=True)),
     )
     if config.logit_cap is not None:
         yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
@@ -325,7 +325,7 @@ def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterato
 
 
 def _log_softmax(o: Inputs, r: Rounding) -> Array:
-    def change(_: Inputs, y: Array) -> Array:
+    def change(y: Array) -> Array:
         top = y.max(axis=-1, keepdims=True)
         return np.asarray(y - top - np.log(np.exp(y - top).sum(axis=-1, keepdims=True)))
 

@@ -10,7 +10,7 @@ import numpy as np
 from precaudit.arrays import Array
 from precaudit.configs import DecoderConfig
 from precaudit.configs.decoder import RopeScaling
-from precaudit.mutations.forms import Form, Inputs, Weight, configured, holding, moved, plain
+from precaudit.mutations.forms import Form, Inputs, Weight, configured, constant, holding, moved, plain
 from precaudit.numpy_decoder.operators import rope, rope_frequencies
 from precaudit.numpy_decoder.rounding import Rounding
 
@@ -48,8 +48,7 @@ def with_frequencies(change: Callable[[Array], Array]) -> Form:
 
 def no_rope() -> Form:
     """Return q or k as they are before RoPE."""
-    bare = configured(lambda c, layer: {"rope_scaling": None, "local_rope_theta": None})
-    return moved(np.zeros_like, bare)
+    return moved(np.zeros_like, constant(rope_scaling=None, local_rope_theta=None))
 
 
 def interleaved(form: Form = plain, replaced: bool = True) -> Form:
@@ -61,7 +60,7 @@ def interleaved(form: Form = plain, replaced: bool = True) -> Form:
     def change(o: Inputs, r: Rounding) -> Array:
         half, size = o.config.turned // 2, o.config.head_dim
         order = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1, np.arange(2 * half, size)])
-        turned = holding(lambda _, weight: _reordered(weight, o, order), form)(o, r)
+        turned = holding(lambda weight: _reordered(weight, o, order), form)(o, r)
         if not replaced:
             return turned
         out = np.empty_like(turned)
@@ -75,7 +74,7 @@ def as_for_pairs(o: Inputs, r: Rounding) -> Array:
     """Return q or k with rows of weights in the order of pairs, turned in halves: (i, i + R/2) lie at 2i and 2i + 1."""
     half, size = o.config.turned // 2, o.config.head_dim
     order = np.concatenate([np.arange(2 * half).reshape(2, half).T.reshape(-1), np.arange(2 * half, size)])
-    return holding(lambda _, weight: _reordered(weight, o, order))(o, r)
+    return holding(lambda weight: _reordered(weight, o, order))(o, r)
 
 
 def _reordered(weight: Weight, o: Inputs, order: Array) -> Weight:

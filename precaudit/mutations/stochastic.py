@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from precaudit.arrays import Array, cutter
-from precaudit.mutations.forms import Inputs, finished
+from precaudit.mutations.forms import finished
 from precaudit.mutations.variants import NARROW, Variant
 
 BINS = 8  # of the distance from the lower neighbour, over that between neighbours
@@ -68,7 +68,7 @@ def drawn(candidate: Array, x: Array, low: Array, high: Array) -> Array | None:
     return up if any(APART < x < 0.5 for x in told) and any(0.5 < x < 1 - APART for x in told) else None
 
 
-def _chosen(values: Array, axes: str, o: Inputs, out: Array) -> Array:
+def _chosen(values: Array, axes: str, out: Array) -> Array:
     """Return the values that were taken, in a result's own axes; of fewer rows the last."""
     own = values.transpose(1, 0, 2) if axes == "HTS" else values if out.ndim == 3 else values[:, 0]
     rows = 1 if axes == "HTS" else 0

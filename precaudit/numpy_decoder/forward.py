@@ -47,7 +47,7 @@ def forward(
     roundings: Sequence[Rounding],
     wanted: Wanted,
     emit: Emit,
-    progress: Callable[[int], None] = lambda layer: None,
+    progress: Callable[[int], None] = lambda _layer: None,
     decoding: Decoding | None = None,
     lengths: Sequence[Array] | None = None,
     earlier: Sequence[Earlier] | None = None,

@@ -60,7 +60,7 @@ def rowwise(point: str, model: Model, layer: int | None, inputs: Sequence[Array]
         operation = operations(model.config)[point]
         scales: list[Array] = []
         operation(replace(context, rounding=replace(FP64, norm_scale=lambda s: _note(scales, s))), *inputs)
-        given = replace(SINGLE, norm_scale=lambda s: scales.pop(0))
+        given = replace(SINGLE, norm_scale=lambda _s: scales.pop(0))
         out = operation(replace(context, weight=magnitude, rounding=given), *absolute)
     else:
         out = model.apply(point, replace(context, weight=magnitude), absolute)

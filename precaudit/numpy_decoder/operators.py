@@ -250,17 +250,17 @@ def quick_gelu(x: Array, curve: Cast = identity) -> Array:
     return silu(1.702 * x, curve) / 1.702
 
 
-def relu(x: Array, curve: Cast = identity) -> Array:
+def relu(x: Array, _curve: Cast = identity) -> Array:
     """max(x, 0)."""
     return np.maximum(x, 0.0)
 
 
-def hard_silu(x: Array, curve: Cast = identity) -> Array:
+def hard_silu(x: Array, _curve: Cast = identity) -> Array:
     """X min(max(x + 3, 0), 6) / 6 (Howard et al. 2019, §5.2)."""
     return x * np.clip(x + 3.0, 0.0, 6.0) / 6.0
 
 
-def linear_unit(x: Array, curve: Cast = identity) -> Array:
+def linear_unit(x: Array, _curve: Cast = identity) -> Array:
     """X itself, as bilinear units have it (Shazeer 2020)."""
     return np.positive(x)
 
@@ -276,7 +276,7 @@ def tanh(x: Array, curve: Cast = identity) -> Array:
     return curve(np.tanh(x))
 
 
-def relu_squared(x: Array, curve: Cast = identity) -> Array:
+def relu_squared(x: Array, _curve: Cast = identity) -> Array:
     """max(x, 0)² (So et al. 2021)."""
     return np.maximum(x, 0.0) ** 2
 

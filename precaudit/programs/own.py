@@ -29,7 +29,7 @@ def decode_of(subject: Subject, cases: Mapping[str, Sequence[int]]) -> Program:
     """Return decode of given token ids from an empty cache: call(params, token, slot, ids, cache) → logits, cache."""
     n = len(next(iter(cases.values())))
 
-    def call(params: Any, token: Any, slot: Any, ids: Any, cache: Any) -> Any:
+    def call(params: Any, token: Any, slot: Any, _ids: Any, cache: Any) -> Any:
         weights, tables = params
         logits, cache = subject.decoder.decode(weights, tables, token[None], jnp.zeros(1, jnp.int32), slot[None], cache)
         return logits[0], cache

@@ -194,13 +194,13 @@ def textbook_errors(opened: Opened, book: Textbook, case: str, made: Shown) -> I
         for call, rows in enumerate(made.calls):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else distance(seen[:, rows], expected[:, rows], at[:, rows])
-            yield _record(opened, case, call, pair.shown, pair.step, named, found)
+            yield _record(case, call, pair.shown, pair.step, named, found)
     for pair, its in made.caches.items():
         for call, cache in enumerate(its):
             why = not_taken(opened.record, pair.shown, pair.step, opened.tensors(case, call, "taps"))
             found = {"skipped": why} if why else distance(*cache)
             named = f"{book.config.family}:{pair.layer}.{pair.point}"
-            yield _record(opened, case, call, pair.shown, pair.step, named, found)
+            yield _record(case, call, pair.shown, pair.step, named, found)
 
 
 def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: Values) -> Iterator[ErrorRecord]:
@@ -218,11 +218,11 @@ def callable_errors(opened: Opened, expected: Any, case: str, call: int, exact: 
         if wanted.shape != seen.shape:
             raise UserError(f"the reference's {p.name!r} is {list(wanted.shape)}, the program's {list(seen.shape)}")
         if (why := not_taken(opened.record, p, layer, opened.tensors(case, call, "taps"))) is not None:
-            yield _record(opened, case, call, p, layer, "reference", {"skipped": why})
+            yield _record(case, call, p, layer, "reference", {"skipped": why})
             continue
         cut = [x.reshape(-1, *p.shape)[layer or 0] for x in (seen, wanted)]
         rows = [x.reshape(1, -1, p.shape[-1] if p.shape else 1) for x in cut]
-        yield _record(opened, case, call, p, layer, "reference", distance(*rows))
+        yield _record(case, call, p, layer, "reference", distance(*rows))
 
 
 def distance(seen: Array, expected: Array, positions: Array | None = None) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def distance(seen: Array, expected: Array, positions: Array | None = None) -> di
 
 
 def _record(
-    opened: Opened, case: str, call: int, p: ProgramPoint, layer: int | None, reference: str, numbers: dict[str, Any]
+    case: str, call: int, p: ProgramPoint, layer: int | None, reference: str, numbers: dict[str, Any]
 ) -> ErrorRecord:
     return ErrorRecord(
         prompt=case, phase=PROGRAM_CALL, step=call, layer=layer, point=p.name, kind="formula", candidate="shadow",

@@ -43,7 +43,7 @@ class Group:
 
 def groups(verdicts: Iterable[Verdict]) -> list[Group]:
     """Group verdicts by status, kind, point and metric, those that start first in the program first."""
-    return next(iter(grouped(verdicts, lambda v: None).values()), [])
+    return next(iter(grouped(verdicts, lambda _v: None).values()), [])
 
 
 def grouped(verdicts: Iterable[Verdict], place: Callable[[Verdict], P]) -> dict[P, list[Group]]:

@@ -97,7 +97,7 @@ def _rows(
     for config in dict.fromkeys(configs):
         chosen = [k for k, other in enumerate(configs) if other == config]
 
-        def emit(i: int, layer: int | None, point: str, logits: Array, chosen: Sequence[int] = chosen) -> None:
+        def emit(i: int, _layer: int | None, _point: str, logits: Array, chosen: Sequence[int] = chosen) -> None:
             made[i][next(k for k in chosen if k not in made[i])] = logits[0]
 
         some, cached = [roundings[k] for k in chosen], Decoding(prompts, [decoding[k] for k in chosen])

@@ -132,8 +132,10 @@ class Generator:
         state = self.programs["start"](*given, state, self._put(tokens))
         going = bool(state.going)
         between = time.perf_counter()
-        run = self._python if loop == "python" else self._while
-        state, waited = run(given, state, going, limit)
+        if loop == "python":
+            state, waited = self._python(given, state, going, limit)
+        else:
+            state, waited = self._while(given, state, limit)
         decode = time.perf_counter() - between
         return _read(state, n, between - began, decode, decode - waited)
 
@@ -175,7 +177,7 @@ class Generator:
             waited += time.perf_counter() - began
         return state, waited
 
-    def _while(self, given: Any, state: State, going: bool, limit: int) -> tuple[State, float]:
+    def _while(self, given: Any, state: State, limit: int) -> tuple[State, float]:
         """Take all steps in one call."""
         state = self.programs["while"](*given, state, self._put(np.int32(limit)))
         began = time.perf_counter()

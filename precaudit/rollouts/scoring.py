@@ -119,7 +119,7 @@ def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell:
         sequences = [np.array((*r.prompt, *r.tokens)[:-1]) for r in chosen]
         rows = [np.arange(len(r.prompt) - 1, len(s)) for r, s in zip(chosen, sequences, strict=True)]
 
-        def emit(i: int, layer: int | None, point: str, logits: Array, group: Sequence[int] = group) -> None:
+        def emit(i: int, _layer: int | None, _point: str, logits: Array, group: Sequence[int] = group) -> None:
             ids = np.array(rollouts[group[i]].tokens)
             found[group[i]] = log_softmax(logits / temperature)[np.arange(len(ids)), ids]
 

@@ -163,7 +163,7 @@ def measure(variants: Sequence[Variant], given: Sequence[Task], how: How, tell: 
     tell(total, total, "drawn")
     return [
         Measured(
-            replace(_timing(v, given, how, groups, compiling[i], rounds[i], rounds[0]), memory=made.memory(v, groups)),
+            replace(_timing(v, given, groups, compiling[i], rounds[i], rounds[0]), memory=made.memory(v, groups)),
             _rollouts(given, groups, drawn[i]),
         )
         for i, v in enumerate(variants)
@@ -246,7 +246,7 @@ class _Made:
 
 
 def _timing(
-    v: Variant, given: Sequence[Task], how: How, groups: Sequence[Sequence[Task]], compiling: float,
+    v: Variant, given: Sequence[Task], groups: Sequence[Sequence[Task]], compiling: float,
     rounds: Sequence[_Round], first: Sequence[_Round],
 ) -> Timing:  # fmt: skip
     stepped = all(r.steps for r in (*rounds, *first))

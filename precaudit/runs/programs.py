@@ -160,7 +160,7 @@ class ProgramErrors(Brief, list[ErrorRecord]):
 
 
 @lru_cache(maxsize=4)
-def _loaded(path: str, digest: str) -> "dict[str, Array]":
+def _loaded(path: str, _digest: str) -> "dict[str, Array]":
     from precaudit.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
 
     files = SafetensorsFiles.open([Path(path)], ANYTHING)

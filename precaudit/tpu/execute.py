@@ -201,28 +201,28 @@ def _called(run: _Run, call: Call, inside: bool) -> Any:
     return run.computation(name, call.inputs, inside)
 
 
-def _element(run: _Run, call: Call, inside: bool) -> Any:
+def _element(_run: _Run, call: Call, _inside: bool) -> Any:
     return call.inputs[0][call.ints("index")[0]]
 
 
-def _first(run: _Run, call: Call, inside: bool) -> Any:
+def _first(_run: _Run, call: Call, _inside: bool) -> Any:
     return call.inputs[0]
 
 
-def _all(run: _Run, call: Call, inside: bool) -> Any:
+def _all(_run: _Run, call: Call, _inside: bool) -> Any:
     return call.inputs
 
 
-def _nothing(run: _Run, call: Call, inside: bool) -> Any:
+def _nothing(_run: _Run, _call: Call, _inside: bool) -> Any:
     return ()
 
 
-def _while(run: _Run, call: Call, inside: bool) -> Any:
+def _while(run: _Run, call: Call, _inside: bool) -> Any:
     (condition,), (body,) = call.instruction.names("condition"), call.instruction.names("body")
     return lax.while_loop(lambda s: run.plain(condition, [s]), lambda s: run.plain(body, [s]), call.inputs[0])
 
 
-def _conditional(run: _Run, call: Call, inside: bool) -> Any:
+def _conditional(run: _Run, call: Call, _inside: bool) -> Any:
     """Run one branch on its own argument; an index that names none runs the last."""
     index, *args = call.inputs
     branches = call.instruction.names("branch_computations")

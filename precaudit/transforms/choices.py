@@ -63,7 +63,7 @@ class Chosen(Planted):
         """Return what is told of a choice whose branch was not taken: it is right."""
         return jnp.zeros(jnp.shape(value)) if site.name in self.mine else None
 
-    def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
+    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
         """Go on with the planted value."""
         return [self.chosen(value, x)], [None]
 

@@ -520,7 +520,7 @@ def _unit(bits: Any) -> Any:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
 
 
-def _reversed(x: Any, axis: int, n: int) -> Any:
+def _reversed(x: Any, axis: int, n: int) -> Any:  # noqa: ARG001 - given by name, as to ``shuffled``
     return lax.rev(x, (axis,))
 
 
@@ -541,7 +541,7 @@ def _complex_product(x: Any, y: Any, stored: Callable[[Any], Any]) -> Any:
     return lax.complex(stored(a * c) - stored(b * d), stored(a * d) + stored(b * c))
 
 
-def _logistic(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
+def _logistic(x: Any, _params: Any, stored: Callable[[Any], Any]) -> Any:
     """1 / (1 + exp(−x))."""
     return 1.0 / stored(1.0 + stored(jnp.exp(-x)))
 
@@ -551,7 +551,7 @@ def _power(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
     return stored(x * x) * x if params["y"] == 3 else lax.integer_pow(x, params["y"])
 
 
-def _one_minus_square(x: Any, params: Any, stored: Callable[[Any], Any]) -> Any:
+def _one_minus_square(x: Any, _params: Any, stored: Callable[[Any], Any]) -> Any:
     """(1 − x)(1 + x), as JAX writes 1 − x²."""
     return stored(1.0 - x) * stored(1.0 + x)
 

@@ -46,11 +46,11 @@ class Magnitudes(Planted):
     def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate one operation, and the same on the sizes of its operands where it is a sum or a product."""
         out = super().operation(equation, inputs)
-        if len(out) == 1 and _floats(out[0]) and (size := self._size(equation, inputs, out[0])) is not None:
+        if len(out) == 1 and _floats(out[0]) and (size := self._size(equation, inputs)) is not None:
             self.sizes[id(out[0])] = out[0], size
         return out
 
-    def _size(self, equation: Any, inputs: Sequence[Any], out: Any) -> Any:
+    def _size(self, equation: Any, inputs: Sequence[Any]) -> Any:
         name = equation.primitive.name
         if name in ("mul", *PRODUCTS, GROUPED) or (name in LAID_OUT and self._known(inputs)) or _adds(equation):
             return super().operation(equation, [self.size(x) if _floats(x) else x for x in inputs])[0]
@@ -65,7 +65,7 @@ class Magnitudes(Planted):
     def _known(self, inputs: Sequence[Any]) -> bool:
         return any(id(x) in self.sizes for x in inputs)
 
-    def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
+    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
         """Go on with the planted value, and tell the size of what the segment makes."""
         return [self.chosen(value, x)], [jnp.maximum(self.size(x), jnp.abs(x)) if _floats(x) else x]
 

@@ -156,7 +156,7 @@ class Planted(Shadow):
         if name == "name" and params["name"].startswith(STATE):
             return [self.chosen(values[0], inputs[0])], [None]
         if name == "name":
-            return self.tap(up(jnp.asarray(inputs[0])), up(values[0]), equation.outvars[0].aval.dtype)
+            return self.tap(up(jnp.asarray(inputs[0])), up(values[0]))
         if name == "scan":
             return self.planted_scan(params, inputs, values)
         if name == "cond":
@@ -165,8 +165,8 @@ class Planted(Shadow):
             return self.planted_shards(params, inputs, values)
         return self.planted(*called(params, lifting(name).body), inputs, values)
 
-    def tap(self, x: Any, value: Any, dtype: Any) -> tuple[list[Any], list[Any]]:
-        """Return what the program goes on with, and what is told of a tap of format ``dtype``."""
+    def tap(self, x: Any, value: Any) -> tuple[list[Any], list[Any]]:
+        """Return what the program goes on with, and what is told of a tap."""
         if self.mode == "add":
             return [x + value], [None]
         if self.mode == "read":

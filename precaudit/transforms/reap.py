@@ -80,7 +80,7 @@ def reap(
     if layers is not None and any(i < 0 for i in layers):
         raise ValueError(f"layers {sorted(layers)}: they count from 0")
     names = None if select is None else frozenset(select)
-    reaper = _Reaper(names, None if layers is None else tuple(sorted(set(layers))), transform or (lambda name, x: x))
+    reaper = _Reaper(names, None if layers is None else tuple(sorted(set(layers))), transform or (lambda _name, x: x))
 
     def collecting(*args: Any, **kwargs: Any) -> tuple[Any, Taps]:
         jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)

@@ -21,27 +21,27 @@ SCATTERS = {
 MONOIDS = {"add": lax.add, "mul": lax.mul, "max": lax.max, "min": lax.min}
 
 
-def convert(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def convert(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Convert to the format written, FP64 for any float."""
     return [lax.convert_element_type(inputs[0], wide(params["new_dtype"]))]
 
 
-def same(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def same(_run: Run, _params: Any, inputs: list[Any]) -> list[Any]:
     """Leave the operand as it is."""
     return inputs[:1]
 
 
-def nothing(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def nothing(_run: Run, _params: Any, _inputs: list[Any]) -> list[Any]:
     """Give no value."""
     return []
 
 
-def zeros(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def zeros(_run: Run, params: Any, _inputs: list[Any]) -> list[Any]:
     """Give zeros for what has no value yet."""
     return [jnp.zeros(params.get("shape", ()), wide(params["dtype"]))]
 
 
-def bitcast(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def bitcast(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Read an integer's bits."""
     made = lax.bitcast_convert_type(inputs[0], params["new_dtype"])
     return [made.astype(wide(made.dtype))]
@@ -138,19 +138,19 @@ def select_batched(chosen: Any, new: Any, old: Any) -> Any:
     return jnp.where(jnp.expand_dims(chosen, axes), new, old)
 
 
-def psum(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def psum(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Sum over the axes of a mesh."""
     return [lax.psum(inputs[0], params["axes"])]
 
 
-def all_gather(run: Run, params: Any, inputs: list[Any]) -> list[Any]:
+def all_gather(_run: Run, params: Any, inputs: list[Any]) -> list[Any]:
     """Put the shards along axes of a mesh together."""
     at, tiled = params["all_gather_dimension"], params["tiled"]
     return [lax.all_gather(inputs[0], params["axis_name"], axis=at, tiled=tiled)]
 
 
 RULES: dict[str, Rule] = {
-    "psum_invariant": psum, "all_gather_invariant": all_gather, "pvary": lambda run, params, inputs: inputs,
+    "psum_invariant": psum, "all_gather_invariant": all_gather, "pvary": lambda _run, _params, inputs: inputs,
     "convert_element_type": convert, "reduce_precision": same, "layout_constraint": same,
     "bitcast_convert_type": bitcast, "reduce": reduce, "reduce_window": reduce_window,
     "custom_linear_solve": linear_solve, "debug_callback": nothing, "debug_print": nothing,

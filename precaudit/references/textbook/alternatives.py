@@ -196,7 +196,7 @@ def statistics_before(
         yield name, partial(_another, base.norm_scale(scales[0]))
 
 
-def _another(scale: Array, given: Array) -> Array:
+def _another(scale: Array, _given: Array) -> Array:
     """Return one scale whatever another is given."""
     return scale
 

@@ -162,7 +162,7 @@ def _on_rows(
         shared = sharing_products(summed)
         return [model.apply(point, model.context(layer, positions, r, lengths), inputs) for r in shared]
 
-    return run, lambda u: rowwise(point, model, layer, values)
+    return run, lambda _u: rowwise(point, model, layer, values)
 
 
 def of_arrays(
@@ -219,7 +219,7 @@ def _attention(recorded: Recorded, rule: Rule, place: Place, part: Rows) -> Eval
         def score(inputs: Sequence[Array], roundings: Sequence[Rounding], form: Form | None) -> list[Array]:
             return [all_scores(inputs[0], inputs[1], rule, r) for r in with_sums(roundings, form)]
 
-        return positions, (queries, source), score, lambda u: scored(queries, source, rule)
+        return positions, (queries, source), score, lambda _u: scored(queries, source, rule)
 
     run = _mixing(rule, positions, k, v, recorded.start_of(prompt))
     return positions, (queries, k[0], v[0]), run, lambda u: attended(queries, k[0], v[0], positions, rule, u)
@@ -277,4 +277,4 @@ def _softmax(recorded: Recorded, window: int | None, place: Place, part: Rows) -
         inner = softmax if form is None else form.softmax
         return [all_probs(inputs[0], at, window, r, inner) for r in roundings]
 
-    return at, (wide,), run, lambda u: normalised(wide, at, window)
+    return at, (wide,), run, lambda _u: normalised(wide, at, window)

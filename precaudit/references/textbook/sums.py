@@ -214,7 +214,7 @@ def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found:
     ways = on_single_rows(of_policy(here, decode), row, stored, policy.scores, device, decode, settled)
     roundings = [formula(here), *ways.values()]
     parts = []
-    for rows, keys in _parts(recorded, place, found.positions):
+    for rows, keys in _parts(place, found.positions):
         shape = (recorded.config.heads, len(rows), keys) if row.keyed else (len(rows), recorded.config.width)
         part = Rows(np.zeros(shape, FORMATS[stored].dtype), rows, ((0, slice(0, len(rows))),))
         operation = prepare(recorded, model, place, part)
@@ -232,7 +232,7 @@ def _made(recorded: Recorded, model: Model, policy: Policy, place: Place, found:
     return Expected(positions, sums, noises)
 
 
-def _parts(recorded: Recorded, place: Place, positions: Array) -> Iterator[tuple[Array, int]]:
+def _parts(place: Place, positions: Array) -> Iterator[tuple[Array, int]]:
     """Yield rows that read the same keys, and how many keys there are: decode's last step has a cache of its own."""
     last = int(positions[-1]) + 1
     if place.phase != "decode" or not POINTS[place.point].keyed or len(positions) < 2:

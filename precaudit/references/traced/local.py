@@ -130,6 +130,6 @@ def _one_ahead(begin: Sequence[Begin]) -> list[ErrorRecord]:
         return found + ahead()
 
 
-def _rows(place: Place, values: Array) -> Array:
+def _rows(_place: Place, values: Array) -> Array:
     """Return the rows [rows, N] of a place whose point is made in one step of its scan."""
     return values.reshape(-1, values.shape[-1] if values.ndim else 1)
