@@ -231,6 +231,15 @@ def test_norms_that_are_off_fail_at_each(tmp_path, policy):
     assert ("sums", None, "final_norm") in failing(found) or policy == "bf16"  # one row of two sums: 1 % there is less
 
 
+def test_the_last_norm_is_judged_where_what_it_reads_is_recorded(tmp_path):
+    found = compared(tmp_path, recorded(tmp_path, "attn_out,resid_out,logits", batch=1, phases="prefill"))
+    assert gate(found).exit_code == 0
+    assert {e.layer for e in found.errors if e.kind == "sums" and e.point == "final_norm"} == {None}
+    parts = replace(Parts(), norm=off(Parts().norm, lambda x: x * 1.1))
+    run = recorded(tmp_path / "off", "attn_out,resid_out,logits", parts, "fp32-highest", 1, "prefill")
+    assert ("sums", None, "final_norm") in failing(compared(tmp_path, run))
+
+
 def test_a_norm_with_weights_of_zero_tells_what_it_can(tmp_path):
     """What such a weight hides has the size that the others lack of the row's length."""
     from precaudit.references.textbook.unrecorded import before_norm

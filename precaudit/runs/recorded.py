@@ -111,11 +111,11 @@ class Recorded:
         record = self.hashed.get(Place(prompt, "decode", step, layer, cache))
         return None if record is None or record.dtype != HASH_FORMAT else self.run.tensor(record)
 
-    def row_sums(self, prompt: str, phase: str, layer: int, point: str) -> RowSums | None:
+    def row_sums(self, prompt: str, phase: str, layer: int | None, point: str) -> RowSums | None:
         """Return sums of a point's rows of a phase, recorded or of recorded rows; None where any step lacks them."""
         if (whole := self.rows(prompt, phase, layer, point)) is not None:
             return of_rows(whole.values, whole.positions)
-        if layer not in self.requested.layers:
+        if layer is None or layer not in self.requested.layers:
             return None
         found: list[RowSums] = []
         for step in self.steps(phase):

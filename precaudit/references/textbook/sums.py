@@ -80,7 +80,7 @@ def sum_errors(
 def _told_by(recorded: Recorded, place: Place, layer: int) -> RowSums | None:
     """Return the sums that tell of a place: its own, or of a norm those of the rows that it was made of."""
     point = POINTS[place.point].inputs[0] if _backwards(recorded, place) else place.point
-    return recorded.row_sums(place.prompt, place.phase, layer, point)
+    return recorded.row_sums(place.prompt, place.phase, layer if POINTS[point].per_layer else None, point)
 
 
 def _backwards(recorded: Recorded, place: Place) -> bool:
