@@ -68,7 +68,7 @@ def measured(name: str) -> Iterator[str]:
     exact: list[Array] = []
     wanted = Wanted({"logits"}, None, [np.arange(len(tokens))])
     book = Model(first.config, first.checkpoint.tensors.read)
-    forward(book, [tokens], [FP64], wanted, lambda i, at, point, x: exact.append(np.array(x)))
+    forward(book, [tokens], [FP64], wanted, lambda _i, _at, _point, x: exact.append(np.array(x)))
     calls = {label: (prefill_program(s, None), arguments(s, tokens)) for label, s in subjects.items()}
     logits = {label: np.asarray(program(*given)[0], np.float64)[0] for label, (program, given) in calls.items()}
     seconds: dict[str, list[float]] = {label: [] for label in calls}

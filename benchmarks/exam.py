@@ -52,7 +52,7 @@ OTHERS = {
 
 TAKEN: dict[str, Callable[[Comparison, Path], tuple[str, bool]]] = {
     **{a.name: lambda found, scratch, a=a: judged(found.folder, a, scratch) for a in ABSENCES},
-    "decode missing, in baseline": lambda found, scratch: against_baseline(found, found.folder.parent),
+    "decode missing, in baseline": lambda found, _scratch: against_baseline(found, found.folder.parent),
     "tensor missing, either run": lambda found, scratch: between_runs(found.folder, scratch),
 }
 

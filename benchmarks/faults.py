@@ -61,7 +61,7 @@ def _swap(x: Array, xp: Any, axis: int, a: int, b: int) -> Array:
 
 
 def _element(value: Callable[[Array], Array]) -> Callable[..., Array]:
-    return lambda x, g, xp, d: xp.where(_mask(x, xp, *g.element), value(x), x)
+    return lambda x, g, xp, _d: xp.where(_mask(x, xp, *g.element), value(x), x)
 
 
 def _offset(x: Array, g: Target, xp: Any, dtype: str) -> Array:
@@ -71,18 +71,18 @@ def _offset(x: Array, g: Target, xp: Any, dtype: str) -> Array:
 
 FAULTS = (
     Fault("one NaN", _element(lambda x: x * np.float32("nan")), "element", nonfinite=True),
-    Fault("all NaN", lambda x, g, xp, d: x * np.float32("nan"), "tensor", nonfinite=True),
+    Fault("all NaN", lambda x, *_: x * np.float32("nan"), "tensor", nonfinite=True),
     Fault("one inf", _element(lambda x: abs(x) * 0 + np.float32("inf")), "element", nonfinite=True),
-    Fault("token zeroed", lambda x, g, xp, d: xp.where(_mask(x, xp, g.token), 0.0, x), "token"),
-    Fault("token × 0.5", lambda x, g, xp, d: xp.where(_mask(x, xp, g.token), 0.5 * x, x), "token"),
+    Fault("token zeroed", lambda x, g, xp, _d: xp.where(_mask(x, xp, g.token), 0.0, x), "token"),
+    Fault("token × 0.5", lambda x, g, xp, _d: xp.where(_mask(x, xp, g.token), 0.5 * x, x), "token"),
     Fault("element × 1000", _element(lambda x: 1000.0 * x), "element"),
-    Fault("scale 1.02", lambda x, g, xp, d: 1.02 * x, "tensor"),
-    Fault("scale 1.04", lambda x, g, xp, d: 1.04 * x, "tensor"),
-    Fault("scale 0.99", lambda x, g, xp, d: 0.99 * x, "tensor"),
-    Fault("head zeroed", lambda x, g, xp, d: xp.where(_mask(x, xp, h=g.head), 0.0, x), "head", heads=True),
-    Fault("heads swapped", lambda x, g, xp, d: _swap(x, xp, 1, g.head, g.second), "tensor", heads=True),
-    Fault("tokens swapped", lambda x, g, xp, d: _swap(x, xp, 0, g.token, g.other), "token"),
-    Fault("channel's sign", lambda x, g, xp, d: xp.where(_mask(x, xp, h=g.head, k=g.element[2]), -x, x), "channel"),
+    Fault("scale 1.02", lambda x, *_: 1.02 * x, "tensor"),
+    Fault("scale 1.04", lambda x, *_: 1.04 * x, "tensor"),
+    Fault("scale 0.99", lambda x, *_: 0.99 * x, "tensor"),
+    Fault("head zeroed", lambda x, g, xp, _d: xp.where(_mask(x, xp, h=g.head), 0.0, x), "head", heads=True),
+    Fault("heads swapped", lambda x, g, xp, _d: _swap(x, xp, 1, g.head, g.second), "tensor", heads=True),
+    Fault("tokens swapped", lambda x, g, xp, _d: _swap(x, xp, 0, g.token, g.other), "token"),
+    Fault("channel's sign", lambda x, g, xp, _d: xp.where(_mask(x, xp, h=g.head, k=g.element[2]), -x, x), "channel"),
     Fault("4 ulp in one head", _offset, "head", heads=True),
 )
 

@@ -87,7 +87,7 @@ def theirs(model: Any, prompts: list[list[int]]) -> Callable[[], tuple[list[list
 
     ids, at = torch.tensor(prompts), list[float]()
 
-    def never(tokens: Any, scores: Any, **_: Any) -> Any:
+    def never(tokens: Any, _scores: Any, **_: Any) -> Any:
         at.append(time.perf_counter())
         return torch.zeros(len(tokens), dtype=torch.bool)
 

@@ -52,7 +52,7 @@ Asked = Iterable[tuple[str, Fault]]  # (point, fault), those of a point one afte
 class Altered(Run):
     """A run one of whose tensors reads as a fault left it."""
 
-    change: Callable[[PointRecord, Any], Any] = field(default=lambda record, x: x)
+    change: Callable[[PointRecord, Any], Any] = field(default=lambda _record, x: x)
 
     def tensor(self, record: PointRecord) -> Any:
         return self.change(record, super().tensor(record))

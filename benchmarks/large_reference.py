@@ -52,7 +52,7 @@ def child(folder: str) -> None:
     tokens = np.random.default_rng(1).integers(0, SHAPE["vocab_size"], TOKENS)
     wanted = Wanted({"q", "k", "v", "attn_out", "logits"}, None, [np.asarray([TOKENS - 1])])
     began = time.perf_counter()
-    forward(Model(checkpoint.config, checkpoint.tensors.read), [tokens], [FP64], wanted, lambda *place: None)
+    forward(Model(checkpoint.config, checkpoint.tensors.read), [tokens], [FP64], wanted, lambda *_place: None)
     took = time.perf_counter() - began
     print(json.dumps([said, took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 

@@ -115,7 +115,7 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
         place = tempfile.TemporaryDirectory(dir=folder)
         writer = RunWriter(Path(place.name), manifest, batch.prompts)
         with Background() as background:
-            Session(subject, requested, writer, background, checked=checked).run(batch, lambda what, tokens: None)
+            Session(subject, requested, writer, background, checked=checked).run(batch, lambda *_: None)
         writer.finish(manifest)
         return place  # freed, and so deleted, after the time was taken: every round finds the disk as the first did
 
@@ -159,7 +159,7 @@ def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
         place, kept, hooks = tempfile.TemporaryDirectory(dir=folder), {}, []
         for i, layer in enumerate(model.model.layers):
             for name in "qkvo":
-                keep = partial(lambda key, m, x, y: kept.update({key: x[0] if key[0] == "o" else y}), f"{name}.{i}")
+                keep = partial(lambda key, _m, x, y: kept.update({key: x[0] if key[0] == "o" else y}), f"{name}.{i}")
                 hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
         torch.save(kept | {"logits": run()}, Path(place.name) / "hooks.pt")
         for hook in hooks:
@@ -188,7 +188,7 @@ def reference(config: DecoderConfig, read: Callable[[str], Array], more: tuple[s
     """Return the reference's points, of each the last layer's: what was emitted before is overwritten."""
     held: Weights = {}
     wanted, ids = Wanted({*ROWS, *more}, None, [np.asarray([LENGTH - 1])]), np.asarray(token_ids(config.vocab))
-    forward(Model(config, read), [ids], [FP64], wanted, lambda i, layer, point, x: held.update({point: x}))
+    forward(Model(config, read), [ids], [FP64], wanted, lambda _i, _layer, point, x: held.update({point: x}))
     return held
 
 
@@ -215,7 +215,7 @@ def reference_parts(config: DecoderConfig, read: Callable[[str], Array]) -> dict
 
     model.warm = warmed  # type: ignore[method-assign]
     began = time.perf_counter()
-    forward(model, [ids], [Rounding(dot=dot)], wanted, lambda *place: None)
+    forward(model, [ids], [Rounding(dot=dot)], wanted, lambda *_place: None)
     whole = WORKERS * (time.perf_counter() - began)
     sums = {name: sum(each) for name, each in taken.items()}
     return sums | {"rest": whole - sum(sums.values())}
@@ -268,7 +268,7 @@ def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Ite
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))
     rule = Rule.of(config, None)
     model, wanted = Model(config, weights.__getitem__), Wanted({"q", "k", "v"}, None, [rows[-1:]])
-    forward(model, [ids], [FP64], wanted, lambda i, layer, point, x: kept.update({(layer, point): narrow(x)}))
+    forward(model, [ids], [FP64], wanted, lambda _i, layer, point, x: kept.update({(layer, point): narrow(x)}))
 
     def emulate(name: str) -> None:
         with one_blas_thread():

@@ -64,7 +64,7 @@ class Mistake:
     call: int | None = None
     calls: int = 1
     whole: bool = False
-    model: Callable[[int | None], str] = lambda layer: "tiny"
+    model: Callable[[int | None], str] = lambda _layer: "tiny"
     at: int | None = None
     prompts: tuple[str, ...] = (TEXT,)
     steps: int = 2
@@ -161,7 +161,7 @@ def sharpened(layer: int | None) -> str:
 
 
 @cache
-def windowed(layer: int | None) -> str:
+def windowed(_layer: int | None) -> str:
     """Return tiny as a Mistral whose rows see WINDOW keys."""
     folder = altered()
     config = json.loads((folder / "config.json").read_text())
@@ -257,7 +257,7 @@ def norm_with(scale: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def with_epsilon(value: float) -> Callable[..., Any]:
-    return lambda x, w, eps, a: rms_norm(x, w, value, a)
+    return lambda x, w, _eps, a: rms_norm(x, w, value, a)
 
 
 def mask_ahead(s: Any, mask: Any, a: Any) -> Any:
@@ -308,7 +308,7 @@ def zeros_read(cache: Any, layer: Any) -> Any:
 def sums_in(name: str) -> Callable[..., Any]:
     """A projection summed one term after another in a narrow format."""
 
-    def projection(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    def projection(x: Any, w: Any, _bias: Any, a: Any) -> Any:
         def term(total: Any, pair: Any) -> Any:
             xi, wi = pair
             product = narrow(xi.astype(f32)[..., None] * wi.astype(f32), name)
@@ -501,7 +501,7 @@ MISTAKES = (
     M("exponentials in bf16", "softmax", narrow_exp, "probs", "format", "exponentials in bfloat16", F32),
     M("exp by Schraudolph", "softmax", schraudolph, "probs", "semantics", "exp by Schraudolph's bits, no shift"),
     # numbers that are fitted
-    M("scale × 0.98", "scores", scaled(lambda k: 0.98), "scores", "semantics", "scale × √K 0.98"),
+    M("scale × 0.98", "scores", scaled(lambda _k: 0.98), "scores", "semantics", "scale × √K 0.98"),
     M("epsilon 1e-6", "norm", with_epsilon(1e-6), "attn_norm", "semantics", "epsilon 1e-06", F32, **FIRST),
     M("epsilon 3e-6", "norm", with_epsilon(3e-6), "attn_norm", "semantics", "epsilon 3e-06", F32, **FIRST),
     M("RoPE base 500000", "rope", other_base, "q", "semantics", "RoPE base 500000", whole=True, at=0),

@@ -137,7 +137,7 @@ def running(block):
         held.append(jnp.where(mask, s.astype(f32), -jnp.inf))
         return masked_softmax(s, mask, a)
 
-    def weighted(p, v, a):
+    def weighted(_p, v, a):
         s = held.pop()
         b, h, t, n = s.shape
         wide = jnp.repeat(v.astype(f32), h // v.shape[2], axis=2)
@@ -157,7 +157,7 @@ def running(block):
     return replace(Parts(), softmax=softmax, attend=weighted)
 
 
-def cut_sums(x, w, bias, a):
+def cut_sums(x, w, _bias, a):
     """A projection whose float32 sum is cut towards zero every 16 terms, as a tensor core does."""
 
     def step(total, i):
@@ -229,7 +229,7 @@ REWRITES = {
 
 def rewritten(name: str, policy: str, device: str = "cpu") -> Subject:
     """Return tiny under a policy, written another way."""
-    subject = replace(load("tiny", policy, None, device, REWRITES[name]), lift={"nextafter": lambda x, towards: x})
+    subject = replace(load("tiny", policy, None, device, REWRITES[name]), lift={"nextafter": lambda x, _towards: x})
     return replace(subject, policy=replace(subject.policy, layers="unrolled")) if name == "loop for scan" else subject
 
 

@@ -38,7 +38,7 @@ class Trait:
 
     name: str
     config: dict[str, Any]
-    change: Change = lambda tensors, draw: None
+    change: Change = lambda *_: None
     dtype: str = "bfloat16"
 
     def make(self, folder: Path) -> Path:
@@ -62,13 +62,13 @@ def _random(name: str, shape: tuple[int, ...], draw: np.random.Generator) -> Any
     return draw.normal(0.0, scale, shape)
 
 
-def _times(part: str, factor: float, tensors: Tensors, draw: Any) -> None:
+def _times(part: str, factor: float, tensors: Tensors, _draw: Any) -> None:
     for name in tensors:
         if part in name and name.endswith("weight"):
             tensors[name] = tensors[name] * factor
 
 
-def _massive(tensors: Tensors, draw: Any) -> None:
+def _massive(tensors: Tensors, _draw: Any) -> None:
     """A few channels of the stream reach 10² to 10⁴, a few activations 10² (Sun et al. 2024)."""
     tensors["model.layers.0.mlp.down_proj.weight"][[3, 77]] *= 400.0
     for n in ("gate", "up"):
@@ -95,7 +95,7 @@ def _sink(tensors: Tensors, draw: Any) -> None:
     tensors["model.embed_tokens.weight"][1] = 40.0 * direction
 
 
-def _vanishing(tensors: Tensors, draw: Any) -> None:
+def _vanishing(tensors: Tensors, _draw: Any) -> None:
     """Channels whose gates are all below −6, where 1 + tanh is 0 in float32."""
     for name in tensors:
         if name.endswith("gate_proj.bias"):

@@ -41,7 +41,7 @@ def block(params, x):
     def step(carry, shift):
         hidden = jax.nn.relu(carry @ up + shift)
         mixed = lax.cond(
-            shift > 0, lambda h: jnp.matmul(h, down, out_sharding=P("data", None)), lambda h: carry, hidden
+            shift > 0, lambda h: jnp.matmul(h, down, out_sharding=P("data", None)), lambda _: carry, hidden
         )
         return carry + mixed, None
 

@@ -48,7 +48,7 @@ def neutral():
     from precaudit.records import Neutrality
     from precaudit.tracing.session import Session
 
-    def taken(self, call, batch, shape, run, bare):
+    def taken(self, call, batch, shape, _run, _bare):
         ids = tuple(p.id for p in batch.prompts)
         same = {"bitwise": True, "max_diff": 0.0, "apart": (0.0,) * len(ids)}
         self.neutrality.append(Neutrality(phase=call.phase, step=call.step, prompts=ids, shape=tuple(shape), **same))

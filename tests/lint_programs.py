@@ -145,10 +145,10 @@ def logsumexp_in_a_kernel(h, head):
         total_ref[...] = total_ref[...] * jnp.exp(most_ref[...] - new) + jnp.exp(logits - new[:, None]).sum(-1)
         most_ref[...] = new
 
-    row = pl.BlockSpec((16,), lambda k: (0,))
+    row = pl.BlockSpec((16,), lambda _: (0,))
     most, total = pl.pallas_call(
         body, grid=(4,), out_specs=[row, row], out_shape=[jax.ShapeDtypeStruct((16,), jnp.float32)] * 2,
-        in_specs=[pl.BlockSpec((16, 32), lambda k: (0, 0)), pl.BlockSpec((32, 128), lambda k: (0, k))], interpret=True,
+        in_specs=[pl.BlockSpec((16, 32), lambda _: (0, 0)), pl.BlockSpec((32, 128), lambda k: (0, k))], interpret=True,
     )(h, head)  # fmt: skip
     return most + jnp.log(total)
 
@@ -840,8 +840,8 @@ def numbers_that_place_nothing(x, w, lengths):
     return mean, near, jax.nn.softmax((sums.astype(x.dtype) * 0.01).astype(jnp.float32)), x[:, :300] > x[:, 200:500]
 
 
-@silent("narrow-integers", i32(), bf16(256, 16))
-def a_loop_that_ends_before(start, x):
+@silent("narrow-integers", bf16(256, 16))
+def a_loop_that_ends_before(x):
     def step(state):
         i, out = state
         return i + 1, out + turned(x, jnp.full(256, i, jnp.bfloat16))

@@ -43,7 +43,7 @@ def doubled(x):
 
 
 @doubled.def_vmap
-def _(size, batched, x):
+def _(_size, batched, x):
     return doubled(x), batched[0]
 
 
@@ -102,7 +102,7 @@ def windows(x, f, start):
 
 def printed(x):
     jax.debug.print("", ordered=False)
-    jax.debug.callback(lambda v: None, x)
+    jax.debug.callback(lambda _: None, x)
     return x + 1
 
 
@@ -247,7 +247,7 @@ CASES = {
     "debug_print": (printed, (X,)),
     "dce_sink": (lambda x: (lax.dce_sink(x * 2), x * 3)[1], (X,)),
     "layout_constraint": (lambda x: with_layout_constraint(x * 2, Layout((1, 0))), (X,)),
-    "inspect_sharding": (lambda x: (jax.debug.inspect_array_sharding(x, callback=lambda s: None), x * 2)[1], (X,)),
+    "inspect_sharding": (lambda x: (jax.debug.inspect_array_sharding(x, callback=lambda _: None), x * 2)[1], (X,)),
     # of JAX 0.11 and 0.12
     "log2": (lambda x: lax.log2(x), (X,)),
     "one_minus_square": (lambda x: lax.one_minus_square(x), (X,)),

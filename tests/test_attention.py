@@ -145,7 +145,7 @@ def test_points_inside_a_kernel_are_refused_or_left_out(tmp_path, kernel):
     with pytest.raises(UserError, match=f"--points scores: attention = {kernel} has no such point"):
         trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all,scores"))
     said = []
-    progress = type("P", (), {"say": said.append, "advance": lambda *a: None})
+    progress = type("P", (), {"say": said.append, "advance": lambda *_: None})
     run = trace(subject, tmp_path / "run", prompts(32, 5), Selection.parse(points="all"), Options(1), progress)
     assert f"left out: scores, probs: attention = {kernel} does not show them" in said
     assert not {"scores", "probs"} & {*run.record.requested.points, *run.record.requested.support}
@@ -251,7 +251,7 @@ def headless(kernel):
 def in_blocks(of_sum=jnp.exp, of_output=jnp.exp, last_divided=True, block=128):
     """Flash attention written out, with what its running sums are multiplied by where the maximum rises."""
 
-    def part(q, k, v, mask, scale, cap, a):
+    def part(q, k, v, mask, scale, _cap, a):
         (b, t, h, d), f32 = q.shape, jnp.dtype(jnp.float32)
         grouped, mask = q.reshape(b, t, k.shape[2], -1, d), mask[:, :, None]
         top = jnp.full((b, k.shape[2], h // k.shape[2], t, 1), -jnp.inf)

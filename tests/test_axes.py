@@ -23,7 +23,7 @@ from tests.permuted import permuted
 DRAW = np.random.default_rng(5)
 
 
-def grouped(tokens=300, layers=1):
+def grouped(tokens=300):
     """Scores of grouped queries, which einsum makes with the two queries of a group along the last axis."""
     q, k = (jnp.asarray(DRAW.standard_normal((1, tokens, *rest, 16)), jnp.bfloat16) for rest in ((2, 2), (2,)))
 

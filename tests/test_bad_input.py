@@ -54,7 +54,7 @@ def model(tmp_path):
 
 
 @pytest.fixture
-def refuses(full, tmp_path, monkeypatch, capfd):
+def refuses(full, tmp_path, monkeypatch, capfd):  # noqa: ARG001 - JAX is loaded before time and memory are measured
     """Return the check that a command is refused: its code, its short message, and every file as it was."""
     monkeypatch.chdir(tmp_path)
 
@@ -81,7 +81,7 @@ def refuses(full, tmp_path, monkeypatch, capfd):
 def within(seconds, megabytes=500):
     """Fail when the body takes longer, or grows the process by more."""
 
-    def stop(signum, frame):
+    def stop(_signum, _frame):
         pytest.fail(f"still busy after {seconds} s")  # no Exception: nothing under test swallows it
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -264,7 +264,7 @@ MODELS = {
     "truncated": (WEIGHTS, lambda data: data[:-1000], ["model.safetensors", "truncated"]),
     "huge header": (WEIGHTS, lambda data: struct.pack("<Q", 2**60) + data[8:], ["model.safetensors", str(2**60)]),
     "header not JSON": (WEIGHTS, lambda data: patched(data, 8, b"x"), ["model.safetensors", "header", "not JSON"]),
-    "deep header": (WEIGHTS, lambda data: struct.pack("<Q", 10**6) + b"[" * 10**6, ["header", "not JSON"]),
+    "deep header": (WEIGHTS, lambda _: struct.pack("<Q", 10**6) + b"[" * 10**6, ["header", "not JSON"]),
     "offsets outside": (WEIGHTS, header(lambda t: t[NORM].update(data_offsets=[FAR, FAR + 256])), [NORM, str(FAR)]),
     "shape against config": (WEIGHTS, header(lambda t: t[NORM].update(shape=[64, 2])), [NORM, "[64, 2]", "[128]"]),
     "missing tensor": (WEIGHTS, laid(lambda t: t.pop(Q_PROJ)), [Q_PROJ, "missing"]),
@@ -283,12 +283,12 @@ MODELS = {
 GGUF, FIELD, TENSOR = b"GGUF" + struct.pack("<I", 3), struct.pack("<QQQ", 0, 1, 1), struct.pack("<QQQ", 1, 0, 1)
 GGUFS = {
     **{f"the first {n} bytes": lambda sound, n=n: sound[:n] for n in (0, 3, 23, 60, -1000, -8)},
-    "random bytes": lambda sound: random.Random(0).randbytes(10_000),
-    "huge counts": lambda sound: GGUF + struct.pack("<QQ", 2**60, 2**60),
-    "huge tensor count": lambda sound: GGUF + struct.pack("<QQ", 2**60, 0),
-    "huge string": lambda sound: GGUF + FIELD + b"a" + struct.pack("<IQ", 8, 2**60),
-    "huge array": lambda sound: GGUF + FIELD + b"a" + struct.pack("<IIQ", 9, 0, 2**60),
-    "huge tensor": lambda sound: GGUF + TENSOR + b"a" + struct.pack("<IQIQ", 1, 2**60, 0, 0),
+    "random bytes": lambda _: random.Random(0).randbytes(10_000),
+    "huge counts": lambda _: GGUF + struct.pack("<QQ", 2**60, 2**60),
+    "huge tensor count": lambda _: GGUF + struct.pack("<QQ", 2**60, 0),
+    "huge string": lambda _: GGUF + FIELD + b"a" + struct.pack("<IQ", 8, 2**60),
+    "huge array": lambda _: GGUF + FIELD + b"a" + struct.pack("<IIQ", 9, 0, 2**60),
+    "huge tensor": lambda _: GGUF + TENSOR + b"a" + struct.pack("<IQIQ", 1, 2**60, 0, 0),
 }
 
 
@@ -469,7 +469,7 @@ def test_output_under_a_file(place, tmp_path, refuses):
 
 def test_output_not_writable(tmp_path, refuses, monkeypatch):
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda _path, mode, **_: mode != os.W_OK)  # root may write anywhere
     refuses(*quick("tiny"), words=["out", "not writable"])
 
 
@@ -691,7 +691,7 @@ def test_what_a_run_names_is_never_fetched(altered, monkeypatch, capfd):
     (altered / "run.json").write_text(json.dumps(raw))
     asked = []
 
-    def download(name, local_files_only=False, **rest):
+    def download(_name, local_files_only=False, **_):
         asked.append(local_files_only)
         raise huggingface_hub.errors.LocalEntryNotFoundError("not here")
 

@@ -31,25 +31,25 @@ def reading(*lengths, start=0):
     for n in lengths:
         q = draw.standard_normal((n, CONFIG.heads, CONFIG.head_dim))
         k, v = (draw.standard_normal((start + n, CONFIG.kv_heads, CONFIG.head_dim)) for _ in range(2))
-        found.append(Inputs(Model(CONFIG, lambda name: None), 0, "attn_out", start + np.arange(n), (q, k, v)))
+        found.append(Inputs(Model(CONFIG, lambda _: None), 0, "attn_out", start + np.arange(n), (q, k, v)))
     return found
 
 
-def seen(each, change=lambda b, k, v: (k, v)):
+def seen(each, change=lambda _b, k, v: (k, v)):
     return [made(plain, replace(o, values=(o.values[0], *change(b, *o.values[1:]))), FP64) for b, o in enumerate(each)]
 
 
 def test_rows_with_the_mask_of_another_are_named():
     each = reading(5, 8, 6)
     assert other_mask(each, seen(each)) is None
-    found = other_mask(each, seen(each, lambda b, k, v: (k[:5], v[:5])))
+    found = other_mask(each, seen(each, lambda _b, k, v: (k[:5], v[:5])))
     assert (
         found.says == "rows 1 and 2 of the batch have the mask of another: row 0 has 5 keys; first at row 1, position 5"
     )
     found = other_mask(each, seen(each, lambda b, k, v: (k[:6], v[:6]) if b == 1 else (k, v)))
     assert found.says == "row 1 of the batch has the mask of another: row 2 has 6 keys; first at row 1, position 6"
-    assert other_mask(each, seen(each, lambda b, k, v: (k[:4], v[:4]))) is None, "no row has 4"
-    assert other_mask(each[:1], seen(each[:1], lambda b, k, v: (k[:4], v[:4]))) is None
+    assert other_mask(each, seen(each, lambda _b, k, v: (k[:4], v[:4]))) is None, "no row has 4"
+    assert other_mask(each[:1], seen(each[:1], lambda _b, k, v: (k[:4], v[:4]))) is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_rows_with_the_mask_of_another_are_named():
 def test_a_scale_that_is_another_from_a_slot_on_is_named(factors, what):
     each = reading(6, start=5)
 
-    def scaled(b, *cached):
+    def scaled(_b, *cached):
         return [np.concatenate([x[:8], f * x[8:]]) for f, x in zip(factors, cached, strict=True)]
 
     found = other_scale(each, seen(each, scaled), 12)
@@ -73,7 +73,7 @@ def test_a_scale_that_is_another_from_a_slot_on_is_named(factors, what):
 def test_other_values_in_some_slots_are_no_scale():
     each = reading(6)
 
-    def other(b, k, v):
+    def other(_b, k, v):
         return k, np.concatenate([v[:4], v[4:] + 0.1])
 
     assert other_scale(each, seen(each, other), 12) is None

@@ -100,7 +100,7 @@ def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
                  "reports/tables.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("one")
-    monkeypatch.setattr(caching.resources, "files", lambda package: root)
+    monkeypatch.setattr(caching.resources, "files", lambda _: root)
 
     def keys():
         computed_by.cache_clear()
@@ -170,7 +170,7 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     )
     compare(made, options=options)
     assert not computed
-    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda sources: "0" * 64)
+    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda _: "0" * 64)
     compare(made, options=options)
     assert computed
 
@@ -184,7 +184,7 @@ def test_what_diagnosis_kept_holds_only_as_it_was(compared, monkeypatch):
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"'))
     assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
     kept.keep(made.folder, "shares.jsonl", one)
-    monkeypatch.setattr(kept, "computed_by", lambda sources: "other")
+    monkeypatch.setattr(kept, "computed_by", lambda _: "other")
     assert kept.held(made.folder, "shares.jsonl", kept.Kept) is None
 
 
@@ -230,7 +230,7 @@ def test_many_threads_may_write_one_reference(tmp_path):
     place = References.of(tmp_path, "w", config, (1, 2, 3))
     x, rows = np.random.default_rng(0).normal(size=(3, 512)), np.arange(3)
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda i: place.save(0, "v", rows, x), range(200)))
+        list(pool.map(lambda _: place.save(0, "v", rows, x), range(200)))
     np.testing.assert_array_equal(place.load(0, "v", rows), x)
     assert [p.name for p in place.folder.iterdir()] == ["0.v.fp64"]
     assert not place.said

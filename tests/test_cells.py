@@ -92,7 +92,7 @@ def test_a_cell_is_asked_in_its_policies_alone():
 @pytest.mark.parametrize(("said", "code"), [(("right", "not"), 0), (("wrong", "right"), 1), ((), 1)])
 def test_a_wrong_name_is_exit_code_1_and_so_is_no_cell(said, code, tmp_path, monkeypatch):
     rows = [Answer(str(i), "rope", "bf16", True, s, "", (), 1.0) for i, s in enumerate(said)]
-    monkeypatch.setattr(exam_cells, "answers", lambda *given: iter(rows))
+    monkeypatch.setattr(exam_cells, "answers", lambda *_: iter(rows))
     monkeypatch.setattr(exam_cells, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["exam_cells", "--part", "1/2"])
     assert exam_cells.main() == code

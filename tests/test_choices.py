@@ -170,7 +170,7 @@ def test_what_is_no_count_is_no_whole_number():
     x = jnp.ones((4, 8), jnp.bfloat16)
     i = jnp.arange(4, dtype=jnp.int8)
 
-    def call(p, x, i):
+    def call(_p, x, i):
         one_hot = (i[:, None] == jnp.arange(8, dtype=jnp.int8)).astype(jnp.bfloat16)
         scaled = i.astype(jnp.bfloat16)[:, None] * jnp.bfloat16(0.25)
         return x * one_hot + scaled

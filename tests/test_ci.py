@@ -77,7 +77,7 @@ def test_init_is_of_the_program_named(project):
     assert f"precaudit[html]=={version('precaudit')}" in steps
 
 
-def test_init_writes_all_or_nothing(project, capsys, monkeypatch):
+def test_init_writes_all_or_nothing(project, capsys):
     (project / "budgets.toml").write_text("# mine\n")
     before = files(project)
     assert run(["init", "prog.py:program"]) == 2
@@ -272,7 +272,7 @@ class Machine:
 
 
 @pytest.mark.slow  # four audits of a small program: 40 seconds
-def test_the_steps_run_as_written(project, monkeypatch):
+def test_the_steps_run_as_written(project):
     init("prog.py:program", ".", "prog.py:exact")
     machine = Machine(project)
     workflow, action = project / ".github/workflows/precaudit.yml", ROOT / "action.yml"

@@ -49,17 +49,17 @@ def made_by(operation, form, point, name="llama-gqa", policy="fp32-highest", lay
 FITTED = {
     "scale × √K 0.98": (lambda c: constant(query_scale=0.98 * c.score_scale), "scores"),
     "scale × √K 1.3": (lambda c: constant(query_scale=1.3 * c.score_scale), "attn_out"),
-    "score cap 20": (lambda c: constant(score_cap=20.0), "attn_out"),
-    "epsilon 0.0001": (lambda c: constant(norm_eps=1e-4), "attn_norm"),
-    "epsilon 3e-05": (lambda c: constant(norm_eps=3e-5), "final_norm"),
-    "RoPE base 20000": (lambda c: constant(rope_theta=20000.0), "q"),
-    "RoPE base 7300": (lambda c: constant(rope_theta=7300.0), "k"),
-    "offset of positions 3": (lambda c: shifted(3), "q"),
-    "offset of positions -17": (lambda c: shifted(-17), "k"),
-    "keys seen past the row's own 2": (lambda c: seeing(2), "probs"),
-    "window 11": (lambda c: constant(window=11), "attn_out"),
-    "logit scale 1.01": (lambda c: constant(logit_scale=1.01), "logits"),
-    "logit cap 30": (lambda c: constant(logit_cap=30.0), "logits"),
+    "score cap 20": (lambda _: constant(score_cap=20.0), "attn_out"),
+    "epsilon 0.0001": (lambda _: constant(norm_eps=1e-4), "attn_norm"),
+    "epsilon 3e-05": (lambda _: constant(norm_eps=3e-5), "final_norm"),
+    "RoPE base 20000": (lambda _: constant(rope_theta=20000.0), "q"),
+    "RoPE base 7300": (lambda _: constant(rope_theta=7300.0), "k"),
+    "offset of positions 3": (lambda _: shifted(3), "q"),
+    "offset of positions -17": (lambda _: shifted(-17), "k"),
+    "keys seen past the row's own 2": (lambda _: seeing(2), "probs"),
+    "window 11": (lambda _: constant(window=11), "attn_out"),
+    "logit scale 1.01": (lambda _: constant(logit_scale=1.01), "logits"),
+    "logit cap 30": (lambda _: constant(logit_cap=30.0), "logits"),
 }  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_the_worst_element_is_one_of_the_part_that_fails(operation):
     assert inside(scope="element", index=(11, 2, 3)) == (11, 2, 3)
 
 
-def judged(scope, index, worst, scopes):
+def judged(worst, scopes):
     signed = Signed(value=0.0, noise=1.0)
     e = ErrorRecord(
         prompt="a", phase="prefill", step=0, layer=1, point="v", kind="local", candidate="run", reference="fp64",
@@ -235,8 +235,8 @@ def judged(scope, index, worst, scopes):
 def test_a_gate_shows_no_element_of_another_channel():
     base = {"token": {"excess": (1.0, 0)}, "head": {"excess": (1.0, 0)}}
     worst = Worst(index=(4, 0, 2), candidate=2.0, reference=1.0)
-    other = judged("channel", 5, worst, base | {"channel": {"excess": (1e4, 5), "max_diff": (1.0, 2)}})
-    own = judged("channel", 2, worst, base | {"channel": {"excess": (1e4, 2), "max_diff": (1.0, 2)}})
+    other = judged(worst, base | {"channel": {"excess": (1e4, 5), "max_diff": (1.0, 2)}})
+    own = judged(worst, base | {"channel": {"excess": (1e4, 2), "max_diff": (1.0, 2)}})
     assert (other.scope, other.index) == ("channel", 5)
     assert "worst element" not in message(other)
     assert "worst element [4, 0, 2]" in message(own)
@@ -265,7 +265,7 @@ def test_nothing_is_said_to_reproduce_what_none_does():
     assert not any(line.startswith("it reproduces") for line in lines)
 
 
-def test_advice_is_for_what_was_not_requested(tmp_path):
+def test_advice_is_for_what_was_not_requested():
     requested = Requested(
         prompts=("a",), layers=(3,), points=("v",), support=("attn_norm",), phases=("prefill", "decode"),
         positions=None, every_logit=False, decode_steps=1, batch=1, pad="right", tokens_from=None,

@@ -202,7 +202,7 @@ def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     assert {e.layer for e in first.errors if e.kind != "weights"} == {1}
     every = compared(tmp_path)
     assert {e.layer for e in every.errors} == {0, 1, 2, 3, 4, None}
-    monkeypatch.setattr("precaudit.comparison.compare._compute", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.comparison.compare._compute", lambda *_: pytest.fail("computed again"))
     again = compare(tmp_path / "run", select=look, options=CompareOptions(cache=tmp_path / "refs"))
     assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
 
@@ -309,7 +309,7 @@ def test_forward_noise_is_that_of_eight_draws(tmp_path):
     found = []
     wanted = Wanted({"resid_out"}, [1], [tokens[-1:] - 1])
     draws = [FP64, *(redrawn(base, seed) for seed in range(8))]
-    forward(model, [tokens], draws, wanted, lambda i, at, p, x: found.append(x))
+    forward(model, [tokens], draws, wanted, lambda _i, _at, _p, x: found.append(x))
     exact, emulated = found[0], found[1:]
     energy = np.mean([((y - exact) ** 2).sum() for y in emulated])
     assert float(e.noise) == pytest.approx(np.sqrt(energy) / np.linalg.norm(exact), rel=1e-9)

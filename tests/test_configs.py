@@ -243,7 +243,7 @@ def test_every_field_is_read_as_transformers_reads_it(tmp_path, monkeypatch, gen
     import transformers
 
     transformers.logging.disable_progress_bar()
-    monkeypatch.setattr(generate, "require", lambda ok, message: None)  # odd values leave float32-like numbers
+    monkeypatch.setattr(generate, "require", lambda *_: None)  # odd values leave float32-like numbers
     base = {"model_type": family, **BASE, **OWN.get(family, {})}
     tokens = np.random.default_rng(3).integers(0, 64, 14).tolist()
     (tmp_path / "base").mkdir()

@@ -83,20 +83,18 @@ def test_a_part_that_is_none_is_refused(text):
 
 WRONG = {
     "nothing": {},
-    "an absence that passes": {"absent": lambda folder, asked: [("bf16", "line twice", "pass", False)]},
-    "an honest program that fails": {"passes": lambda folder, variant: False},
-    "a fault that passes": {
-        "injected": lambda *given: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "pass", "")]
-    },
+    "an absence that passes": {"absent": lambda *_: [("bf16", "line twice", "pass", False)]},
+    "an honest program that fails": {"passes": lambda *_: False},
+    "a fault that passes": {"injected": lambda *_: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "pass", "")]},
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_cell_of_the_exam_is_exit_code_1(wrong, tmp_path, monkeypatch):
     right = {
-        "absent": lambda folder, asked: [("bf16", "line twice", "refused", True)],
-        "passes": lambda folder, variant: True,
-        "injected": lambda *given: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "fail", "gain")],
+        "absent": lambda *_: [("bf16", "line twice", "refused", True)],
+        "passes": lambda *_: True,
+        "injected": lambda *_: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "fail", "gain")],
         "random_tensors": list,
     }
     for name, answer in (right | WRONG[wrong]).items():
@@ -109,7 +107,7 @@ def test_a_wrong_cell_of_the_exam_is_exit_code_1(wrong, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("right", "code"), [((True, True), 0), ((True, False), 1), ((), 1)])
 def test_a_wrong_mistake_is_exit_code_1_and_so_is_none(right, code, tmp_path, monkeypatch):
-    monkeypatch.setattr(exam_diagnose, "asked", lambda *given: [("pairs", r, None) for r in right])
+    monkeypatch.setattr(exam_diagnose, "asked", lambda *_: [("pairs", r, None) for r in right])
     monkeypatch.setattr(exam_diagnose, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["exam_diagnose"])
     assert exam_diagnose.main() == code
@@ -118,10 +116,8 @@ def test_a_wrong_mistake_is_exit_code_1_and_so_is_none(right, code, tmp_path, mo
 @pytest.mark.parametrize(("alarms", "code"), [([], 0), (["fail q"], 1)])
 def test_an_alarm_of_calibrate_is_exit_code_1_and_is_not_kept(alarms, code, tmp_path, monkeypatch):
     line = {"name": "tiny", "jax": "", "records": 1, "judged": 1, "seconds": 1.0, "checks": {}, "alarms": alarms}
-    monkeypatch.setattr(
-        calibrate, "honest", lambda *given: [calibrate.Honest("tiny", Selection.parse(), lambda folder, chosen: [])]
-    )
-    monkeypatch.setattr(calibrate, "made", lambda *given: line)
+    monkeypatch.setattr(calibrate, "honest", lambda *_: [calibrate.Honest("tiny", Selection.parse(), lambda *_: [])])
+    monkeypatch.setattr(calibrate, "made", lambda *_: line)
     monkeypatch.setattr(calibrate, "RESULTS", tmp_path / "calibrate.jsonl")
     monkeypatch.setattr(sys, "argv", ["calibrate", "--anew", "--part", "7/250"])
     assert calibrate.main() == code

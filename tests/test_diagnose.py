@@ -112,7 +112,7 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     options = Options(accum=(), cache=tmp_path / "refs")
     first = diagnose(tmp_path / "run", options=options)
     assert (first.exit_code, first.formula.differs, first.formula.unknown) == (0, (), None)
-    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
     again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
     assert again.formula == first.formula
     assert again.judged == 2
@@ -123,7 +123,7 @@ def test_what_buys_is_unknown_without_the_device_and_nothing_is_said_where_nothi
     found = diagnose(
         tmp_path / "run", Selection.parse(layers="2", points="q"), options=Options(accum=(), cache=tmp_path / "refs")
     )
-    monkeypatch.setattr("precaudit.reports.diagnosis.device_kind", lambda device: "gpu")
+    monkeypatch.setattr("precaudit.reports.diagnosis.device_kind", lambda _: "gpu")
     assert "To change: unknown: needs gpu" in text(replace(found, remedies=None))
     assert not [line for line in text(replace(found, remedies=())) if line.startswith("To change")]
 
@@ -217,7 +217,7 @@ def test_what_raising_the_policy_buys(whole):
     recorded, subject = whole
     model = Model(subject.config, subject.checkpoint.tensors.read)
     tokens = np.asarray(recorded.run.prompts["p0"].tokens, np.int32)
-    found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *a: None, layer=3)}
+    found = {r.part: r for r in remedies(subject, model, "run", [tokens], lambda *_: None, layer=3)}
     parts = {"scores", "probs", "attn_out", "residual", "activations", "mlp"}
     assert set(found) == {*parts, "attention", "layer 3", "all"}
     assert float(found["all"].gain) > 0.99

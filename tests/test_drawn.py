@@ -66,7 +66,7 @@ def test_what_is_saved_is_read_again_to_the_last_bit(found, subjects, tmp_path):
     assert one == found.parities[0].whole[0].mismatch
 
 
-def test_where_policies_part_fp64_says_how_near_the_tokens_were(found, subjects):
+def test_where_policies_part_fp64_says_how_near_the_tokens_were(subjects):
     """The gap is that of FP64 logits, made once more by the scoring of both tokens."""
     sequence = Rollout("a", PROMPTS[0][1], (10, 11, 12), ())
     other = Rollout("a", PROMPTS[0][1], (10, 11, 40, 7), ())

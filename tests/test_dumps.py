@@ -49,7 +49,7 @@ def tensors(run, phase="prefill", step=0):
     return {(p.layer, p.point): run.tensor(r) for p, r in recorded.index.items() if (p.phase, p.step) == (phase, step)}
 
 
-def dumped(folder, run, change=lambda key, x: x):
+def dumped(folder, run, change=lambda _key, x: x):
     """Write what another framework might: .npy of bits, .npz in float32, .safetensors, other axes, things beside."""
     folder.mkdir()
     rest = {}

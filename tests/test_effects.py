@@ -142,8 +142,8 @@ def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tm
     compare(opened, program)
     first = diagnose(opened, program, objective="margin").effects
     made = []
-    monkeypatch.setattr(module, "_lines", lambda *a: made.append("lines") or ())
-    monkeypatch.setattr(module, "split", lambda *a, **k: made.append("split"))
+    monkeypatch.setattr(module, "_lines", lambda *_: made.append("lines") or ())
+    monkeypatch.setattr(module, "split", lambda *_, **__: made.append("split"))
     assert diagnose(opened, program, objective="margin").effects == first
     assert made == []
     monkeypatch.undo()
@@ -174,7 +174,7 @@ def test_an_objective_that_is_none_is_refused(objective, tmp_path):
 
 
 def test_only_lines_that_round_to_less_than_float32_are_tried(tmp_path):
-    def call(params, x):
+    def call(_params, x):
         wide = jnp.tanh(x.astype(jnp.float32))
         moved = x.reshape(-1)[:4]
         return wide.sum() + moved.astype(jnp.float32).max()
@@ -250,7 +250,7 @@ def test_a_size_that_is_far_from_the_real_one_is_said_to_be_the_emulations():
 
 
 def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
-    def call(params, x):
+    def call(_params, x):
         return (1e4 * x.astype(jnp.float32)).astype(jnp.float8_e4m3fn).astype(jnp.float32)
 
     program, opened = run(call, tmp_path / "run", outputs="y")
@@ -260,7 +260,7 @@ def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
     assert f"To change: unknown: {module.NOT_FINITE}" in said
 
 
-def test_the_bytes_a_line_takes_more_are_to_float32(tmp_path):
+def test_the_bytes_a_line_takes_more_are_to_float32():
     def call(x):
         eight = x.astype(jnp.float8_e4m3fn)
         sixteen = (x * 3).astype(jnp.bfloat16)
@@ -298,7 +298,7 @@ def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
     weights = {"w": jnp.asarray(DRAW.standard_normal((8, 8)), jnp.bfloat16)}
     first = jnp.asarray(DRAW.standard_normal((4, 8)), jnp.bfloat16)
     program = Program(
-        lambda p, x: x @ p["w"], weights, {"a": (first,)}, steps=2, advance=lambda inputs, out: (out,), outputs="y"
+        lambda p, x: x @ p["w"], weights, {"a": (first,)}, steps=2, advance=lambda _inputs, out: (out,), outputs="y"
     )
     opened = trace(program, tmp_path / "run")
     compare(opened, program)
@@ -311,7 +311,7 @@ def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):
 def averaged(stored):
     """Return a step of an optimizer that is given its second moment, which is held in one format from call to call."""
 
-    def call(params, w, moment, gradient):
+    def call(_params, w, moment, gradient):
         before = moment.astype(jnp.float32)
         w = w - 0.05 * gradient / jnp.sqrt(before)
         moment = (0.98 * before + 0.02 * jnp.square(gradient)).astype(stored)  # the second moment

@@ -54,7 +54,7 @@ def told(finding):
 @pytest.mark.parametrize("name", few(CASES, "tiny, 3e-6", "qwen3, 1e-3"))
 def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
     model, made = CASES[name]
-    _, findings = diagnosed(tmp_path, model, "bf16", lambda honest, x, w, eps, a: honest(x, w, made, a))
+    _, findings = diagnosed(tmp_path, model, "bf16", lambda honest, x, w, _eps, a: honest(x, w, made, a))
     assert findings
     for f in findings:
         cause, least, most = told(f)
@@ -64,12 +64,12 @@ def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
 
 def test_what_is_rounded_before_it_is_read_does_not_hide_an_epsilon(tmp_path):
     """XLA hands the second norm its input unrounded, which moves it by more than the epsilon does."""
-    _, findings = diagnosed(tmp_path, "tiny", "bf16", lambda honest, x, w, eps, a: honest(x, w, 3e-6, a))
+    _, findings = diagnosed(tmp_path, "tiny", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 3e-6, a))
     assert {(f.point, f.cause) for f in findings} == {("attn_norm", "epsilon 3e-06"), ("mlp_norm", "epsilon 3e-06")}
 
 
 def test_where_several_epsilons_fit_the_name_holds_no_number(tmp_path):
-    _, findings = diagnosed(tmp_path, "qwen3-gqa", "bf16", lambda honest, x, w, eps, a: honest(x, w, 1e-3, a))
+    _, findings = diagnosed(tmp_path, "qwen3-gqa", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 1e-3, a))
     unsure = [f for f in findings if f.cause == "epsilon above the configuration's"]
     assert unsure
     assert all(re.match(r"epsilon is larger than the configuration's 1e-06: \S+ to \S+ fit", f.says) for f in unsure)
@@ -78,7 +78,7 @@ def test_where_several_epsilons_fit_the_name_holds_no_number(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
 def test_an_epsilon_outside_the_root_is_told_for_what_it_is(policy, tmp_path):
-    def outside(honest, x, w, eps, a):
+    def outside(_honest, x, w, eps, a):
         y = x.astype(a.norm)
         y = y / (jnp.sqrt(jnp.mean(y * y, axis=-1, keepdims=True)) + jnp.asarray(eps, a.norm))
         return (y.astype(w.dtype) * w).astype(a.activations)

@@ -146,7 +146,7 @@ def test_an_ascii_terminal_gets_what_it_can_show(hostile):
 
 
 def test_an_import_that_ctrl_c_broke_into_is_an_interrupt(monkeypatch, capfd):
-    def broken(*a, **k):
+    def broken(*_, **__):
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt as error:

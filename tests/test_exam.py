@@ -159,7 +159,7 @@ def test_tables_of_another_base_turn_by_it():
     np.testing.assert_allclose(np.asarray(cos) + 1j * np.asarray(sin), np.exp(1j * angles), atol=2.0**-23)
 
 
-def truncating(x, w, bias, a):
+def truncating(x, w, _bias, a):
     """A projection whose float32 sums are cut to bfloat16 instead of rounded: half the elements off by one ulp."""
     wide = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=jnp.float32)
     bits = lax.bitcast_convert_type(wide, jnp.uint32) & jnp.uint32(0xFFFF0000)

@@ -226,7 +226,7 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(folder, tmp_path, cap
 
 
 def test_a_log_that_breaks_leaves_nothing(folder, tmp_path, monkeypatch):
-    def broken(self, *given):
+    def broken(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tensorboardX.SummaryWriter.add_text", broken)

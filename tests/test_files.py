@@ -179,7 +179,7 @@ def float8_model(folder, scale_of, block=None):
 @pytest.mark.parametrize("block", [(16, 16), (32, 24), (1, 1000), (1000, 1000)])
 def test_float8_times_its_scales(tmp_path, block):
     known = list(block) if block[0] in (16, 32) else None
-    shapes = {(1, 1000): lambda s: (s[0], 1), (1000, 1000): lambda s: ()}
+    shapes = {(1, 1000): lambda s: (s[0], 1), (1000, 1000): lambda _: ()}
     by_block = lambda s: tuple(-(-n // b) for n, b in zip(s, block, strict=True))  # noqa: E731
     tensors, scales = float8_model(tmp_path / "m", shapes.get(block, by_block), known)
     opened = open_checkpoint(str(tmp_path / "m"))

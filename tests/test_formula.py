@@ -32,7 +32,7 @@ MLP = 384  # tiny's
 TEXTS = ("import os\n\n\ndef read(path):\n", "x = 1")
 
 
-def smaller_epsilon(x, w, eps, a):
+def smaller_epsilon(x, w, _eps, a):
     return rms_norm(x, w, 1e-6, a)
 
 
@@ -130,7 +130,7 @@ def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
 
 
 def test_diagnose_takes_the_records_of_compare(honest, monkeypatch):
-    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
     select = Selection.parse(points="attn_out,logits", phases="prefill")
     found = diagnose(honest.run, select, options(honest.folder.parent, False))
     assert (found.formula.unknown, found.formula.differs) == (None, ())
@@ -213,7 +213,7 @@ def test_values_that_are_larger_in_batches_alone_are_semantics(tmp_path):
 def test_an_audit_asks_for_the_formula_unless_told_not_to(tmp_path, monkeypatch):
     faulty, _ = FAULTS["epsilon 1e-6"]
     for module in (subject, manifest):
-        monkeypatch.setattr(module, "family_parts", lambda config: faulty)
+        monkeypatch.setattr(module, "family_parts", lambda _: faulty)
     path = tmp_path / "precaudit.toml"
     base = 'subject = "tiny"\nprompt = ["s1_fact"]\nphases = "prefill"\npoints = "q,logits"\n'
     path.write_text(base)

@@ -71,7 +71,7 @@ def frozen(honest, tmp_path):
     return path
 
 
-def edit(folder, name, keep=lambda row: True):
+def edit(folder, name, keep=lambda _: True):
     """Rewrite a JSONL file of a run: ``keep`` may change a row in place, and says whether it stays."""
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows if keep(row)))
@@ -835,7 +835,7 @@ def test_what_the_gate_reads_is_what_compare_wrote(honest):
 
 def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
     """Another processor's BLAS, or a later precaudit, computes no record again to judge it."""
-    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda sources: "0" * 64)
+    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda _: "0" * 64)
     assert gate(honest.folder).exit_code == 0
 
 

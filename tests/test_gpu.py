@@ -97,7 +97,7 @@ def test_a_router_read_before_it_was_rounded_is_made_of_rounded_products(tmp_pat
     assert len(chosen) > 4
 
 
-def test_a_residual_may_be_off_by_its_summands_last_places(tmp_path):
+def test_a_residual_may_be_off_by_its_summands_last_places():
     """By u (|a| + |b|), and u |A||B| of the projection that is one of them."""
     recorded = Recorded.of(open_run(RECORDED / "fp32-highest"))
     tiny = open_checkpoint("tiny")

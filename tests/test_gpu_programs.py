@@ -315,7 +315,7 @@ def test_what_tf32_explains_of_a_kernel_is_told(monkeypatch):
     def reference(x, y):
         return jnp.dot(x, y, precision="highest")
 
-    def inputs(seed):
+    def inputs(_seed):
         return normal(8, 64), normal(64, 8)
 
     run = sides.Sides._run

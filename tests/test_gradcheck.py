@@ -37,7 +37,7 @@ def grpo(logits, tokens, old, ref, adv, logsumexp=jax.nn.logsumexp, low=0.8, hig
     return jnp.mean(beta * kl - jnp.minimum(ratio * adv, jnp.clip(ratio, low, high) * adv))
 
 
-def streamed(logits, axis, tile=TILE, dtype=jnp.float32, last=None):
+def streamed(logits, tile=TILE, dtype=jnp.float32, last=None):
     m, total = jnp.full(logits.shape[0], -1e30), jnp.zeros(logits.shape[0], dtype)
     for i in range(0, last or logits.shape[1], tile):
         part = logits[:, i : i + tile].astype(jnp.float32)
@@ -67,8 +67,8 @@ FAULTS = {
     "a gradient × 1.001": scaled,
     "no KL term": lambda *x: grpo(*x, beta=0.0),
     "a clip on the wrong side": lambda *x: grpo(*x, low=0.8, high=0.9),
-    "a tile too few": lambda *x: grpo(*x, logsumexp=lambda z, a: streamed(z, a, last=V - TILE)),
-    "an accumulator in bfloat16": lambda *x: grpo(*x, logsumexp=lambda z, a: streamed(z, a, dtype=jnp.bfloat16)),
+    "a tile too few": lambda *x: grpo(*x, logsumexp=lambda z, _: streamed(z, last=V - TILE)),
+    "an accumulator in bfloat16": lambda *x: grpo(*x, logsumexp=lambda z, _: streamed(z, dtype=jnp.bfloat16)),
     "a stop_gradient forgotten": lambda *x: grpo(*x, held=False),
 }
 
@@ -276,8 +276,8 @@ BAD = {
     "input 0 holds integers": (jnp.sum, jnp.sum, (np.ones(3, np.int32),), {"argnums": (0,)}),
     "there is nothing to differentiate": (jnp.sum, jnp.sum, (np.ones(3, np.int32),), {}),
     "argnums names input 2 of 1": (jnp.sum, jnp.sum, (X,), {"argnums": (2,)}),
-    "inputs failed: ZeroDivisionError": (jnp.sum, jnp.sum, lambda seed: 1 / 0, {}),
-    "a tuple of arrays is wanted": (jnp.sum, jnp.sum, lambda seed: X, {}),
+    "inputs failed: ZeroDivisionError": (jnp.sum, jnp.sum, lambda _: 1 / 0, {}),
+    "a tuple of arrays is wanted": (jnp.sum, jnp.sum, lambda _: X, {}),
 }
 
 

@@ -267,7 +267,7 @@ def test_every_value_of_every_key_passes_or_is_refused_or_unknown(tmp_path, key,
     assert found.exit_code == 0 or {v.status for v in found.verdicts} == {"unknown"}, failures(found)
 
 
-def test_every_place_is_read_by_an_operation(tmp_path):
+def test_every_place_is_read_by_an_operation():
     """A place that is declared and read by nothing emulates nothing: in the forward pass, and in operations."""
     from precaudit.configs import expected_tensors
     from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
@@ -290,7 +290,7 @@ def test_every_place_is_read_by_an_operation(tmp_path):
         model = Model(subject.config, subject.checkpoint.tensors.read)
         wanted = Wanted({"logits", "scores", "probs"}, None, [np.array([3])])
         for r in (rounding, replace(rounding, blocks=Blocks(4))):
-            forward(model, [np.arange(1, 8)], [r], wanted, lambda *a: None, decoding=Decoding([4], [r]))
+            forward(model, [np.arange(1, 8)], [r], wanted, lambda *_: None, decoding=Decoding([4], [r]))
     assert seen == set(PLACES)
 
 

@@ -71,7 +71,7 @@ class Page(HTMLParser):
         if tag == "script":
             self.said["script"].append("")
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, _tag):
         self.inside = ""
 
     def handle_data(self, data):
@@ -252,7 +252,7 @@ def test_a_cell_is_its_worst_record(honest):
     assert "layer 3 q" in told["where"]
 
 
-def test_the_limit_itself_is_not_beyond(honest):
+def test_the_limit_itself_is_not_beyond():
     names = charts.bands("local")
     assert (charts.band("local", 1.0), charts.band("local", 1.0001)) == (names[4], names[5])
     assert (charts.band("local", None), charts.band("local", float("nan"))) == (charts.NONE, charts.NONE)

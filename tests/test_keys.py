@@ -74,7 +74,7 @@ def generated(w, x, key):
 
 PROGRAMS = {
     "calls": Program(
-        generated, W, {"a": (X, KEY), "b": (X, jax.random.key(8))}, 1, lambda inputs, out: out, outputs=("h", "key")
+        generated, W, {"a": (X, KEY), "b": (X, jax.random.key(8))}, 1, lambda _inputs, out: out, outputs=("h", "key")
     ),
     "carried": Program(carried, W, {"a": (X, KEY)}, outputs=("h", "key")),
     "looped": Program(looped, W, {"a": (X, KEY)}, outputs="h"),

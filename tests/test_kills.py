@@ -48,7 +48,7 @@ class Disk:
         if self.at and self.done >= self.at:
             raise Killed
 
-    def before(self, function, when=lambda *a, **k: True, file=lambda *a: a[0]):
+    def before(self, function, when=lambda *_, **__: True, file=lambda *a: a[0]):
         def counted(*args, **kwargs):
             if when(*args, **kwargs) and self.inside(file(*args), kwargs.get("dir_fd")):
                 self.operation()
@@ -62,7 +62,7 @@ def disk(folder, at=0):
     """Count, or kill at operation ``at``: files opened for writing, saved, renamed, deleted, folders, fsync."""
     found = Disk(folder, at)
 
-    def writes(file, mode="r", *args, **kwargs):
+    def writes(_file, mode="r", *_, **__):
         return any(c in mode for c in "wxa+")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def disk(folder, at=0):
             patch.setattr(os, name, found.before(getattr(os, name)))
         patch.setattr(io, "open", found.before(io.open, writes))
         patch.setattr(builtins, "open", found.before(builtins.open, writes))
-        saved = found.before(safetensors.numpy.save_file, file=lambda tensors, path, *a: path)
+        saved = found.before(safetensors.numpy.save_file, file=lambda _tensors, path, *_: path)
         patch.setattr(safetensors.numpy, "save_file", saved)
         yield found
 

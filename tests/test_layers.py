@@ -111,7 +111,7 @@ def test_a_run_of_some_layers_stands_beside_one_of_all(runs):
 def test_what_needs_every_layer_says_so(runs):
     program, _, (some, _) = runs
     with pytest.raises(UserError, match="holds layers 0, 2 alone; a reference needs all of them"):
-        compare(some, program, lambda params, *inputs: {})
+        compare(some, program, lambda _params, *_: {})
     (one,) = diagnose(some, program, objective="margin").effects.shares
     assert one.unknown == "some layers were not recorded; trace without --layers"
 

@@ -66,7 +66,7 @@ def test_rescore_beyond_the_context_has_a_reference_of_its_own(honest):
 @pytest.mark.parametrize(
     ("wrong", "phases"),
     [
-        (lambda config, lengths: None, {"prefill", "decode", "rescore"}),  # the stretching is left out
+        (lambda *_: None, {"prefill", "decode", "rescore"}),  # the stretching is left out
         (lambda config, lengths: telling(config, np.minimum(lengths, lengths[:, :1])), {"decode"}),  # by the prompt's
         (
             lambda config, lengths: telling(config, np.full_like(lengths, lengths.max())),
@@ -133,7 +133,7 @@ def test_what_is_drawn_beyond_the_context_is_scored_alike():
     model = Model(subject.config, subject.checkpoint.tensors.read)
     lengths = row_lengths("prefill", len(prompt), len(fed), len(fed))
     forward(
-        model, [fed], [FP64], Wanted({"logits"}, (), [rows]), lambda i, at, p, x: logits.update({p: x}),
+        model, [fed], [FP64], Wanted({"logits"}, (), [rows]), lambda _i, _at, p, x: logits.update({p: x}),
         lengths=[lengths],
     )  # fmt: skip
     shares = logits["logits"] - np.log(np.exp(logits["logits"]).sum(axis=1, keepdims=True))

@@ -68,7 +68,7 @@ def synthetic(name):
     primitive = Primitive(name)
     primitive.def_impl(lambda x, **_: x)
     primitive.def_abstract_eval(lambda x, **_: x)
-    mlir.register_lowering(primitive, lambda context, x, **_: [x])
+    mlir.register_lowering(primitive, lambda _context, x, **_: [x])
     return primitive
 
 

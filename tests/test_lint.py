@@ -96,7 +96,7 @@ def test_float32_at_highest_precision_has_nothing_to_say(capsys, monkeypatch):
 
 
 @needs_libtpu
-def test_two_sequences_leave_the_vector_unit(capsys):
+def test_two_sequences_leave_the_vector_unit():
     """With one sequence eight products of decode are float32 multiply-and-add; with two each takes one pass."""
     one, two = (lint_model("tiny", load_policy("fp32"), parse_target("v5e"), ("decode",), batch=n) for n in (1, 2))
     assert [report.products(x.views[0])["vector"] for x in (one, two)] == [8, 0]
@@ -257,7 +257,7 @@ def test_without_the_extra(monkeypatch, capsys):
 def test_text_of_others_is_harmless(capsys, monkeypatch):
     """A source file's name is its author's."""
     hostile = record(source="a\x1b[31m::error::.py:3")
-    monkeypatch.setattr("precaudit.lint.linting.lint_program", lambda *given: Linted((hostile,), ()))
-    monkeypatch.setattr("precaudit.programs.loading.load", lambda name: SimpleNamespace())
+    monkeypatch.setattr("precaudit.lint.linting.lint_program", lambda *_: Linted((hostile,), ()))
+    monkeypatch.setattr("precaudit.programs.loading.load", lambda _: SimpleNamespace())
     assert cli(["lint", "a.py:program"]) == 1
     assert "\x1b" not in capsys.readouterr().out

@@ -325,7 +325,7 @@ def test_a_value_is_followed_through_calls_branches_and_loops():
 
     def call(x, w, flag):
         w = jax.lax.cond(flag, lambda: w.astype(jnp.float32), lambda: w.T.astype(jnp.float32))
-        return lax.fori_loop(0, 3, lambda i, y: jnp.einsum("ab,bc->ac", x.astype(jnp.float32), w) + y, f32_zeros())
+        return lax.fori_loop(0, 3, lambda _i, y: jnp.einsum("ab,bc->ac", x.astype(jnp.float32), w) + y, f32_zeros())
 
     def f32_zeros():
         return jnp.zeros((64, 256))

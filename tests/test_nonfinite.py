@@ -94,7 +94,7 @@ def test_a_row_without_top_1_is_no_match_of_anything():
                      top_logits=(3.0, 1.0, 0.0), gap=2.0, logsumexp=3.2)  # fmt: skip
     recorded, truth = (
         SimpleNamespace(index={}),
-        SimpleNamespace(logits=lambda prompt, phase, position: logits, sigma=1.0),
+        SimpleNamespace(logits=lambda *_: logits, sigma=1.0),
     )
     for top in ((3.0, 1.0, 0.0), ("nan", 3.0, 1.0), ("inf", 3.0, 1.0)):
         other = msgspec.structs.replace(row, phase="decode", top_logits=top, gap="nan" if top[0] == "nan" else top[0])

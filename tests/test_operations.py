@@ -41,25 +41,25 @@ def convolved(x, weights):
     return lax.conv_general_dilated(x.T[None], weights["kernel"], (2,), [(2, 2)], feature_group_count=4)[0]
 
 
-def pooled(x, weights):
+def pooled(x, _weights):
     """Averages over windows; the start is an array, so the reducer is a function."""
     return lax.reduce_window(x, jnp.asarray(0, x.dtype), lax.add, (8, 1), (8, 1), "VALID") / 8
 
 
-def spread(x, weights):
+def spread(x, _weights):
     """Rows added up by where they go."""
     return jax.ops.segment_sum(jnp.tanh(x), jnp.arange(ROWS) % 3, 3)
 
 
-def running(x, weights):
+def running(x, _weights):
     return jnp.cumsum(x, 0)
 
 
-def growing(x, weights):
+def growing(x, _weights):
     return jnp.cumprod(1 + x * jnp.asarray(0.05, x.dtype), 0)
 
 
-def turned(x, weights):
+def turned(x, _weights):
     """RoPE by complex numbers."""
     pairs = x.astype(jnp.float32).reshape(ROWS, WIDTH // 2, 2)
     angle = jnp.arange(ROWS)[:, None] * 100.0 ** (-jnp.arange(WIDTH // 2) / 8)
@@ -67,17 +67,17 @@ def turned(x, weights):
     return jnp.stack([whole.real, whole.imag], -1).reshape(x.shape).astype(x.dtype)
 
 
-def filtered(x, weights):
+def filtered(x, _weights):
     wide = x.astype(jnp.float32)
     return jnp.fft.irfft(jnp.fft.rfft(wide, axis=0) * jnp.fft.rfft(wide[::-1], axis=0), n=ROWS, axis=0).astype(x.dtype)
 
 
-def special(x, weights):
+def special(x, _weights):
     wide = jnp.abs(x.astype(jnp.float32))
     return jax.scipy.special.gammaln(wide + 1) + jax.scipy.special.digamma(wide + 0.5)
 
 
-def solved(x, weights):
+def solved(x, _weights):
     square = (x.T @ x).astype(jnp.float32) / ROWS + jnp.eye(WIDTH)
     return jnp.linalg.inv(square)
 
@@ -381,10 +381,10 @@ def quantised(p, v):
 
 def without_elements(p, v):
     jax.debug.print("no value of a program: {}", v[0, 0])
-    return v @ p, v[:0] @ p, lax.scan(lambda c, z: (jnp.tanh(c @ p), c @ p), v, jnp.zeros((0, 3), v.dtype))[0] @ p
+    return v @ p, v[:0] @ p, lax.scan(lambda c, _z: (jnp.tanh(c @ p), c @ p), v, jnp.zeros((0, 3), v.dtype))[0] @ p
 
 
-def narrow_square(p, v):
+def narrow_square(_p, v):
     """A square in float16 whose inverse shows how it was rounded; XLA:CPU rounds it, where it would not bfloat16."""
     return jnp.linalg.inv((v.T @ v).astype(jnp.float32) / ROWS + jnp.eye(WIDTH))
 
@@ -407,14 +407,14 @@ def test_a_tap_of_an_array_without_elements_is_refused_by_name(tmp_path):
 
 
 QUOTIENTS = {
-    "constant": lambda x, y, z: x / jnp.asarray(0.9, x.dtype),
-    "scalar": lambda x, y, z: x / y[0, 0],
-    "column": lambda x, y, z: x / y[:, :1],
-    "row": lambda x, y, z: x / y[0],
-    "argument": lambda x, y, z: x / z,
-    "repeated": lambda x, y, z: x / jnp.broadcast_to(z, x.shape),
-    "elements": lambda x, y, z: x / y,
-    "inverse": lambda x, y, z: 1 / y,
+    "constant": lambda x, *_: x / jnp.asarray(0.9, x.dtype),
+    "scalar": lambda x, y, _z: x / y[0, 0],
+    "column": lambda x, y, _z: x / y[:, :1],
+    "row": lambda x, y, _z: x / y[0],
+    "argument": lambda x, _y, z: x / z,
+    "repeated": lambda x, _y, z: x / jnp.broadcast_to(z, x.shape),
+    "elements": lambda x, y, _z: x / y,
+    "inverse": lambda _x, y, _z: 1 / y,
 }
 
 

@@ -27,7 +27,7 @@ def reference(checkpoint, tokens, lengths=None):
         [tokens],
         [FP64],
         Wanted({"resid_in", "resid_out", "logits"}, None, [rows]),
-        lambda i, layer, point, values: found.__setitem__((layer, point), values),
+        lambda _i, layer, point, values: found.__setitem__((layer, point), values),
         lengths=None if lengths is None else [lengths],
     )
     last = checkpoint.config.layers - 1

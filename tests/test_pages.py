@@ -78,7 +78,7 @@ def test_a_shortened_output_leaves_lines_out_where_it_says():
     assert not same("a … b", "a c b")  # one within a line stands for itself
 
 
-def test_commands_and_outputs_are_told_apart(tmp_path):
+def test_commands_and_outputs_are_told_apart():
     assert steps("$ a \\\n  b\nout\n\nmore\n$ c\n") == [Step("a \\\n  b", "out\n\nmore"), Step("c", "")]
     page = "<!-- file: x.txt -->\n```text\nheld\n```\n```console\n$ cat x.txt\nstale\n$ echo 1; exit 3\n```\n"
     text, found = pages.rerun(page)

@@ -57,7 +57,7 @@ def multiplied(passes):
 
     return replace(
         Parts(),
-        project=lambda x, w, bias, a: in_parts(lambda y, z: project(y, z, None, a), x, w),
+        project=lambda x, w, _bias, a: in_parts(lambda y, z: project(y, z, None, a), x, w),
         scores=lambda q, k, scale, a: in_parts(lambda y, z: attention_scores(y, z, scale, a), q, k),
         attend=lambda p, v, a: in_parts(lambda y, z: attend(y, z, a), p, v),
     )

@@ -28,7 +28,7 @@ def times_seven(x):
     return tap(x * 7, "jvp")
 
 
-times_five.defvjp(lambda x: (times_five(x), x), lambda x, g: (g * 5,))
+times_five.defvjp(lambda x: (times_five(x), x), lambda _x, g: (g * 5,))
 times_seven.defjvp(lambda p, t: (times_seven(p[0]), t[0] * 7))
 
 

@@ -49,7 +49,7 @@ def asked(folder, output, *more):
 @pytest.fixture(scope="module")
 def compared(folder):
     """The rows that compare prints as JSON; its records are kept for those who ask again."""
-    rows, said = several.compare_policies(folder / "runs", several_options(folder), lambda *told: None)
+    rows, said = several.compare_policies(folder / "runs", several_options(folder), lambda *_: None)
     return rows, said
 
 
@@ -99,7 +99,8 @@ def test_what_differs_is_said_of_each_against_the_first(compared):
     assert "of 21 positions" in tokens
 
 
-def test_compare_of_a_folder_prints_one_table(folder, compared, capfd, monkeypatch):
+@pytest.mark.usefixtures("compared")
+def test_compare_of_a_folder_prints_one_table(folder, capfd, monkeypatch):
     monkeypatch.setenv("PRECAUDIT_CACHE", str(folder))
     assert run(["compare", str(folder / "runs"), "--accum", "none"]) == 0
     out = capfd.readouterr().out
@@ -112,7 +113,8 @@ def test_compare_of_a_folder_prints_one_table(folder, compared, capfd, monkeypat
     assert [json.loads(line)["policy"] for line in capfd.readouterr().out.splitlines()] == ["bf16", "fp32"]
 
 
-def test_other_tokens_are_said_and_positions_not_compared(folder, compared):
+@pytest.mark.usefixtures("compared")
+def test_other_tokens_are_said_and_positions_not_compared(folder):
     from dataclasses import replace
 
     from precaudit.reports.policies import differences
@@ -128,7 +130,8 @@ def _fields(record):
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
-def test_a_flip_is_told_with_the_side_that_fp64_takes(folder, compared):
+@pytest.mark.usefixtures("compared")
+def test_a_flip_is_told_with_the_side_that_fp64_takes(folder):
     from dataclasses import replace
 
     from precaudit.reports.policies import differences
@@ -185,7 +188,7 @@ def test_a_policy_that_cannot_run_is_a_row_and_the_others_run(folder, tmp_path, 
     assert "not honoured" in " ".join(table.split())
     assert "fast cannot run:" in err
     assert sorted(p.name for p in out.iterdir()) == ["bf16", several.REFUSED]
-    rows, _ = several.compare_policies(out, several_options(folder), lambda *told: None)
+    rows, _ = several.compare_policies(out, several_options(folder), lambda *_: None)
     assert [r.policy for r in rows] == ["bf16", "fast"]
     assert rows[1].why.startswith("not recorded: ")
     assert headline(rows, str(out)).sentence == "1 of 2 policies cannot be judged: fast."
@@ -226,12 +229,13 @@ def test_interrupted_half_way_and_resumed(folder, tmp_path, capfd):
         assert (out / "fp32" / "tensors" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_run_that_cannot_be_compared_is_a_row_with_its_reason(folder, compared, tmp_path, monkeypatch, capfd):
+@pytest.mark.usefixtures("compared")
+def test_a_run_that_cannot_be_compared_is_a_row_with_its_reason(folder, tmp_path, capfd):
     runs = tmp_path / "runs"
     shutil.copytree(folder / "runs", runs)
     record = json.loads((runs / "bf16" / "run.json").read_text())
     (runs / "bf16" / "run.json").write_text(json.dumps(record | {"finished": None}))
-    rows, said = several.compare_policies(runs, several_options(folder), lambda *told: None)
+    rows, said = several.compare_policies(runs, several_options(folder), lambda *_: None)
     assert [r.why is None for r in rows] == [False, True]
     assert "cut off" in rows[0].why
     assert cells(rows[0])[-1].startswith("? ")

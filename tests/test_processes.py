@@ -61,7 +61,8 @@ def test_two_processes_write_what_one_does(folder, monkeypatch):
     assert lines(folder) == one
 
 
-def test_without_weights_they_say_so_too(folder, small, tmp_path):
+@pytest.mark.usefixtures("small")
+def test_without_weights_they_say_so_too(folder, tmp_path):
     (tmp_path / "refs").mkdir()
     recorded = Recorded.of(open_run(folder))
     selected = resolve(recorded, None, ())
@@ -90,21 +91,24 @@ def test_few_or_large_tensors_and_one_prompt_start_none(folder, monkeypatch):
     assert shares.divided(recorded, selected) == every
 
 
-def test_what_a_process_cannot_read_is_the_users_error(book, small):
+@pytest.mark.usefixtures("small")
+def test_what_a_process_cannot_read_is_the_users_error(book):
     with pytest.raises(UserError, match="nowhere"):
         shares.layer_errors(*book, "nowhere.gguf", lambda *_: None)
     nothing_runs()
 
 
-def test_where_no_process_can_be_started_one_makes_all(book, small, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("small")
+def test_where_no_process_can_be_started_one_makes_all(book, monkeypatch, tmp_path):
     found = shares.layer_errors(*book, "tiny", lambda *_: None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     assert shares.layer_errors(*book, "tiny", lambda *_: None) == found
     nothing_runs()
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("said", ["", "printf '\\000\\000\\000\\000\\000\\000\\000\\011half'\n"])
-def test_a_process_that_dies_is_told_and_ends_the_others(book, small, monkeypatch, tmp_path, said):
+def test_a_process_that_dies_is_told_and_ends_the_others(book, monkeypatch, tmp_path, said):
     dying = tmp_path / "python"
     dying.write_text(f"#!/bin/sh\nread -r line\n{said}echo it broke >&2\nexit 3\n")
     dying.chmod(0o755)
@@ -114,8 +118,9 @@ def test_a_process_that_dies_is_told_and_ends_the_others(book, small, monkeypatc
     nothing_runs()
 
 
-def test_an_interrupt_ends_them(book, small):
-    def interrupted(done, total, what):
+@pytest.mark.usefixtures("small")
+def test_an_interrupt_ends_them(book):
+    def interrupted(done, _total, _what):
         if done:
             raise KeyboardInterrupt
 

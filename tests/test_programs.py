@@ -136,7 +136,7 @@ def test_a_fault_fails_at_its_segment(name, recorded, tmp_path):
 
 
 @pytest.mark.slow  # 10 s
-def test_precision_lost_inside_a_segment_is_found_against_the_program_without(own, recorded, tmp_path, monkeypatch):
+def test_precision_lost_inside_a_segment_is_found_against_the_program_without(own, tmp_path, monkeypatch):
     """Statistics of the norm in bfloat16: its run, judged by the program as it should be."""
     program = replace(own, steps=1, cases={"a": own.cases["a"]})
     bad = faulty(own, "norm", narrow_norm, monkeypatch)
@@ -219,7 +219,7 @@ def running(params, total, count):
     return total, jnp.argmax(total).astype(jnp.int32) + count
 
 
-def passed_on(inputs, outputs):
+def passed_on(_inputs, outputs):
     return outputs
 
 
@@ -252,7 +252,7 @@ def test_forward_errors_are_of_the_whole_chain_in_fp64(tmp_path):
 def test_a_state_that_is_handed_on_wrongly_fails_forward_alone(tmp_path):
     """Each call is right by itself; the next goes on with something else than was made."""
 
-    def stale(inputs, outputs):
+    def stale(_inputs, outputs):
         return outputs if outputs[0].dtype == np.float64 else (outputs[0] * 1.5, outputs[1])
 
     params, cases = drawn_start()
@@ -274,7 +274,7 @@ def test_forward_noise_is_of_eight_different_realisations():
 def test_integers_are_those_that_were_recorded(tmp_path):
     """A token that FP64 would choose otherwise is fed as the run chose it: errors are of one sequence."""
 
-    def other(inputs, outputs):
+    def other(_inputs, outputs):
         return outputs[0], outputs[1] + (7 if outputs[0].dtype == np.float64 else 0)
 
     def call(params, total, token):
@@ -288,7 +288,7 @@ def test_integers_are_those_that_were_recorded(tmp_path):
 
 
 def test_an_advance_that_takes_no_fp64_leaves_forward_errors_unknown(tmp_path):
-    def strict(inputs, outputs):
+    def strict(_inputs, outputs):
         if outputs[0].dtype != jnp.bfloat16:
             raise TypeError("bfloat16 only\nsecond line")
         return outputs
@@ -303,7 +303,7 @@ def test_an_advance_that_takes_no_fp64_leaves_forward_errors_unknown(tmp_path):
 
 @pytest.mark.parametrize("other", [lambda o: (*o, o[0]), lambda o: (o[0][:2], o[1])], ids=["one more", "shorter"])
 def test_an_advance_that_gives_other_inputs_in_fp64_leaves_them_unknown(tmp_path, other):
-    def advance(inputs, outputs):
+    def advance(_inputs, outputs):
         return outputs if outputs[0].dtype == jnp.bfloat16 else other(outputs)
 
     params, cases = drawn_start()
@@ -439,10 +439,10 @@ def test_integer_products_have_the_points_of_float_ones(tmp_path):
 
 
 def test_a_device_too_small_is_said_in_a_line(tmp_path, monkeypatch, capsys):
-    def exhausted(*given):
+    def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17592186044416 bytes.")
 
-    monkeypatch.setattr("precaudit.programs.tracing.capturing", lambda made, layers: exhausted)
+    monkeypatch.setattr("precaudit.programs.tracing.capturing", lambda *_: exhausted)
     assert command(["trace", f"{EXAMPLES / 'own_decoder.py'}:program", "-o", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told == [
@@ -485,7 +485,7 @@ def test_a_branch_that_a_case_takes_is_not_run_in_the_others_and_passes(tmp_path
     assert gate(opened.folder, tmp_path / "b.toml").counts == found.counts
     between = compare_runs(opened.folder, trace(program, tmp_path / "again").folder)
     assert sum(e.skipped is not None for e in between.errors) == len([e for e in skipped if e.kind == "local"])
-    own = compare(opened, program, lambda w, x: {p.name: np.zeros((3, 4)) for p in opened.record.points})
+    own = compare(opened, program, lambda *_: {p.name: np.zeros((3, 4)) for p in opened.record.points})
     formula = [e for e in own if e.kind == "formula"]
     assert [e.skipped for e in formula] == [e.skipped for e in errors if e.kind == "local"]
 
@@ -579,7 +579,7 @@ def test_altered_and_lost_files_are_said(recorded, tmp_path):
 
 
 def _points(change):
-    return lambda record, folder: msgspec.structs.replace(record, points=tuple(change(list(record.points))))
+    return lambda record, _folder: msgspec.structs.replace(record, points=tuple(change(list(record.points))))
 
 
 def _tensors(kind, change):
@@ -680,7 +680,7 @@ def test_what_is_no_program_is_said_in_a_line(message):
 
 
 def test_advance_that_changes_shapes_is_said(tmp_path):
-    program = Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, 1, lambda inputs, out: (jnp.ones(3),))
+    program = Program(double, jnp.eye(2), {"a": (jnp.ones(2),)}, 1, lambda *_: (jnp.ones(3),))
     with pytest.raises(UserError, match="advance gave inputs of other shapes"):
         trace(program, tmp_path / "run")
     with pytest.raises(UserError, match="cut off"):
@@ -845,7 +845,7 @@ def test_points_go_by_names_of_ones_own(own, tmp_path, capsys):
     assert open_program_run(out).record.renamed == {"q": "query~1"}
 
 
-def test_occurrences_go_by_the_new_name_too(tmp_path):
+def test_occurrences_go_by_the_new_name_too():
     def call(w, x):
         for _ in range(3):
             hidden = x @ w

@@ -63,7 +63,7 @@ def test_a_warning_of_python_is_above_the_bar():
     console = shown(stderr=True)
     with display(console, "loading"), warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *rest: print(f"warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         warnings.warn("the weights hold NaN", stacklevel=1)
     assert screen(console.file.getvalue()) == ["warning: the weights hold NaN"]
 

@@ -106,7 +106,7 @@ def test_a_cell_prints_a_few_lines(honest, own):
     assert "10" not in repr(program()) or "array" not in repr(program())
 
 
-def test_a_subclass_is_shown_as_what_it_is(own):
+def test_a_subclass_is_shown_as_what_it_is():
     """Cards are found by the names of our classes, whatever a user's are called."""
     other = type("Run", (precaudit.Program,), {})(**vars(program()))
     assert shown(other) == shown(program())
@@ -277,9 +277,9 @@ def test_a_keyword_that_is_none_is_told(call, words):
         call()
 
 
-def test_progress_is_shown_or_told_where_asked(honest, own):
+def test_progress_is_shown_or_told_where_asked(own):
     told = []
-    precaudit.compare(own, program(HOSTILE, "b"), progress=lambda done, total, what: told.append((done, total)))
+    precaudit.compare(own, program(HOSTILE, "b"), progress=lambda done, total, _what: told.append((done, total)))
     precaudit.compare(own, program(HOSTILE, "b"), progress=Progress(advance=lambda *x: told.append(x)))
     assert len(told) > 1
     with redirect_stderr(io.StringIO()) as stream:

@@ -95,7 +95,7 @@ def gated(tmp_path_factory):
 
 def records(gated, monkeypatch, small):
     program, opened, taps = gated
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     emulations = Emulations(prepared(program))
     return emulations.records(opened, "a", 0, taps, (program.params, *program.cases["a"]))
 
@@ -118,7 +118,7 @@ def test_every_layer_of_a_scan_is_made_again_by_itself(tmp_path, monkeypatch, sm
         gate, up = tap(each[2] @ each[0], "gate"), tap(each[2] @ each[1], "up")
         return carry, tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
 
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: lax.scan(layer, 0, (*w, x))[1], (w1, w2), {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
@@ -141,7 +141,7 @@ def test_a_layer_that_is_left_open_is_made_again_alone(tmp_path, monkeypatch, sm
         act = tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
         return tap(jnp.tanh(act).astype(jnp.bfloat16), "out"), None
 
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: lax.scan(layer, x, w)[0], w, {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
@@ -168,9 +168,9 @@ def test_what_closes_one_layer_is_tried_of_the_others_first(tmp_path, monkeypatc
         gate, up = tap(each[1] @ each[0][0], "gate"), tap(each[1] @ each[0][1], "up")
         return carry, tap(gate.astype(jnp.float32) * up.astype(jnp.float32), "act")
 
-    monkeypatch.setattr(remade, "small", lambda made: False)
+    monkeypatch.setattr(remade, "small", lambda _: False)
     if not stepped:
-        monkeypatch.setattr(remade, "steps_of", lambda *args: [])
+        monkeypatch.setattr(remade, "steps_of", lambda *_: [])
     program = Program(lambda w, x: lax.scan(layer, 0, (w, x))[1], w, {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")
@@ -227,7 +227,7 @@ def test_noise_is_drawn_of_what_the_least_does_not_close_and_changes_no_verdict(
         found = Emulations(prepared(program)).records(opened, "a", 0, taps, (program.params, x))
         return {e.point: e for e in found}
 
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(call, w, {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     taps = opened.tensors("a", 0, "taps")

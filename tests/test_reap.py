@@ -21,7 +21,7 @@ def times_five(x):
     return tap(x * 5, "vjp")
 
 
-times_five.defvjp(lambda x: (times_five(x), x), lambda x, g: (g * 5,))
+times_five.defvjp(lambda x: (times_five(x), x), lambda _x, g: (g * 5,))
 
 
 @jax.custom_jvp
@@ -109,7 +109,7 @@ def test_unselected_taps_compile_to_the_same_program():
 
 
 def test_transform_is_applied_where_the_value_is_made():
-    _, taps = jax.jit(reap(layers, ["post"], [1], lambda name, x: x[:2]))(PARAMS, X)
+    _, taps = jax.jit(reap(layers, ["post"], [1], lambda _name, x: x[:2]))(PARAMS, X)
     assert taps["post"].shape == (1, 2, 64)
 
 
@@ -121,7 +121,7 @@ def test_gradients_are_reaped_from_outside():
 
 def test_a_tap_it_cannot_reach_is_an_error():
     def f(x):
-        return lax.custom_linear_solve(lambda y: tap(2 * y, "inside"), x, lambda matvec, b: b / 2)
+        return lax.custom_linear_solve(lambda y: tap(2 * y, "inside"), x, lambda _matvec, b: b / 2)
 
     with pytest.raises(NotImplementedError, match="a selected tap lies inside custom_linear_solve, which reap cannot"):
         reap(f)(jnp.ones(3))

@@ -49,7 +49,7 @@ def whole(folder):
 
 
 @pytest.fixture(scope="module")
-def cut(folder, whole):
+def cut(folder):
     """A run that was killed in the second of three batches."""
     return killed(folder, folder / "cut", 11)
 
@@ -102,7 +102,7 @@ def test_a_resumed_run_is_the_run_that_was_not_cut_off(folder, whole, tmp_path, 
     assert len(kept) == 4 * there, "what is whole is not written again, what is not whole is"
 
 
-def test_a_resumed_run_is_compared_and_passes(folder, whole, cut, tmp_path):
+def test_a_resumed_run_is_compared_and_passes(folder, cut, tmp_path):
     out = shutil.copytree(cut, tmp_path / "run")
     assert run(["gate", str(out)]) == 2
     assert run(asked(folder, out, "--resume")) == 0
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_compared_and_passes(folder, whole, cut, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["tensors", "steps.jsonl"])
-def test_nothing_is_deleted_or_cut_behind_a_link(folder, whole, cut, tmp_path, capfd, part):
+def test_nothing_is_deleted_or_cut_behind_a_link(folder, cut, tmp_path, capfd, part):
     out = shutil.copytree(cut, tmp_path / "run")
     held = (out / part).rename(tmp_path / "elsewhere")
     (out / part).symlink_to(held)
@@ -195,7 +195,7 @@ def test_other_prompts_weights_versions_and_source_are_refused(folder, cut, tmp_
         assert not [w for w in words if w not in said], said
 
     with monkeypatch.context() as patched:
-        patched.setattr(tracing, "computed_by", lambda sources: "another")
+        patched.setattr(tracing, "computed_by", lambda _: "another")
         refused("precaudit's own source")
     with monkeypatch.context() as patched:
         patched.setattr("precaudit.tracing.manifest.versions", lambda: {"jax": "0.1"})
@@ -256,7 +256,7 @@ def test_a_run_of_other_parts_is_not_resumed(folder, cut, tmp_path, capfd):
     assert "not the shipped decoder" in capfd.readouterr().err
 
 
-def test_cut_off_when_all_is_written(folder, whole, tmp_path, capfd):
+def test_cut_off_when_all_is_written(folder, whole, tmp_path):
     with patch("precaudit.store.sync", side_effect=Killed), pytest.raises(Killed):
         run(asked(folder, tmp_path / "run"))
     assert held(tmp_path / "run") == (5, 5)

@@ -68,7 +68,7 @@ def test_what_has_not_changed_passes_and_alone_is_not_judged(tmp_path, frozen):
     assert (alone.exit_code, alone.counts) == (3, {})
 
 
-def test_a_baseline_holds_every_metric_that_is_defined(tmp_path, frozen):
+def test_a_baseline_holds_every_metric_that_is_defined(frozen):
     lines = [json.loads(x) for x in frozen.read_text().splitlines()]
     assert lines[0]["kind"] == "rollout baseline"
     assert lines[0]["of"]["model"] == "m"

@@ -41,7 +41,7 @@ def told():
     subjects = [load("tiny", name, device="cpu") for name in ("bf16", "fp32")]
     given, how = tasks([("a", (100, 101, 102)), (BAD, (84, 104))], 1), How(2, 16, Sampling(1.0, seed=1), rounds=2)
     checks = Checks(limits=(Limit("k3_kl", 1.0),))
-    found = graded(drawn(subjects, given, how, ("python", "while"), checks), QUESTIONS, lambda ids: "xyz")
+    found = graded(drawn(subjects, given, how, ("python", "while"), checks), QUESTIONS, lambda _: "xyz")
     return pages.Told(of_drawn(found, subjects, given, how, checks, QUESTIONS), found.parities, (CAUSE,), found)
 
 

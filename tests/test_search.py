@@ -42,7 +42,7 @@ class Tried:
     def made_as(self, name, left):
         return self.give(name, left)
 
-    def moved(self, drawn, left, unrounded):
+    def moved(self, drawn, left, _unrounded):
         assert drawn == "drawn"
         return (self.give("moved", left),)
 
@@ -64,7 +64,7 @@ def closed(made, name, layer):
     return () if any(place in rows for rows in held.get(by, ())) else None
 
 
-def judged(call, some, made):
+def judged(_call, some, made):
     def record(name, layer):
         by = closed(made, name, layer)
         return ErrorRecord(
@@ -79,7 +79,7 @@ def judged(call, some, made):
 def begun(monkeypatch):
     """A search whose points close as CLOSED_BY says."""
     monkeypatch.setattr(search, "judged", judged)
-    monkeypatch.setattr(Segments, "only", lambda self, left: self)
+    monkeypatch.setattr(Segments, "only", lambda self, _left: self)
 
     def begin(**how):
         rows = {(p.name, layer): 0 for p, layer in EVERY}

@@ -244,7 +244,7 @@ def test_a_result_that_stayed_narrow_is_a_refusal():
 
 def test_a_given_meaning_of_another_shape_is_a_refusal():
     with pytest.raises(CannotLift, match="nextafter"):
-        shadowed(lambda x: jnp.nextafter(x, x), X.astype(np.float32), lift={"nextafter": lambda x, y: x[0]})
+        shadowed(lambda x: jnp.nextafter(x, x), X.astype(np.float32), lift={"nextafter": lambda x, _y: x[0]})
 
 
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])
@@ -266,7 +266,7 @@ def test_the_decoder_s_shadow_is_the_reference(policy):
         [tokens],
         [FP64],
         wanted,
-        lambda i, at, p, x: found.update({(at, p): x}),
+        lambda _i, at, p, x: found.update({(at, p): x}),
     )
     seen = np.tril(np.ones((n, n)))
     for (layer, point), r in found.items():

@@ -129,7 +129,7 @@ def test_the_list_is_a_table_or_a_line_of_json_each():
 
 
 def test_a_kernel_that_does_not_run_here_says_why(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not run here: Tokamax needs Python"):
         named("precaudit.kernels.tokamax", None, None, None)
     told = next(s for s in shipped() if s.name.endswith("tokamax"))

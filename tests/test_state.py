@@ -190,7 +190,7 @@ def test_hashes_that_are_not_there_are_missing(six, tmp_path):
     rows = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     kept = [r for r in rows if (r["phase"], r["step"], r["layer"], r["point"]) != gone]
     (folder / "points.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
-    reentered(folder, "points.jsonl", lambda row: None)
+    reentered(folder, "points.jsonl", lambda _: None)
     found = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
     assert [(v.status, v.phase, v.step, v.layer, v.point) for v in found.verdicts] == [("missing", *gone)]
 

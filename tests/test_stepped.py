@@ -155,12 +155,12 @@ def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch,
         off = np.array(taps[fault])
         off[2] = (off[2].astype(np.float32) * 1.05).astype(off.dtype)
         taps[fault] = off
-    monkeypatch.setattr(remade, "small", lambda made: False)
+    monkeypatch.setattr(remade, "small", lambda _: False)
     asked = []
     monkeypatch.setattr(remade, "steps_of", lambda *args: asked.append(args) or steps_of(*args))
     stepped = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     assert asked
-    monkeypatch.setattr(remade, "steps_of", lambda *args: [])
+    monkeypatch.setattr(remade, "steps_of", lambda *_: [])
     whole = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     verdicts = [[(e.point, e.layer, closes(e), closes(e) and e.elided) for e in made] for made in (stepped, whole)]
     assert verdicts[0] == verdicts[1]
@@ -174,7 +174,7 @@ def test_records_made_step_by_step_are_those_of_the_whole(tmp_path, monkeypatch,
 def test_where_a_tap_of_a_scan_was_not_recorded_its_steps_are_made_as_a_whole(tmp_path, monkeypatch):
     found = Program(plain, WEIGHTS, {"a": (X,)}, outputs=None)
     opened = trace(found, tmp_path / "run")
-    monkeypatch.setattr(remade, "small", lambda made: False)
+    monkeypatch.setattr(remade, "small", lambda _: False)
     taps = {n: x for n, x in opened.tensors("a", 0, "taps").items() if n != "made"}
     records = Emulations(prepared(found)).records(opened, "a", 0, taps, (WEIGHTS, X))
     assert {e.missing is not None for e in records if e.point == "made"} == {True}
@@ -197,7 +197,7 @@ def test_what_ways_make_alike_in_a_step_is_one_product(monkeypatch):
     """No roundings of values that their format has stand between FP64's operands and a way's."""
     _, found = jax.jit(reap(heads))(WEIGHTS, X)
     (step,) = steps_of(heads, (WEIGHTS, X))
-    monkeypatch.setattr(remade, "small", lambda made: False)
+    monkeypatch.setattr(remade, "small", lambda _: False)
     whole = remade.Tapped(prepared(Program(heads, WEIGHTS, {"a": (X,)}, outputs=None)), None)
     ((_, tapped),) = whole.stepped((WEIGHTS, X))
     values = step.values({n: np.asarray(x) for n, x in found.items()}, 1)

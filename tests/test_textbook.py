@@ -230,7 +230,7 @@ def test_a_branch_that_was_not_taken_is_no_formula(tmp_path):
     assert diagnose(opened, program).exit_code == 0
 
 
-def test_what_the_gate_fails_is_a_finding_or_more(recorded, tmp_path):
+def test_what_the_gate_fails_is_a_finding_or_more(recorded):
     """Forward errors alone: no segment says why, and it is no clean bill."""
     program, opened = recorded
     errors = [
@@ -288,7 +288,7 @@ def test_two_faults_are_two_findings(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_spoilt_and_not_shown_is_not_blamed(recorded, tmp_path):
+def test_what_is_spoilt_and_not_shown_is_not_blamed(tmp_path):
     """Without attn_norm in the map, q of later layers reads what nobody knows."""
     program = written(tmp_path / "code", "jax.nn.silu(gate)", GELU)
     opened = trace(program, tmp_path / "run")
@@ -344,9 +344,9 @@ def test_a_function_of_the_users_is_a_reference_too(tmp_path):
     assert found.point == "outputs.y"
     assert value(found.rel_l2) == pytest.approx(1e-5, rel=1e-3)
     for wrong, words in (
-        (lambda w, x: {"nothing": x}, "'nothing'"), (lambda w, x: {"outputs.y": x[:1]}, r"\[1, 8\]"),
-        (lambda w, x: {}, "must return"), (lambda w, x: None, "must return"),
-        (lambda w, x: 1 / 0, r"raised ZeroDivisionError: division by zero \(.*test_textbook.py:"),
+        (lambda _w, x: {"nothing": x}, "'nothing'"), (lambda _w, x: {"outputs.y": x[:1]}, r"\[1, 8\]"),
+        (lambda *_: {}, "must return"), (lambda *_: None, "must return"),
+        (lambda *_: 1 / 0, r"raised ZeroDivisionError: division by zero \(.*test_textbook.py:"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             compare(opened, program, wrong)

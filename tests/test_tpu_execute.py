@@ -340,7 +340,7 @@ def test_comparisons_in_the_total_order():
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 100])
 def test_sorts_keep_the_order_of_what_is_equal(n):
     keys, other = RNG.integers(0, 9, (3, n)).astype(np.int32), normal(3, n)
-    found = jax.jit(lambda *x: in_order(x, 1, lambda a0, b0, a1, b1: a0 > b0))(keys, other)
+    found = jax.jit(lambda *x: in_order(x, 1, lambda a0, b0, *_: a0 > b0))(keys, other)
     order = np.argsort(-keys, axis=1, kind="stable")
     for x, y in zip(found, (keys, other), strict=True):
         assert (x == np.take_along_axis(y, order, 1)).all()
@@ -484,7 +484,7 @@ PROGRAMS = {  # what is compiled, its arguments, the same in FP64, the largest r
     "scan": (_scanned, (normal(16, 64), normal(5, 64, 64) / 8), _scan, 2e-3),
     "while": (_until, (np.abs(normal(8, 128)),), _steps, 1e-6),
     "slice": (
-        lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 128)), (normal(64, 128), np.int32(70)), lambda x, i: x[60:], 0,
+        lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 128)), (normal(64, 128), np.int32(70)), lambda x, _i: x[60:], 0,
     ),
     "gather": (lambda x, i: x[i], (normal(64, 128), ROWS), lambda x, i: x[i.astype(int)], 0),
     "along": (

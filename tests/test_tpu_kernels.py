@@ -26,7 +26,7 @@ def exponential(x, w):
     def body(x_ref, w_ref, o_ref):
         o_ref[...] = jnp.exp(x_ref[...]) + jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 
-    rows, whole = pl.BlockSpec((64, 128), lambda i: (i, 0)), pl.BlockSpec((128, 128), lambda i: (0, 0))
+    rows, whole = pl.BlockSpec((64, 128), lambda i: (i, 0)), pl.BlockSpec((128, 128), lambda _: (0, 0))
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jnp.tanh(pl.pallas_call(body, grid=(2,), in_specs=[rows, whole], out_specs=rows, out_shape=shape)(2 * x, w))
 

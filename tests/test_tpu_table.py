@@ -26,7 +26,7 @@ def test_a_gradient_errs_as_its_products_do():
 def test_an_error_is_pooled_over_tensors_and_batches():
     given = [batch(example(), "float32", seed) for seed in range(2)]
     exact = [{"a": np.array([3.0, 0.0]), "b": np.array(4.0)}, {"a": np.array([0.0, 12.0]), "b": np.array(0.0)}]
-    assert error(lambda p, x, y: {"a": np.array([3.0, 12.0]), "b": np.array(0.0)}, given, exact) == pytest.approx(
+    assert error(lambda *_: {"a": np.array([3.0, 12.0]), "b": np.array(0.0)}, given, exact) == pytest.approx(
         np.sqrt((12**2 + 4**2 + 3**2) / 13**2)
     )
     assert error(lambda *_: exact[0], given[:1], exact[:1]) == 0

@@ -40,7 +40,7 @@ def test_what_is_no_target_is_refused(text, words):
         parse_target(text)
 
 
-def test_the_environment_says_that_there_is_no_tpu_and_keeps_what_was_said(tmp_path, monkeypatch):
+def test_the_environment_says_that_there_is_no_tpu_and_keeps_what_was_said(monkeypatch):
     monkeypatch.setattr(environment, "chips", lambda: False)
     given = {"TPU_SKIP_MDS_QUERY": "0"}
     environment.prepare(given)
@@ -109,7 +109,7 @@ def test_an_unknown_topology_is_refused():
 @needs_libtpu
 def test_memory_is_of_every_argument_and_what_is_donated_is_aliased():
     n = 1 << 16
-    made = compile_for(V5E, lambda x, unused: x + 1, (shape(n), shape(n)), donated=(0,))
+    made = compile_for(V5E, lambda x, _unused: x + 1, (shape(n), shape(n)), donated=(0,))
     assert made.arguments == 2 * 4 * n
     assert made.aliased == made.outputs == 4 * n
     assert made.flops > 0

@@ -110,7 +110,7 @@ def test_taps_without_floats_are_no_points(tmp_path, monkeypatch, small):
         y = tap(jnp.where(mask, x @ w, -jnp.inf), "scores")
         return tap(jnp.take_along_axis(y, order, -1).astype(jnp.bfloat16), "sorted")
 
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(call, w, {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     assert [p.name for p in opened.record.points] == ["scores", "sorted"]
@@ -129,7 +129,7 @@ def test_what_is_finite_where_its_emulation_overflows_is_held_to_fp64(tmp_path, 
     """A product of 96,000 is infinite in float16; 5 was recorded instead, which no number of what is finite showed."""
     w, x = DRAW.standard_normal((16, 16)).astype(np.float16), DRAW.standard_normal((8, 16)).astype(np.float16)
     x[3], w[:, 5] = 200, 30
-    monkeypatch.setattr(remade, "small", lambda made: small)
+    monkeypatch.setattr(remade, "small", lambda _: small)
     program = Program(lambda w, x: tap(x @ w, "product"), w, {"a": (x,)}, outputs=None)
     opened = trace(program, tmp_path / "run")
     honest = opened.tensors("a", 0, "taps")["product"]

@@ -30,7 +30,7 @@ def found(call, *given):
         (lambda: jnp.arange(1000) % 200, 0, 199),
         (lambda: jnp.tile(jnp.clip(jnp.arange(900), 10, 99), 3), 10, 99),
         (lambda: jnp.maximum(-jnp.arange(5), -2) * 3, -6, 0),
-        (lambda: lax.fori_loop(0, 100, lambda i, n: n + 2, 5), 7, 205),
+        (lambda: lax.fori_loop(0, 100, lambda _i, n: n + 2, 5), 7, 205),
         (lambda: lax.while_loop(lambda s: s[0] < 50, lambda s: (s[0] + 1, s[1]), (0, 7))[0], 0, 50),
         (lambda: lax.scan(lambda c, _: (c - 1, c), 3, None, length=9)[1], -5, 3),
         (lambda: lax.cond(jnp.arange(3).sum() > 1, lambda: 3, lambda: 7), 3, 7),
@@ -56,7 +56,7 @@ def of_given(x):
         "twice": lax.scan(lambda c, _: (2 * c, c), 1, None, length=12)[1],
         "nested": lax.fori_loop(0, 20, lambda _, n: lax.fori_loop(0, 20, lambda _, m: m + 1, n), 0),
         "later": lax.fori_loop(0, 20, lambda i, n: jnp.where(i < 10, n, n + 100), 0),
-        "swapped": lax.fori_loop(0, 9, lambda i, ab: (ab[1], ab[0] + 1), (0, 500))[0],
+        "swapped": lax.fori_loop(0, 9, lambda _i, ab: (ab[1], ab[0] + 1), (0, 500))[0],
     }  # fmt: skip
 
 

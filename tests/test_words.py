@@ -456,7 +456,7 @@ def test_extras_are_those_of_the_installed_package(monkeypatch):
         "jax": ["numpy", 'no-such-libtpu; extra == "tpu"'],
     }
     monkeypatch.setattr(packages.metadata, "requires", lambda name: requires.get(name, []))
-    monkeypatch.setattr(packages.metadata, "metadata", lambda name: _Names())
+    monkeypatch.setattr(packages.metadata, "metadata", lambda _: _Names())
     frames, tpu = packages.extras()
     assert frames.installed
     assert tpu.lacks == ("no-such-libtpu",)
@@ -464,7 +464,7 @@ def test_extras_are_those_of_the_installed_package(monkeypatch):
 
 
 class _Names:
-    def get_all(self, field):
+    def get_all(self, _field):
         return ["tpu", "frames"]
 
 
@@ -531,8 +531,9 @@ def test_programs_that_jax_keeps_elsewhere_are_shown_and_not_cleared(kept, monke
     assert (kept / "outside" / "jit_f-0-cache").exists()
 
 
-def test_what_cannot_be_deleted_is_said(kept, monkeypatch, capsys):
-    def refuse(path, **given):
+@pytest.mark.usefixtures("kept")
+def test_what_cannot_be_deleted_is_said(monkeypatch, capsys):
+    def refuse(path, **_):
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(caches.os, "unlink", refuse)

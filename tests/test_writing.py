@@ -134,7 +134,7 @@ def test_a_run_takes_the_place_of_the_one_a_link_leads_to(tmp_path):
     assert (tmp_path / "not-yet").is_dir()
 
 
-def test_a_device_takes_what_a_command_writes(tmp_path, capsys):
+def test_a_device_takes_what_a_command_writes(tmp_path):
     records = tmp_path / "errors.jsonl"
     records.write_text("")
     null = tmp_path / "null"

@@ -12,11 +12,11 @@ from benchmarks.cells.switched import InActivation
 
 def gated(function: Any, then: Any = None, up_as: Any = None) -> Any:
     """Return ``then(function(gate) · up_as(up))``; what is not given is as usual."""
-    act = None if function is jax.nn.silu else lambda gate, up: function(gate)
+    act = None if function is jax.nn.silu else lambda gate, _up: function(gate)
     if then is None and up_as is None:
         return InActivation(act)
 
-    def product(act: Any, gate: Any, up: Any, a: Any) -> Any:
+    def product(act: Any, _gate: Any, up: Any, a: Any) -> Any:
         y = act * (up if up_as is None else up_as(up)).astype(a.mlp)
         return y if then is None else then(y)
 

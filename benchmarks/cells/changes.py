@@ -77,7 +77,7 @@ def in_part(
 
 def in_step(step: str, wrong: Wrong) -> Change:
     """Make a method of the decoder wrong; ``wrong`` takes the honest method before its arguments."""
-    return lambda subject, beside: _with(subject, Hooked, step=step, wrong=wrong)
+    return lambda subject, _beside: _with(subject, Hooked, step=step, wrong=wrong)
 
 
 def in_weight(name: str, wrong: Callable[[Any], Any], at: int = MIDDLE) -> Change:
@@ -97,7 +97,7 @@ def _row(held: Any, layer: int) -> Any:
 def in_weights(wrong: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
     """Load layers' tensors {name: [L, ...]} otherwise; ``wrong`` returns those that are."""
 
-    def change(subject: Subject, beside: Any) -> Subject:
+    def change(subject: Subject, _beside: Any) -> Subject:
         held = subject.parameters
         vars(subject)["parameters"] = held | {"layers": held["layers"] | wrong(held["layers"])}
         return subject
@@ -108,7 +108,7 @@ def in_weights(wrong: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
 def in_top(name: str, wrong: Callable[[Any], Any], read: str = "") -> Change:
     """Load a tensor outside layers otherwise: embed, final_norm, lm_head; ``read``: what it is made of."""
 
-    def change(subject: Subject, beside: Any) -> Subject:
+    def change(subject: Subject, _beside: Any) -> Subject:
         held = subject.parameters
         vars(subject)["parameters"] = held | {name: wrong(held[read or name])}
         return subject
@@ -118,7 +118,7 @@ def in_top(name: str, wrong: Callable[[Any], Any], read: str = "") -> Change:
 
 def in_tables(made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Change:
     """Make RoPE's tables otherwise."""
-    return lambda subject, beside: _turning(subject, made)
+    return lambda subject, _beside: _turning(subject, made)
 
 
 def _turning(subject: Subject, made: Callable[[DecoderConfig, int, Policy, Any], Tables]) -> Subject:
@@ -129,7 +129,7 @@ def in_config(**fields_: Any) -> Change:
     """Let the program read other fields of its configuration than are in it: a field that was not passed on."""
     known = {k: v for k, v in fields_.items() if k in ("rope_theta", "rope_scaling", "rotary", "local_rope_theta")}
 
-    def change(subject: Subject, beside: Any) -> Subject:
+    def change(subject: Subject, _beside: Any) -> Subject:
         config = msgspec.structs.replace(subject.decoder.config, **fields_)
         other = _turning(subject, lambda c, n, p, at: rope_tables(msgspec.structs.replace(c, **known), n, p, at))
         vars(other)["decoder"] = replace(subject.decoder, config=config)

@@ -19,7 +19,7 @@ def without(*names: str) -> Any:
 
 def of_layer(kind: int) -> Any:
     """Choose every layer's mask and table as if it were full (0) or windowed (1)."""
-    return in_step("of", lambda honest, layer, kinds: kinds[kind] if len(kinds) > 1 else kinds[0])
+    return in_step("of", lambda _honest, _layer, kinds: kinds[kind] if len(kinds) > 1 else kinds[0])
 
 
 def of_each_head(honest: Any, x: Any, w: Any, name: str) -> Any:

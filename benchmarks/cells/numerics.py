@@ -20,7 +20,7 @@ V, PROJ, DOWN = 2, 3, 6
 def summed(to: str, block: int = 1) -> Any:
     """A projection whose sum over the contraction is kept in a narrow format."""
 
-    def part(x: Any, w: Any, bias: Any, a: Any) -> Any:
+    def part(x: Any, w: Any, _bias: Any, a: Any) -> Any:
         xs = jnp.moveaxis(x.astype(f32).reshape(*x.shape[:-1], -1, block), -2, 0)
         ws = jnp.moveaxis(w.astype(f32).reshape(w.shape[0], -1, block), 1, 0)
 

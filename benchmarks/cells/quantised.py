@@ -54,7 +54,7 @@ def by_tensor(x: Any, w: Any, bias: Any, a: Any) -> Any:
     return project((jnp.round(y / scale) * scale).astype(x.dtype), w, bias, a)
 
 
-def not_quantised(x: Any, w: Any, bias: Any, a: Any) -> Any:
+def not_quantised(x: Any, w: Any, _bias: Any, a: Any) -> Any:
     return product(x, w, a.activations, a, False)
 
 

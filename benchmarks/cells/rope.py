@@ -49,7 +49,7 @@ def halves_exchanged(x: Any, cos: Any, sin: Any, a: Any) -> Any:
 def of_angles(change: Any, then: Any = lambda c, s: (c, s)) -> Any:
     """Tables of other angles [P, R/2]: ``change`` of (positions, frequencies)."""
 
-    def made(config: Any, positions: int, policy: Any, lengths: Any) -> Any:
+    def made(config: Any, positions: int, policy: Any, _lengths: Any) -> Any:
         speed, _ = frequencies(config.rope_theta, config.turned, config.rope_scaling)
         angles = change(np.arange(positions, dtype=np.float64)[:, None], speed)
         cos, sin = then(np.cos(angles), np.sin(angles))
@@ -136,7 +136,7 @@ ROPE = (
     Cell("rope: exponents halved", "i/K for 2i/K", BOTH, "exponent|frequenc|base|theta",
          of_angles(lambda p, f: p * f**0.5), layer=0),
     Cell("rope: last frequency zero", "linspace with its end", BOTH, "frequenc|exponent|base",
-         of_angles(lambda p, f: p * 10000.0 ** -(np.arange(16) / 15)), layer=0),
+         of_angles(lambda p, _f: p * 10000.0 ** -(np.arange(16) / 15)), layer=0),
     Cell("rope: positions end at 16", "table shorter than the context", BOTH, "position",
          of_angles(lambda p, f: np.minimum(p, 16) * f), layer=0),
     Cell("rope: positions start again at 16", "modulo in a ring", BOTH, "position|modulo|period",

@@ -13,11 +13,11 @@ from precaudit.tracing.subject import Subject
 
 def wide(how: Any) -> Any:
     """A sum in float32 that is rounded otherwise."""
-    return lambda before, more, came: how(before.astype(f32) + more.astype(f32))
+    return lambda before, more, _came: how(before.astype(f32) + more.astype(f32))
 
 
 def times(stream: float, added: float) -> Any:
-    return lambda x, y, came: x.astype(f32) * stream + y.astype(f32) * added
+    return lambda x, y, _came: x.astype(f32) * stream + y.astype(f32) * added
 
 
 def token_left(before: Any, more: Any, came: Any) -> Any:
@@ -27,7 +27,7 @@ def token_left(before: Any, more: Any, came: Any) -> Any:
 def embedded(change: Any) -> Change:
     """What the embedding hands the first layer, otherwise; the head stays."""
 
-    def made(subject: Subject, beside: Any) -> Subject:
+    def made(subject: Subject, _beside: Any) -> Subject:
         held = subject.parameters
         vars(subject)["parameters"] = held | {"embed": change(held["embed"]), "lm_head": held["embed"]}
         return subject
@@ -38,20 +38,20 @@ def embedded(change: Any) -> Change:
 MID, OUT, IN = ("resid_mid",), ("resid_out",), ("resid_in",)
 STREAM = (
     Cell("stream: counted twice", "residual added in block and model", MID, "twice|× 2|double",
-         InStream(mid=lambda x, y, c: x + y + x)),
+         InStream(mid=lambda x, y, _c: x + y + x)),
     Cell("stream: left out before the MLP", "residual not added", MID, "left out|not added|without|dropped",
-         InStream(mid=lambda x, y, c: y)),
+         InStream(mid=lambda _x, y, _c: y)),
     Cell("stream: left out after the MLP", "residual not added", OUT, "left out|not added|without|dropped",
-         InStream(out=lambda x, y, c: y)),
+         InStream(out=lambda _x, y, _c: y)),
     Cell("stream: attention left out", "pruned sublayer", MID, "left out|not added|dropped",
-         InStream(mid=lambda x, y, c: x)),
-    Cell("stream: MLP twice", "MLP added again", OUT, "twice|× 2", InStream(out=lambda x, y, c: x + y + y)),
+         InStream(mid=lambda x, *_: x)),
+    Cell("stream: MLP twice", "MLP added again", OUT, "twice|× 2", InStream(out=lambda x, y, _c: x + y + y)),
     Cell("stream: attention subtracted", "sign of a sum", MID, "sign|subtract|negat|[-−] ?1",
-         InStream(mid=lambda x, y, c: x - y)),
+         InStream(mid=lambda x, y, _c: x - y)),
     Cell("stream: MLP added to what came in", "parallel residual of GPT-J", OUT,
-         "resid_in|parallel|attention.*left out|came in", InStream(out=lambda x, y, c: c + y)),
+         "resid_in|parallel|attention.*left out|came in", InStream(out=lambda _x, y, c: c + y)),
     Cell("stream: MLP's norm reads what came in", "parallel block of GPT-J", ("mlp_norm",),
-         "resid_in|parallel|before|came in", InStream(reads=lambda x, c: c)),
+         "resid_in|parallel|before|came in", InStream(reads=lambda _x, c: c)),
     Cell("stream: MLP's output times 1/√2", "scaled residual", OUT, "0\\.7|√2|0\\.707",
          InStream(out=times(1, 0.70710678))),
     Cell("stream: times 1.0078", "stream rescaled", MID, "1\\.007|1\\.008", InStream(mid=times(1.0078125, 1))),

@@ -130,7 +130,7 @@ class Activated(Switched):
         def activate(gate: Any, up: Any, a: Any) -> Any:
             wide = gate.astype(jnp.float32), up.astype(jnp.float32)
             with named_scope("gate_out"):
-                y = self.choose(w[FAULT], self.having("function"), lambda gate, up: jax.nn.silu(gate), *wide)
+                y = self.choose(w[FAULT], self.having("function"), lambda gate, _up: jax.nn.silu(gate), *wide)
                 act = tap(y.astype(a.mlp), "gate_out")
             product = self.choose(w[FAULT], self.having("then"), times_up, act, gate, up, a)
             return product.astype(a.activations)
@@ -138,12 +138,12 @@ class Activated(Switched):
         return Decoder._layer(replace(self, parts=replace(self.parts, activate=activate)), x, cache, w, layer, step)
 
 
-def times_up(act: Any, gate: Any, up: Any, a: Any) -> Any:
+def times_up(act: Any, _gate: Any, up: Any, a: Any) -> Any:
     """The product of a gated unit."""
     return act * up.astype(a.mlp)
 
 
-def added(before: Any, more: Any, came: Any) -> Any:
+def added(before: Any, more: Any, _came: Any) -> Any:
     """The usual sum of the stream."""
     return before + more.astype(before.dtype)
 
@@ -161,7 +161,7 @@ class Streamed(Switched):
         got, cache = self._attention(h, cache, w, layer, step)
         proj = tap(self.parts.project(got.reshape(*x.shape[:2], -1), w["wo"], None, self.arithmetic), "attn_proj")
         x = tap(chosen("mid", added, x, proj, came), "resid_mid")
-        h = tap(self._norm(chosen("reads", lambda x, came: x, x, came), w, "mlp_norm"), "mlp_norm")
+        h = tap(self._norm(chosen("reads", lambda x, _came: x, x, came), w, "mlp_norm"), "mlp_norm")
         mlp = tap(self._dense(h, w), "mlp_out")
         return tap(chosen("out", added, x, mlp, came), "resid_out"), cache
 

@@ -38,7 +38,7 @@ def halves(w: Any, axis: int) -> Any:
     return jnp.roll(w, w.shape[axis] // 2, axis=axis)
 
 
-def in_shards(x: Any, w: Any, bias: Any, a: Any) -> Any:
+def in_shards(x: Any, w: Any, _bias: Any, a: Any) -> Any:
     """Two shards of the contraction, each rounded to bfloat16 before they are added."""
     n = x.shape[-1] // 2
     parts = [dot(x[..., s], w[:, s], (x.ndim - 1, 1), jnp.dtype(f32), a) for s in (slice(None, n), slice(n, None))]

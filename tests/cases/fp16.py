@@ -27,7 +27,7 @@ def attend(params, x, scale_first):
     return jnp.einsum("thk,hkd->td", mixed, params["wo"])
 
 
-def program_of(scale_first, grad=False, size=9.0):
+def program_of(scale_first, size=9.0):
     r = np.random.default_rng(0)
 
     def w(*s):

@@ -35,11 +35,11 @@ def stream(h, w, y, acc):
     full = -(-v // TILE) * TILE
     w = jnp.pad(w, ((0, 0), (0, full - v)))
     out = jax.ShapeDtypeStruct((t,), jnp.float32)
-    spec = pl.BlockSpec((t,), lambda k: (0,))
+    spec = pl.BlockSpec((t,), lambda _: (0,))
     return pl.pallas_call(
         functools.partial(body, acc=acc, v=v),
         grid=(full // TILE,),
-        in_specs=[pl.BlockSpec((t, d), lambda k: (0, 0)), pl.BlockSpec((d, TILE), lambda k: (0, k)), spec],
+        in_specs=[pl.BlockSpec((t, d), lambda _: (0, 0)), pl.BlockSpec((d, TILE), lambda k: (0, k)), spec],
         out_specs=[spec] * 3,
         out_shape=[out] * 3,
         interpret=True,
