@@ -54,6 +54,13 @@ def _words(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(w.strip() for w in text.split(",") if w.strip())
 
 
+def names_in(text: str, what: str) -> tuple[str, ...]:
+    """Return the names in ``"a,b"``; raises UserError where there is none."""
+    if not (names := _words(text) or ()):
+        raise UserError(f"no {what} is named")
+    return names
+
+
 def parse_phases(text: str | None) -> tuple[str, ...]:
     """Return the phases named in ``"prefill,decode"``, in order; all of them for None."""
     words = _words(text)

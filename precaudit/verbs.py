@@ -34,8 +34,9 @@ def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any
     Of a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones); filters
     ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
     ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``strict``, ``force`` and
-    ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones). ``progress=True`` shows a bar.
+    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``points``, ``prompt`` (cases),
+    ``strict``, ``force`` and ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones).
+    ``progress=True`` shows a bar.
     Raises UserError before anything is written where something asked for is not possible.
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
@@ -67,16 +68,24 @@ def _trace_model(subject: Any, output: Path | str, given: tuple[Any, ...], keywo
 def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...], keywords: Keywords) -> Any:
     from precaudit.programs.tracing import steps_of
     from precaudit.programs.tracing import trace as traced
-    from precaudit.selection import parse_layers
+    from precaudit.selection import names_in, parse_layers
+
+    def named(given: Any, what: str) -> tuple[str, ...] | None:
+        return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
 
     names = ("reference", "force", "command", "tell", "layers", "strict")
+    filters = ("points", "prompt", "taps")
     keywords = _positional("trace", names, given, keywords)
-    check("trace of a Program", keywords, (*names, "taps", "progress"))
+    check("trace of a Program", keywords, (*names, *filters, "progress"))
     layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
+    asked, cases = (named(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case")))
+    subject = subject if cases is None else subject.some(cases)
+    asked = None if asked is None or "all" in asked else asked
     if isinstance(layers, str | int):
         layers = parse_layers(str(layers), steps_of(subject, taps))
     with progress_of(_telling(keywords)) as progress:
-        return traced(subject, output, layers=layers, taps=taps, tell=progress.advance, **keywords)
+        how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
+        return traced(subject, output, **how, **keywords)
 
 
 @overload

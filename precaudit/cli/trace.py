@@ -76,10 +76,10 @@ def command(
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
-    precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --rename,
-    --strict, --taps, --force and --device tpu-predicted alone). With --repeat: record RUN once more
-    and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies,
-    exit code 3 where one of them cannot run.
+    precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --points,
+    --prompt for its cases, --rename, --strict, --taps, --force and --device tpu-predicted alone). With --repeat: record
+    RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With
+    several policies, exit code 3 where one of them cannot run.
     """
     if repeat is not None:
         return _again(context, repeat, output, force)
@@ -93,7 +93,7 @@ def command(
     from precaudit.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, layers, force, device, strict)
+        return _program(context, subject, output, rename, layers, points, prompt, force, device, strict)
     if rename is not None or taps != "both":
         raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
     if strict:
@@ -190,15 +190,15 @@ def _show(found: Sequence[Any]) -> None:
 
 
 def _program(
-    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None, force: bool,
-    device: str, strict: bool,
+    context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None,
+    points: str | None, cases: str | None, force: bool, device: str, strict: bool,
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
     from precaudit.programs.loading import load, renamed, trust
     from precaudit.programs.tracing import steps_of, trace
     from precaudit.runs.programs import taken
-    from precaudit.selection import parse_layers
+    from precaudit.selection import names_in, parse_layers
 
     if context.params["resume"]:
         raise UserError("a program's run is recorded whole: give --force in place of --resume")
@@ -207,16 +207,20 @@ def _program(
     target = target_of(device)
     if strict and target is not None:
         raise UserError(f"--strict is for JAX's own device, not for {device}")
-    itself = {"subject", "output", "rename", "layers", "force", "strict", "taps"} | ({"device"} if target else set())
+    itself = {"subject", "output", "rename", "layers", "points", "prompt", "force", "strict", "taps"}
+    itself |= {"device"} if target else set()
     if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
+    program = program if cases is None else program.some(names_in(cases, "case"))
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance:
         taps = context.params["taps"]
         chosen = None if layers is None else parse_layers(layers, steps_of(program, taps))
         called = " ".join(["precaudit", *sys.argv[1:]])
-        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps)
+        asked = None if points is None else names_in(points, "point")
+        asked = None if asked is None or "all" in asked else asked
+        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps, asked)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:
@@ -227,7 +231,7 @@ def _program(
     elif any(p.dtype in ("bfloat16", "float16") for p in r.points) and target is None:
         say("note: roundings that it declares may be left out by the compiler (--strict: with all of them)")
     say(
-        f"{folder}: {len(r.points)} {taken(r)} points, {len(r.cases)} cases of {r.calls} calls, "
+        f"{folder}: {len(r.judged)} {taken(r)} points, {len(r.cases)} cases of {r.calls} calls, "
         f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
     )
     return 0

@@ -96,7 +96,8 @@ def traced_program(opened: Opened, program: Program | str | None) -> tuple[Progr
     """
     found = program if isinstance(program, Program) else load(_named(opened, program))
     record = opened.record
-    made = prepared(found, record.renamed, record.layers, record.loops, taps=record.taps)
+    recorded = None if record.asked is None else {*record.asked, *(p.name.partition("#")[0] for p in record.points)}
+    made = prepared(found, record.renamed, record.layers, record.loops, taps=record.taps, only=recorded)
     check(opened, found, made)
     alone = unsharded(made, found.params, *next(iter(found.cases.values())))
     if alone is not made:

@@ -29,7 +29,8 @@ def check(opened: Opened, program: Program, made: Tagged) -> None:
             "without a seed? Trace again"
         )
     points = _table(points_of(made, opened.record.layers))
-    if _table(opened.record.points) != points or _table(opened.record.outputs) != _table(outputs_of(program)):
+    outputs = _table(outputs_of(program, opened.record.asked))
+    if _table(opened.record.points) != points or _table(opened.record.outputs) != outputs:
         raise UserError(f"{opened.folder}/program.json was altered: it lists other points than the program has")
     inputs = shapes_of(jax.tree.map(bits, next(iter(program.cases.values()))))
     for case, call in product(opened.record.cases, range(opened.record.calls)):

@@ -2,24 +2,26 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.errors import UserError
+from precaudit.errors import UserError, nearest
 from precaudit.programs.loading import line_of
-from precaudit.programs.program import Program
+from precaudit.programs.program import OUTPUT, Program
 from precaudit.runs.programs import ProgramLoop, ProgramPoint
 from precaudit.store import tensor_hash
 from precaudit.tpu.target import Target
 from precaudit.tracing.predicting import program_for
 from precaudit.transforms.bounded import counting
 from precaudit.transforms.keys import on_host, readable
+from precaudit.transforms.reads import reads
 from precaudit.transforms.sites import numbered
 from precaudit.transforms.strict import STRICTLY
+from precaudit.transforms.sums import float_bits
 from precaudit.transforms.tag import Tagged, Which, tagged
 from precaudit.transforms.wide import narrowed
 
@@ -29,13 +31,14 @@ RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that 
 def prepared(
     program: Program, renamed: Mapping[str, str] | None = None, layers: Sequence[int] | None = None,
     loops: Sequence[ProgramLoop] | None = None, target: Target | None = None, taps: Which | None = None,
+    only: Collection[str] | None = None,
 ) -> Tagged:  # fmt: skip
     """Return a program with its taps; raises UserError where it cannot be traced, or its cases differ in shape.
 
     ``renamed``: names that a run was recorded under, in place of the program's ``points``; ``layers``: the steps of its
     outermost loops that are recorded, with the states these begin and end with. ``loops``: what a run has of its while
-    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``:
-    as ``tagged``. Raises CannotJudge where what the program is given lies with other processes, too.
+    loops that hold points; None: every call of every case is run, on ``target``, to count their iterations. ``taps``,
+    ``only``: as ``tagged``. Raises CannotJudge where what the program is given lies with other processes, too.
     """
     shapes = {name: shapes_of(inputs) for name, inputs in program.cases.items()}
     first, *rest = shapes.items()
@@ -46,10 +49,10 @@ def prepared(
             )
     carried = layers is not None
     _here(program)
-    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps)
+    made = _tagged(program, renamed, carried, {x.name: x.iterations for x in loops or ()}, taps, only)
     outputs_of(program)
     if made.loops and loops is None:
-        made = _tagged(program, renamed, carried, _counted(program, made, target), taps)
+        made = _tagged(program, renamed, carried, _counted(program, made, target), taps, only)
     if bare := [s.name for s in made.sites if 0 in (*s.stacked, *s.shape)]:
         raise UserError(f"Program: the tap {bare[0]!r} is of an array without elements")
     if layers is not None:
@@ -71,13 +74,15 @@ def _tagged(
     carried: bool,
     iterations: Mapping[str, int],
     taps: Which | None,
+    only: Collection[str] | None,
 ) -> Tagged:
     names = program.points if renamed is None else renamed
     inputs = next(iter(program.cases.values()))
     try:
         return tagged(
-            program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations, taps=taps
-        )
+            program.call, program.params, *inputs, carried=carried, renamed=names, iterations=iterations, taps=taps,
+            only=only,
+        )  # fmt: skip
     except UserError:
         raise
     except Exception as error:
@@ -141,8 +146,31 @@ def points(program: Program, taps: Which | None = None) -> tuple[ProgramPoint, .
     return points_of(prepared(program, taps=taps), None)
 
 
-def points_of(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint, ...]:
-    """Return the points of a program with taps, stacked over some layers where those alone are recorded."""
+def support_of(program: Program, made: Tagged, asked: Collection[str]) -> frozenset[str]:
+    """Return the names of the taps that those ``asked`` for are judged by: what they read, and what that is made of.
+
+    What is narrow may have been handed on before it was rounded, and is made again for it. Raises UserError for a name
+    that no tap has.
+    """
+    known = {s.name for s in made.sites}
+    every = known | {p.name.removeprefix(OUTPUT) for p in outputs_of(program)}
+    if unknown := sorted({*asked} - every):
+        raise UserError(f"no point of the program is named {unknown[0]!r}{nearest(unknown[0], sorted(every))}")
+    args = (program.params, *next(iter(program.cases.values())))
+    read = reads(jax.make_jaxpr(made.call)(*args).jaxpr)[0]
+    narrow = {s.name for s in made.sites if float_bits(s.dtype) == 16}
+    direct = frozenset().union(*(read.get(name, ()) for name in asked))
+    before = frozenset().union(*(read.get(name, ()) for name in direct & narrow))
+    return ((direct | before) & known) - {*asked}
+
+
+def points_of(
+    made: Tagged, layers: Sequence[int] | None, asked: Collection[str] | None = None
+) -> tuple[ProgramPoint, ...]:
+    """Return the points of a program with taps, stacked over some layers where those alone are recorded.
+
+    ``asked``: names of those that were asked for, None for all; the others are support.
+    """
 
     def stacked(lengths: tuple[int, ...]) -> tuple[int, ...]:
         return lengths if layers is None or not lengths else (sum(i < lengths[0] for i in layers), *lengths[1:])
@@ -151,7 +179,7 @@ def points_of(made: Tagged, layers: Sequence[int] | None) -> tuple[ProgramPoint,
         ProgramPoint(
             name=name, shape=s.shape, stacked=stacked(s.stacked), dtype=np.dtype(s.dtype).name,
             source=made.tags[s.name].source, scope=made.tags[s.name].scope, primitive=made.tags[s.name].primitive,
-            whole=made.tags[s.name].whole,
+            whole=made.tags[s.name].whole, support=asked is not None and s.name not in asked,
         )
         for name, s in zip(numbered(made.sites), made.sites, strict=True)
     )  # fmt: skip
@@ -171,8 +199,11 @@ def weights_of(program: Program, made: Tagged) -> str:
     return digest.hexdigest()
 
 
-def outputs_of(program: Program) -> tuple[ProgramPoint, ...]:
-    """Return the outputs that a program names, as points; raises UserError where it names others than it has."""
+def outputs_of(program: Program, asked: Collection[str] | None = None) -> tuple[ProgramPoint, ...]:
+    """Return the outputs that a program names, as points; raises UserError where it names others than it has.
+
+    ``asked``: names of the points and outputs that were asked for, None for all.
+    """
     if program.outputs is None:
         return ()
     inputs = next(iter(program.cases.values()))
@@ -182,6 +213,7 @@ def outputs_of(program: Program) -> tuple[ProgramPoint, ...]:
             name=n, shape=x.shape, stacked=(), dtype=np.dtype(x.dtype).name, source="", scope="", primitive="output"
         )
         for n, x in named.items()
+        if asked is None or n.removeprefix(OUTPUT) in asked
     )
 
 

@@ -1,12 +1,12 @@
 """What a user hands over: a function of parameters and inputs, cases of inputs, and how one call's follow another's."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precaudit.brief import Brief
-from precaudit.errors import UserError
+from precaudit.errors import UserError, nearest
 from precaudit.graphs.decoder import LOGITS
 
 MOST_STEPS = 1 << 16
@@ -73,6 +73,12 @@ class Program(Brief):
 
         object.__setattr__(self, "params", narrowed(self.params))
         object.__setattr__(self, "cases", {name: narrowed(inputs) for name, inputs in self.cases.items()})
+
+    def some(self, cases: Collection[str]) -> "Program":
+        """Return the same of some cases; raises UserError for one that it does not have."""
+        if unknown := [name for name in cases if name not in self.cases]:
+            raise UserError(f"no case of the program is named {unknown[0]!r}{nearest(unknown[0], list(self.cases))}")
+        return replace(self, cases={name: x for name, x in self.cases.items() if name in cases})
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from precaudit.programs.preparing import (
     points_of,
     prepared,
     steps_of,
+    support_of,
     told,
     weights_of,
 )
@@ -58,22 +59,27 @@ def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
     target: Target | None = None, strict: bool = False, taps: Which | None = None,
+    asked: Collection[str] | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
     ``layers``: the steps of the program's outermost scans that are recorded, ascending (None: all), with the states
     that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
     ``strict``: compiled without excess precision; the run's warnings say what that changes.
-    ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``).
+    ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``). ``asked``: names
+    of the points that are judged (None: all); what these are judged by is recorded as their support.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
     """
     layers = None if layers is None else tuple(sorted(set(layers)))
     made = prepared(program, layers=layers, target=target, taps=taps)
+    if asked is not None:
+        support = support_of(program, made, asked)
+        made = prepared(program, layers=layers, loops=loops_of(made), taps=taps, only={*asked, *support})
     if not made.sites:
         raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
-    folder, calls, found = Path(folder), program.steps + 1, points_of(made, layers)
+    folder, calls, found = Path(folder), program.steps + 1, points_of(made, layers, asked)
     size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
     inputs_size = sum(on_host(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
     needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
@@ -83,7 +89,8 @@ def trace(
         schema=SCHEMA, id=folder.resolve().name, program=reference, code=code_of(made),
         weights=weights_of(program, made), automatic=made.automatic, taps=taps,
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
-        outputs=outputs_of(program), layers=layers, loops=loops_of(made),
+        outputs=outputs_of(program, asked), layers=layers, loops=loops_of(made),
+        asked=None if asked is None else tuple(asked),
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
         flushes=True if target is not None else device_flushes(),
         warnings=(*_aside(made.aside), *(() if target is None else assumptions(target))),
@@ -107,7 +114,7 @@ def trace(
                 noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
                 made_by = {} if text is None else _labelled(text, captured)
                 notes.append(msgspec.structs.replace(noted, made=made_by))
-            named = program.named(out)
+            named = {n: x for n, x in program.named(out).items() if n in {p.name for p in record.outputs}}
             for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
                 arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}

@@ -105,7 +105,7 @@ def _opened(run: "Opened") -> Card:
         f"Run {r.id} of the program {r.program or '(unnamed)'}, {r.device}",
         (
             ("cases", f"{_named(r.cases)}; {r.calls} calls each"),
-            ("points", _named([p.name for p in r.points])),
+            ("points", _named([p.name for p in r.judged])),
             ("outputs", _named([p.name for p in r.outputs]) if r.outputs else "none is named"),
             ("tensors", _size(r.bytes)),
             ("folder", str(run.folder)),

@@ -89,7 +89,7 @@ def rows(opened: Opened, errors: Sequence[ErrorRecord]) -> list[tuple[str, ...]]
     by_point: dict[str, _Seen] = defaultdict(_Seen)
     for e in errors:
         by_point[e.point].add(e)
-    return [_row(p, by_point[p.name]) for p in (*opened.record.points, *opened.record.outputs)]
+    return [_row(p, by_point[p.name]) for p in (*opened.record.judged, *opened.record.outputs)]
 
 
 @dataclass

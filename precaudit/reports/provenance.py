@@ -69,7 +69,7 @@ def _program(r: ProgramRun) -> Iterator[tuple[str, str]]:
     yield "weights, SHA-256", r.weights
     yield "cases", ", ".join(r.cases)
     yield "calls", str(r.calls)
-    yield "points", f"{len(r.points)}, {taken(r)}"
+    yield "points", f"{len(r.judged)}, {taken(r)}"
     yield "device", r.device
     yield from _common(r)
 

@@ -29,7 +29,8 @@ CARRIED = "carry"  # what made a point that is a loop's state: nothing that is j
 class ProgramPoint(Record, frozen=True, omit_defaults=False):
     """A point of a program: where it was made, its own shape, and what it is stacked over (steps of scans).
 
-    ``whole``: it holds whole numbers, by what made it.
+    ``whole``: it holds whole numbers, by what made it. ``support``: it is recorded for others that were asked for, and
+    not judged.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ProgramPoint(Record, frozen=True, omit_defaults=False):
     scope: str
     primitive: str
     whole: bool = False
+    support: bool = False
 
 
 class Disturbance(Record, frozen=True, omit_defaults=False):
@@ -71,6 +73,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
     ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
     ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
+    ``asked``: the names of the points that were asked for, None for all; their occurrences go along.
     ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
     not say, where the program's own were the only points if it had any.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
@@ -92,6 +95,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     outputs: tuple[ProgramPoint, ...] = ()
     renamed: dict[str, str] = msgspec.field(default_factory=dict)
     layers: tuple[Index, ...] | None = None
+    asked: tuple[str, ...] | None = None
     loops: tuple[ProgramLoop, ...] = ()
     neutrality: tuple[Disturbance, ...] = ()
     flushes: bool | None = None
@@ -100,6 +104,11 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
     finished: str | None = None
+
+    @property
+    def judged(self) -> tuple[ProgramPoint, ...]:
+        """The points that were asked for."""
+        return tuple(p for p in self.points if not p.support)
 
 
 def taken(record: ProgramRun) -> str:
@@ -168,8 +177,8 @@ def _loaded(path: str, _digest: str) -> "dict[str, Array]":
 
 
 def places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
-    """Yield every point with each recorded step of the scans it is in, counted through; None where it is in none."""
-    for p in run.points:
+    """Yield every point that is judged, with each recorded step of its scans, counted through; None where in none."""
+    for p in run.judged:
         for i in range(prod(p.stacked)) if p.stacked else (None,):
             yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
 

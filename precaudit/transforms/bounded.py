@@ -130,7 +130,7 @@ def bounded_while(
     if not rest:
         return values
     given = inputs[: params["cond_nconsts"] + params["body_nconsts"]]
-    return while_loop(replace(run, bare=True).run, jnp.asarray, params, [*given, *values])
+    return while_loop(replace(run, own=()).run, jnp.asarray, params, [*given, *values])
 
 
 def _apart(run: Evaluated, params: Any, inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:

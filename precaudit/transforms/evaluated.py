@@ -1,6 +1,6 @@
 """Evaluation of a jaxpr as it is, but for what is asked for: taps on some variables, some while loops run otherwise."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,14 @@ class Evaluated:
     """Evaluates jaxprs.
 
     ``names``: the name of the tap on a variable; ``loops``: what is made of a while loop, by the id of its equation;
-    ``labels``: a scope's name for an equation, by its id. ``bare``: the program's own taps are left out.
+    ``labels``: a scope's name for an equation, by its id. ``own``: those of the program's own
+    taps that are kept, by their names (None: all).
     """
 
     names: Mapping[Any, str] = field(default_factory=dict)
     loops: Mapping[int, Meaning] = field(default_factory=dict)
     labels: Mapping[int, str] = field(default_factory=dict)
-    bare: bool = False
+    own: Collection[str] | None = None
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate an open jaxpr."""
@@ -53,7 +54,7 @@ class Evaluated:
         name, params = e.primitive.name, e.params
         if id(e) in self.loops:
             return self.loops[id(e)](self, params, inputs)
-        if name == "name" and self.bare:
+        if self.drops(e):
             return inputs
         if id(e) in self.labels:
             with jax.named_scope(self.labels[id(e)]):
@@ -70,6 +71,10 @@ class Evaluated:
             return list(jax.checkpoint(lambda *a: self.run(jaxpr, consts, a), **how)(*inputs))
         return self.run(*called(params, CALLS[name]), inputs) if name in CALLS else bind(e, inputs)
 
+    def drops(self, e: Any) -> bool:
+        """Whether an equation is a tap of the program's own that is not kept."""
+        return e.primitive.name == "name" and self.own is not None and e.params["name"] not in self.own
+
     def within(self, e: Any) -> bool:
         """Whether anything that is asked for lies in a body of an equation."""
         return any(self.touches(body) for value in e.params.values() for body in bodies(value))
@@ -79,9 +84,6 @@ class Evaluated:
         if any(v in self.names for v in (*jaxpr.constvars, *jaxpr.invars)):
             return True
         return any(
-            any(v in self.names for v in e.outvars)
-            or id(e) in self.loops
-            or (self.bare and e.primitive.name == "name")
-            or self.within(e)
+            any(v in self.names for v in e.outvars) or id(e) in self.loops or self.drops(e) or self.within(e)
             for e in jaxpr.eqns
         )

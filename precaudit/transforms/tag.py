@@ -70,17 +70,23 @@ def _renamed(names: dict[Any, Tag], renamed: Mapping[str, str], own: Collection[
     return {v: replace(tag, name=other.get(tag.name, tag.name)) for v, tag in names.items()}
 
 
+def _in(only: Collection[str], name: str) -> bool:
+    return name in only or name.startswith(STATE)
+
+
 def tagged(
     function: Callable[..., Any], params: Any, *inputs: Any, renamed: Mapping[str, str] | None = None,
     carried: bool = False, iterations: Mapping[str, int] | None = None, taps: Which | None = None,
+    only: Collection[str] | None = None,
 ) -> Tagged:  # fmt: skip
     """Return ``function(params, *inputs)`` with taps: its own, automatic ones, or both.
 
     Parameters are arguments that are recorded nowhere: what is made of them alone is no point. ``renamed``: other names
     of automatic taps, by the new one; ``carried``: tap the states of outermost loops, too. ``iterations``: how many
     steps each while loop that holds taps has room for, by its name (1). ``taps``: of both, what the program taps itself
-    has no automatic tap; None: its own where it has any, else automatic ones. Raises UserError for a name that none
-    has, or that is taken, for a tap that cannot be reached, and where the program's own are asked for and it has none.
+    has no automatic tap; None: its own where it has any, else automatic ones. ``only``: names of the taps
+    that are left, beside states. Raises UserError for a name that none has, or that is taken, for a tap that cannot be
+    reached, and where the program's own are asked for and it has none.
     """
     if taps is not None and taps not in get_args(Which):
         raise UserError(f"taps = {taps!r}{nearest(str(taps), get_args(Which))}")
@@ -104,12 +110,12 @@ def tagged(
         plan.counts()
     if renamed:
         plan.names = _renamed(plan.names, renamed, own.equations)
-    names = {v: tag.name for v, tag in plan.names.items()}
-    bare = taps == "automatic"
+    names = {v: tag.name for v, tag in plan.names.items() if only is None or v in plan.states or _in(only, tag.name)}
+    kept = () if taps == "automatic" else only
     automatic = Evaluated(names)
 
     def tapped(body: Any) -> bool:
-        return (bool(own.equations) and bool(sites(body))) or (taps != "own" and automatic.touches(body))
+        return (bool(own.equations) and bool(sites(body, kept))) or (taps != "own" and automatic.touches(body))
 
     loops = loops_of(jaxpr.jaxpr, tapped)
     known = plan.own_tags(own.equations) | {tag.name: tag for tag in plan.names.values()}
@@ -118,14 +124,14 @@ def tagged(
         names,
         {i: partial(bounded_while, length=steps[loop.name], name=loop.name) for i, loop in loops.items()},
         labels(jaxpr.jaxpr),
-        bare,
+        kept,
     )
 
     def call(*args: Any) -> Any:
         out = run.run(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(structure, out)
 
-    if taps == "own" and not carried and not loops:
+    if taps == "own" and not carried and not loops and only is None:
         call = function
     found = sites(jax.make_jaxpr(call)(params, *inputs).jaxpr)
     used = Counter(s.name for s in found)
