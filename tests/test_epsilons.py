@@ -43,7 +43,7 @@ def diagnosed(tmp_path, model, policy, norm):
 
 def told(finding):
     """Return (cause, least, most): the epsilons that a finding says may have been taken."""
-    if found := re.search(r"(\S+) to (\S+) fit", finding.says):
+    if found := re.search(r"([\d.e-]+) to ([\d.e-]+) fit", finding.says):
         return finding.cause, float(found[1]), float(found[2])
     if found := re.search(r"left out, or at most ([^,]+),", finding.says):
         return finding.cause, 0.0, float(found[1])

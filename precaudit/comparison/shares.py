@@ -137,7 +137,7 @@ def _of_prompt(
                 yield from errors_of(book, [Place(prompt, phase, 0, layer, point)])
         if layer is not None and POINT in selected.points:
             yield from book.handed(Place(prompt, phase, 0, layer, POINT))
-        if layer is not None and selects_sums(book.recorded.requested, selected.points):
+        if selects_sums(book.recorded.requested, selected.points):
             yield from book.sums(prompt, phase, layer)
         if phase == "decode" and layer is not None:
             for cache in caches:

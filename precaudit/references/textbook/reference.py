@@ -92,8 +92,11 @@ class Textbook:
         """Yield the state records of what a layer was handed by the one before."""
         yield from handover_errors(self.recorded, self.model, self.whole is not None, place)
 
-    def sums(self, prompt: str, phase: str, layer: int) -> Iterator[ErrorRecord]:
-        """Yield the records of a layer's operations that sums of rows tell, all steps of a phase together."""
+    def sums(self, prompt: str, phase: str, layer: int | None) -> Iterator[ErrorRecord]:
+        """Yield the records of a layer's operations that sums of rows tell, all steps of a phase together.
+
+        None: of those after the layers.
+        """
         yield from sum_errors(self.recorded, self.model, self.whole is not None, self.policy, prompt, phase, layer)
 
     def summed_as(self, errors: Iterable[ErrorRecord], tell: Advance) -> bool:

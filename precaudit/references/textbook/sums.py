@@ -50,11 +50,11 @@ class Expected(NamedTuple):
 
 
 def sum_errors(
-    recorded: Recorded, model: Model, weights: bool, policy: Policy, prompt: str, phase: str, layer: int
+    recorded: Recorded, model: Model, weights: bool, policy: Policy, prompt: str, phase: str, layer: int | None
 ) -> Iterator[ErrorRecord]:
     """Yield the records of one layer and phase that sums of rows tell, all steps together, and what it was handed.
 
-    What comes after all layers belongs to the last.
+    ``layer``: None for what comes after all of them.
     """
     asked, run, config = recorded.requested, recorded.run.record.id, recorded.config
     if not asked.row_sums:
@@ -62,10 +62,10 @@ def sum_errors(
     if HANDED not in asked.points and handed(recorded, layer):
         yield from _handed(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
     for at, point in summed_places(asked, config.layers, config.sparse):
-        if layer != (config.layers - 1 if at is None else at):
+        if at != layer:
             continue
-        here = Place(prompt, phase, 0, at, point)
-        found = _told_by(recorded, here, layer)
+        here = Place(prompt, phase, 0, layer, point)
+        found = _told_by(recorded, here)
         if found is None:
             if POINTS[point].within is None:  # a program need not show what lies within an operation
                 yield here.record("sums", run, "summands", missing="requested, not in the run")
@@ -77,10 +77,11 @@ def sum_errors(
             yield _judged(here, run, found, expected)
 
 
-def _told_by(recorded: Recorded, place: Place, layer: int) -> RowSums | None:
+def _told_by(recorded: Recorded, place: Place) -> RowSums | None:
     """Return the sums that tell of a place: its own, or of a norm those of the rows that it was made of."""
     point = POINTS[place.point].inputs[0] if _backwards(recorded, place) else place.point
-    return recorded.row_sums(place.prompt, place.phase, layer if POINTS[point].per_layer else None, point)
+    last = recorded.config.layers - 1 if place.layer is None and POINTS[point].per_layer else place.layer
+    return recorded.row_sums(place.prompt, place.phase, last, point)
 
 
 def _backwards(recorded: Recorded, place: Place) -> bool:

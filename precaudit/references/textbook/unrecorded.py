@@ -96,11 +96,13 @@ def made_through(
         if rows is not None and np.isin(positions, rows.positions).all():
             known[name] = Stream(wide := widen(rows.at(positions)), np.zeros_like(wide))
             continue
-        since = next(p.name for p in POINTS.values() if p.kind == "norm" and p.inputs == (name,))
-        stream = before_norm(recorded, model, policy, place._replace(point=since), positions)
+        norm = next((p.name for p in POINTS.values() if p.kind == "norm" and p.per_layer and p.inputs == (name,)), None)
+        if norm is None:
+            return None
+        stream = before_norm(recorded, model, policy, place._replace(point=norm), positions)
         if stream is None:
             return None
-        known[name] = stream
+        known[name], since = stream, norm
     here = {n: place._replace(point=n) for n in names}
     policies = {n: policy_at(recorded, policy, at) for n, at in here.items()}
     settled = {n: chosen(recorded, policy, at) for n, at in here.items()}
