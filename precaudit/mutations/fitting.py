@@ -154,7 +154,8 @@ def fits(o: Inputs, weights: Integers | None = None, held: str = "float32") -> I
         beta = logarithmic(1 / 8, 8, 25)
         yield Fit("beta of the activation, x·σ(βx),", _swish, beta, 1.0, source="it should be")
     clip = logarithmic(1e-2, 1e3, 61)
-    if weights is None and (o.row.projects or o.row.kind == "head"):
+    # where the product is normalised a factor is an epsilon over its square, and that is told as one
+    if weights is None and (o.row.projects or o.row.kind == "head") and not o.row.normalises_inside(c):
         form = partial(_scaled_weights, held)
         yield Fit("factor on the weights", form, logarithmic(1 / 64, 64, 49), 1.0, source="it should be", last=True)
     if o.row.kind == "gate" and o.row.within is None:
