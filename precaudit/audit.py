@@ -117,9 +117,10 @@ def _model(c: AuditConfig, path: Path, settings: Mapping[str, str], tell: Advanc
     traced = Options(c.decode_steps, c.batch, c.pad, None, True, f"precaudit audit --config {path}")
     prompts = root / c.prompts if c.prompts is not None else None
     run = trace(subject, root / c.output, prompts, select, traced, Progress(advance=tell))
-    found = compare(run, options=CompareOptions(accum=tuple(c.accum), formula=c.formula, cache=cache), tell=tell)
+    options = CompareOptions(accum=tuple(c.accum), formula=c.formula, cache=cache)
+    found = compare(run, options=options, progress=tell)
     judgement = _judged(c, root, found)
-    why = _diagnosed(c, judgement, lambda: diagnose(run, options=CompareOptions(accum=(), cache=cache), tell=tell))
+    why = _diagnosed(c, judgement, lambda: diagnose(run, options=CompareOptions(accum=(), cache=cache), progress=tell))
     return Audit(run.folder, judgement, found, why)
 
 
@@ -139,11 +140,11 @@ def _program(c: AuditConfig, path: Path, tell: Advance) -> Audit:
     program = load(name)
     chosen = None if c.layers is None else parse_layers(c.layers, steps_of(program))
     said = f"precaudit audit --config {path}"
-    run = trace(program, root / c.output, reference=name, force=True, command=said, tell=tell, layers=chosen)
+    run = trace(program, root / c.output, reference=name, force=True, command=said, progress=tell, layers=chosen)
     trust(name)
-    found = compare(run, program, reference, tell=tell)
+    found = compare(run, program=program, reference=reference, progress=tell)
     judgement = _judged(c, root, run.folder)
-    return Audit(run.folder, judgement, found, _diagnosed(c, judgement, lambda: diagnose(run, program, tell)))
+    return Audit(run.folder, judgement, found, _diagnosed(c, judgement, lambda: diagnose(run, program, progress=tell)))
 
 
 def _judged(c: AuditConfig, root: Path, found: Any) -> Judgement:

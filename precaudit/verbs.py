@@ -1,6 +1,6 @@
 """``trace``, ``compare``, ``diagnose``: of models that precaudit runs, and of programs of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -8,51 +8,147 @@ from precaudit.dumps.runs import Imported, is_imported
 from precaudit.errors import UserError
 from precaudit.keywords import FILTERS, Keywords, check, names_of, options_of, progress_of, prompts_of, selection, taken
 from precaudit.programs.program import Program
+from precaudit.progress import Advance, Progress
+from precaudit.prompts import Prompt
 from precaudit.runs.programs import MANIFEST, Opened, ProgramErrors, is_program_run
 
 if TYPE_CHECKING:
     from precaudit.between import Between
+    from precaudit.comparison.compare import Options as CompareOptions
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.programs import Diagnosed
+    from precaudit.jax_decoder import Parts
+    from precaudit.policies import Policy
+    from precaudit.references.formula import OwnReference
+    from precaudit.references.mapped import Names
     from precaudit.runs.written import Comparison
+    from precaudit.selection import Selection
     from precaudit.store import Run
     from precaudit.tracing.subject import Subject
+    from precaudit.tracing.trace import Options as TraceOptions
+    from precaudit.transforms.tag import Which
+
+Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
+Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
+Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
 
 
 LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
 
 
 @overload
-def trace(subject: Program, output: Path | str, *given: Any, **keywords: Any) -> Opened: ...
+def trace(
+    subject: Program,
+    output: Path | str,
+    *,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    prompt: Texts | None = None,
+    taps: "Which | None" = None,
+    strict: bool | None = None,
+    force: bool | None = None,
+    reference: str | None = None,
+    command: str | None = None,
+    progress: Telling = None,
+) -> Opened: ...
 @overload
-def trace(subject: "Subject | str", output: Path | str, *given: Any, **keywords: Any) -> "Run": ...
-def trace(subject: Any, output: Path | str, *given: Any, **keywords: Any) -> Any:
+def trace(
+    subject: "Subject | str",
+    output: Path | str,
+    prompts: "Prompts" = None,
+    select: "Selection | None" = None,
+    options: "TraceOptions | None" = None,
+    progress: Telling = None,
+    *,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    decode_steps: int | None = None,
+    batch: int | None = None,
+    pad: str | None = None,
+    tokens_from: Path | str | None = None,
+    forced: Mapping[str, Sequence[int]] | None = None,
+    force: bool | None = None,
+    resume: bool | None = None,
+    command: str | None = None,
+    policy: "Policy | str | None" = None,
+    settings: Mapping[str, str] | None = None,
+    device: str | None = None,
+    parts: "Parts | None" = None,
+    allow: Sequence[str] | None = None,
+) -> "Run": ...
+def trace(
+    subject: Any,
+    output: Path | str,
+    prompts: "Prompts" = None,
+    select: "Selection | None" = None,
+    options: "TraceOptions | None" = None,
+    progress: Telling = None,
+    *,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    decode_steps: int | None = None,
+    batch: int | None = None,
+    pad: str | None = None,
+    tokens_from: Path | str | None = None,
+    forced: Mapping[str, Sequence[int]] | None = None,
+    force: bool | None = None,
+    resume: bool | None = None,
+    command: str | None = None,
+    policy: "Policy | str | None" = None,
+    settings: Mapping[str, str] | None = None,
+    device: str | None = None,
+    parts: "Parts | None" = None,
+    allow: Sequence[str] | None = None,
+    taps: "Which | None" = None,
+    strict: bool | None = None,
+    reference: str | None = None,
+    **unknown: object,
+) -> Any:
     """Run and record ``subject`` into the folder ``output``; return the run opened.
 
-    ``subject``: a name or path as ``load`` takes it, a Subject, or a Program.
+    ``subject``: a name or path as ``load`` takes it, a Subject, or a Program. What is None is as it is by default.
 
-    Of a model: ``prompts``, a list of texts, {id: text} or the path of a JSONL file (None: the shipped ones); filters
-    ``layers="0,15:18"``, ``points="q,k"``, ``phases``, ``positions``, ``prompt`` (ids), or ``select=Selection(…)``;
-    ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``force``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``layers`` (steps of its scans), ``points``, ``prompt`` (cases),
-    ``strict``, ``force`` and ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones).
-    ``progress=True`` shows a bar.
+    Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``prompt`` (ids of prompts, or
+    cases), ``force``; ``progress=True`` shows a bar. Of a model: ``prompts``, a list of texts, {id: text} or the path
+    of a JSONL file (None: the shipped ones), ``phases``, ``positions``, or ``select=Selection(…)`` for all filters;
+    ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or ``options=``; of a name also what ``load``
+    takes, such as ``policy="fp32"``. Of a Program: ``strict`` and ``taps="both"`` (its ``checkpoint_name`` taps,
+    ``"own"``, and ``"automatic"`` ones).
+
     Raises UserError before anything is written where something asked for is not possible.
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
-    if isinstance(subject, Program):
-        return _trace_program(subject, output, given, keywords)
-    return _trace_model(subject, output, given, keywords)
+    keywords = _given(
+        unknown, prompts=prompts, select=select, options=options, progress=progress, layers=layers, points=points,
+        phases=phases, positions=positions, prompt=prompt, decode_steps=decode_steps, batch=batch, pad=pad,
+        tokens_from=tokens_from, forced=forced, force=force, resume=resume, command=command, policy=policy,
+        settings=settings, device=device, parts=parts, allow=allow, taps=taps, strict=strict, reference=reference,
+    )  # fmt: skip
+    return (
+        _trace_program(subject, output, keywords)
+        if isinstance(subject, Program)
+        else _trace_model(subject, output, keywords)
+    )
 
 
-def _trace_model(subject: Any, output: Path | str, given: tuple[Any, ...], keywords: Keywords) -> Any:
+def _given(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
+    """Return the keywords that were given: those that are not None, and those that nothing takes."""
+    return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
+
+
+def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
     from precaudit.tracing.subject import load
     from precaudit.tracing.trace import Options
     from precaudit.tracing.trace import trace as recorded
 
     names = ("prompts", "select", "options", "progress")
-    keywords = _positional("trace", names, given, keywords)
     check("trace", keywords, (*names, *FILTERS, *names_of(Options), *LOADED))
     loading = taken(keywords, LOADED)
     if loading and not isinstance(subject, str):
@@ -65,7 +161,7 @@ def _trace_model(subject: Any, output: Path | str, given: tuple[Any, ...], keywo
         return recorded(subject, output, prompts, select, options, progress)
 
 
-def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...], keywords: Keywords) -> Any:
+def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> Any:
     from precaudit.programs.tracing import steps_of
     from precaudit.programs.tracing import trace as traced
     from precaudit.selection import names_in, parse_layers
@@ -73,68 +169,117 @@ def _trace_program(subject: Program, output: Path | str, given: tuple[Any, ...],
     def named(given: Any, what: str) -> tuple[str, ...] | None:
         return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
 
-    names = ("reference", "force", "command", "tell", "layers", "strict")
-    filters = ("points", "prompt", "taps")
-    keywords = _positional("trace", names, given, keywords)
-    check("trace of a Program", keywords, (*names, *filters, "progress"))
+    names = ("layers", "points", "prompt", "taps", "strict", "force", "reference", "command", "progress")
+    check("trace of a Program", keywords, names)
     layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
     asked, cases = (named(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case")))
     subject = subject if cases is None else subject.some(cases)
     asked = None if asked is None or "all" in asked else asked
     if isinstance(layers, str | int):
         layers = parse_layers(str(layers), steps_of(subject, taps))
-    with progress_of(_telling(keywords)) as progress:
+    with progress_of(keywords.pop("progress", None)) as progress:
         how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
         return traced(subject, output, **how, **keywords)
 
 
 @overload
-def compare(run: Imported, *given: Any, **keywords: Any) -> "Between": ...
+def compare(run: Imported, against: Any, *, progress: Telling = None) -> "Between": ...
 @overload
-def compare(run: Opened, *given: Any, **keywords: Any) -> ProgramErrors: ...
+def compare(
+    run: Opened,
+    against: "Program | Run | Opened | Path | str | None" = None,
+    *,
+    program: "Program | str | None" = None,
+    reference: "OwnReference | Names | None" = None,
+    progress: Telling = None,
+) -> ProgramErrors: ...
 @overload
-def compare(run: "Run | Path | str", *given: Any, **keywords: Any) -> "Comparison": ...
-def compare(run: Any, *given: Any, **keywords: Any) -> Any:
+def compare(
+    run: "Run | Path | str",
+    against: Any = None,
+    select: "Selection | None" = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    reference: "OwnReference | Names | None" = None,
+    progress: Telling = None,
+) -> "Comparison": ...
+def compare(
+    run: Any,
+    against: Any = None,
+    select: "Selection | None" = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    reference: "OwnReference | Names | None" = None,
+    progress: Telling = None,
+    **unknown: object,
+) -> Any:
     """Compute a run's errors and write them beside it.
 
-    Of a model's run: ``against``, another run; filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
+    ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
+    it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
     ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
-    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``program``, ``reference``.
-    Of an imported run, or a Program's and another: ``against`` alone. ``progress=True`` shows a bar.
+    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference``.
+    ``progress=True`` shows a bar.
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
-    other = keywords.get("against", given[0] if given else None)
-    programs = _of_a_program(run) or _of_a_program(other)
-    if _imported(run) or _imported(other) or (programs and _a_run(run) and _a_run(other)):
+    keywords = _given(
+        unknown, select=select, options=options, subject=subject, layers=layers, points=points, phases=phases,
+        positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, partial=partial, fresh=fresh,
+        cache=cache, program=program, reference=reference, progress=progress,
+    )  # fmt: skip
+    programs = _of_a_program(run) or _of_a_program(against)
+    if _imported(run) or _imported(against) or (programs and _a_run(run) and _a_run(against)):
         from precaudit.between import compare_runs
 
-        keywords = _positional("compare", ("against", "tell"), given, keywords)
-        check("compare of these two runs", keywords, ("against", "tell", "progress"))
-        with progress_of(_telling(keywords)) as progress:
-            return compare_runs(_folder(run), _folder(keywords["against"]), progress.advance)
-    if _of_a_program(run):
-        from precaudit.comparison.programs import compare as compared
+        check("compare of these two runs", keywords, ("progress",))
+        with progress_of(progress) as telling:
+            return compare_runs(_folder(run), _folder(against), telling.advance)
+    if not _of_a_program(run):
+        return _compare_model(run, against, keywords)
+    from precaudit.comparison.programs import compare as compared
 
-        names = ("program", "reference", "tell")
-        keywords = _positional("compare", names, given, keywords)
-        check("compare of a Program's run", keywords, (*names, "progress"))
-        with progress_of(_telling(keywords)) as progress:
-            return compared(run, tell=progress.advance, **keywords)
-    return _compare_model(run, given, keywords)
+    check("compare of a Program's run", keywords, ("program", "reference", "progress"))
+    if against is not None and program is not None:
+        raise UserError("precaudit.compare: program was given twice")
+    with progress_of(progress) as telling:
+        return compared(run, against if program is None else program, reference, telling.advance)
 
 
-def _compare_model(run: Any, given: tuple[Any, ...], keywords: Keywords) -> Any:
+def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
     from precaudit.comparison.compare import Options
     from precaudit.comparison.compare import compare as compared
 
-    names = ("against", "select", "options", "tell", "subject")
-    keywords = _positional("compare", names, given, keywords)
-    check("compare", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
+    check("compare", keywords, ("select", "options", "subject", *FILTERS, *names_of(Options), "progress"))
     run, select, options = _looking(run, keywords, Options())
-    with progress_of(_telling(keywords)) as progress:
-        against = _folder(keywords.pop("against", None))
-        return compared(run, against, select, options, progress.advance, keywords.pop("subject", None))
+    with progress_of(keywords.pop("progress", None)) as progress:
+        return compared(run, _folder(against), select, options, progress.advance, keywords.pop("subject", None))
 
 
 def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
@@ -152,54 +297,96 @@ def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]
 
 
 @overload
-def diagnose(run: Opened, *given: Any, **keywords: Any) -> "Diagnosed": ...
+def diagnose(
+    run: Opened,
+    its: "Program | str | None" = None,
+    /,
+    *,
+    program: "Program | str | None" = None,
+    objective: str | None = None,
+    progress: Telling = None,
+) -> "Diagnosed": ...
 @overload
-def diagnose(run: "Run | Path | str", *given: Any, **keywords: Any) -> "Diagnosis": ...
-def diagnose(run: Any, *given: Any, **keywords: Any) -> Any:
+def diagnose(
+    run: "Run | Path | str",
+    select: "Selection | Program | None" = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    lift: Any = None,
+    objective: str | None = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    progress: Telling = None,
+) -> "Diagnosis": ...
+def diagnose(
+    run: Any,
+    select: Any = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    lift: Any = None,
+    objective: str | None = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    progress: Telling = None,
+    **unknown: object,
+) -> Any:
     """Find the causes of a run's errors.
 
-    Of a model's run: the keywords of ``compare`` but ``against``, and ``lift``, ``objective``. Of a Program's run:
-    ``program``, ``objective``. ``progress=True`` shows a bar.
+    Of a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. Of a Program's run:
+    ``program``, second too, and ``objective``. ``progress=True`` shows a bar.
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
-    if _of_a_program(run):
-        from precaudit.diagnosis.programs import diagnose as named
-        from precaudit.runs.programs import open_program_run
+    keywords = _given(
+        unknown, select=select, options=options, subject=subject, lift=lift, objective=objective, layers=layers,
+        points=points, phases=phases, positions=positions, prompt=prompt, accum=accum, formula=formula, model=model,
+        partial=partial, fresh=fresh, cache=cache, program=program, progress=progress,
+    )  # fmt: skip
+    if not _of_a_program(run):
+        return _diagnose_model(run, keywords)
+    from precaudit.diagnosis.programs import diagnose as named
+    from precaudit.runs.programs import open_program_run
 
-        names = ("program", "tell", "objective")
-        keywords = _positional("diagnose", names, given, keywords)
-        check("diagnose of a Program's run", keywords, (*names, "progress"))
-        with progress_of(_telling(keywords)) as progress:
-            return named(run if isinstance(run, Opened) else open_program_run(run), tell=progress.advance, **keywords)
-    return _diagnose_model(run, given, keywords)
+    check("diagnose of a Program's run", keywords, ("select", "program", "objective", "progress"))
+    if select is not None and program is not None:
+        raise UserError("precaudit.diagnose: program was given twice")
+    how = {} if objective is None else {"objective": objective}
+    with progress_of(progress) as telling:
+        opened = run if isinstance(run, Opened) else open_program_run(run)
+        return named(opened, select if program is None else program, tell=telling.advance, **how)
 
 
-def _diagnose_model(run: Any, given: tuple[Any, ...], keywords: Keywords) -> Any:
+def _diagnose_model(run: Any, keywords: Keywords) -> Any:
     from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose as found
 
-    names = ("select", "options", "tell", "subject", "lift", "objective")
-    keywords = _positional("diagnose", names, given, keywords)
+    names = ("select", "options", "subject", "lift", "objective")
     check("diagnose", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
     run, select, options = _looking(run, keywords, Options(accum=()))
-    with progress_of(_telling(keywords)) as progress:
+    with progress_of(keywords.pop("progress", None)) as progress:
         return found(run, select, options, progress.advance, **keywords)
-
-
-def _positional(verb: str, names: Sequence[str], given: tuple[Any, ...], keywords: Keywords) -> Keywords:
-    """Return the keywords with what was given by position; raises UserError for too many, or for one given twice."""
-    if len(given) > len(names):
-        raise UserError(f"precaudit.{verb} takes {', '.join(names)} by position; {len(given)} were given")
-    placed = dict(zip(names, given, strict=False))
-    if twice := [name for name in placed if name in keywords]:
-        raise UserError(f"precaudit.{verb}: {twice[0]} was given twice")
-    return {**placed, **keywords}
-
-
-def _telling(keywords: Keywords) -> Any:
-    """Return where to report to, as ``progress`` or, told by its older name, ``tell``; taken out of the keywords."""
-    return taken(keywords, ("tell", "progress")).popitem()[1] if {"tell", "progress"} & keywords.keys() else None
 
 
 def _folder(run: Any) -> Any:

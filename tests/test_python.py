@@ -2,10 +2,12 @@
 
 import doctest
 import importlib
+import inspect
 import io
 from contextlib import redirect_stderr
 from dataclasses import replace
 from html.parser import HTMLParser
+from inspect import Parameter
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +18,12 @@ from precaudit.comparison.compare import Options
 from precaudit.errors import UserError
 from precaudit.frames import ERRORS, SCOPED, errors_frame
 from precaudit.jax_decoder.parts import attention_scores
+from precaudit.keywords import FILTERS, names_of
 from precaudit.progress import Progress
 from precaudit.prompts import Prompt
 from precaudit.reports.cards import WIDE
 from precaudit.selection import Selection
+from precaudit.tracing.trace import Options as TraceOptions
 from tests.programs import everything, record
 from tests.test_escaping import HOSTILE
 
@@ -268,13 +272,28 @@ def test_a_program_takes_layers_and_force_alone(tmp_path):
         (lambda: precaudit.compare("nowhere", options=Options(), formula=True), "options= or formula=, not both"),
         (lambda: precaudit.trace("tiny", "x", select=Selection(), layers="0"), "select= or layers=, not both"),
         (lambda: precaudit.trace(precaudit.load("tiny"), "x", policy="fp32"), "policy belong to precaudit.load"),
-        (lambda: precaudit.trace("tiny", "x", [], prompts=["a"]), "prompts was given twice"),
         (lambda: precaudit.trace("tiny", "x", points=True), "points=True is no text"),
     ],
 )
 def test_a_keyword_that_is_none_is_told(call, words):
     with pytest.raises(UserError, match=words):
         call()
+
+
+@pytest.mark.parametrize("verb", [precaudit.compare, precaudit.diagnose])
+def test_a_program_that_is_given_twice_is_told(verb, own):
+    with pytest.raises(UserError, match="program was given twice"):
+        verb(own, program(), program=program())
+
+
+@pytest.mark.parametrize("verb", ["trace", "compare", "diagnose"])
+def test_editors_complete_what_verbs_take(verb):
+    """Every keyword of options and filters is a parameter of its own, and none is known by its place alone."""
+    taken = inspect.signature(getattr(precaudit, verb)).parameters
+    options = TraceOptions if verb == "trace" else Options
+    assert {*FILTERS, *names_of(options), "progress"} <= taken.keys()
+    assert {p.kind for p in taken.values()}.isdisjoint({Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY})
+    assert all(p.default is None for p in taken.values() if p.kind == Parameter.KEYWORD_ONLY)
 
 
 def test_progress_is_shown_or_told_where_asked(own):
