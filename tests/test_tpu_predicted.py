@@ -270,7 +270,7 @@ def test_a_run_that_does_not_hold_what_was_compiled_is_unknown_where_it_matters(
         judged = gate(compare(folder, options=Options(accum=(), cache=tmp_path / "refs")))
         assert set(judged.counts) == expected
         open_ = {v.point for v in judged.verdicts if v.status == "unknown"}
-        summed = {"scores", "attn_proj"}
+        summed = {"scores", "attn_proj", "mlp_out"}
         assert open_ == ({"q", "k", "v", "attn_out", "logits"} | summed if policy == "fp32" else set())
 
 

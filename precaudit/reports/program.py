@@ -211,7 +211,7 @@ def _tokens(errors: Sequence[ErrorRecord]) -> Iterator[str]:
     for d in (e.distribution for e in of_kinds(errors, "forward") if e.distribution is not None):
         rows, same = rows + len(d.top1), same + sum(x == 1.0 for x in d.top1)
         finite = [x for k in d.kl if isfinite(x := value(k))]
-        known, largest = known + len(finite), max(largest, *finite)
+        known, largest = known + len(finite), max([largest, *finite])
     if rows:
         said = f"; largest KL {largest:.1e}" if known else ""
         lost = f"; {rows - known} have none: logits are NaN or infinite" if known < rows else ""

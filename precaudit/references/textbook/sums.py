@@ -99,7 +99,7 @@ def _expected(
         return _added(recorded, policy, place, found) or "the sums of its inputs were not recorded"
     if row.tensors and not weights:
         return "weights"
-    between = () if row.kind == "score" else unrecorded(place.point, {*asked.points, *asked.support}, sparse)
+    between = () if row.kind in ("score", "norm") else unrecorded(place.point, {*asked.points, *asked.support}, sparse)
     for name in (*(between or ()), place.point):
         here = place._replace(point=name)
         lacking = not_emulated(policy, name, place.phase == "decode", device_kind(recorded.run.record.device))
