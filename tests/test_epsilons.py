@@ -9,6 +9,8 @@ import pytest
 from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.jax_decoder.family import parts
+from precaudit.mutations.epsilons import Span, _told
+from precaudit.mutations.variants import Variant
 from precaudit.prompts import Prompt
 from precaudit.selection import Selection
 from precaudit.tracing.subject import load
@@ -75,11 +77,25 @@ def test_what_is_rounded_before_it_is_read_does_not_hide_an_epsilon(tmp_path):
     assert {(f.point, f.cause) for f in findings} == {("attn_norm", "epsilon 3e-06"), ("mlp_norm", "epsilon 3e-06")}
 
 
-def test_where_several_epsilons_fit_the_name_holds_no_number(tmp_path):
+def test_a_number_that_leaves_half_as_much_as_any_other_is_named(tmp_path):
+    """1.2e-3 closes as well in bfloat16, and leaves more than twice as much."""
     _, findings = diagnosed(tmp_path, "qwen3-gqa", "bf16", lambda honest, x, w, _eps, a: honest(x, w, 1e-3, a))
-    unsure = [f for f in findings if f.cause == "epsilon above the configuration's"]
-    assert unsure
-    assert all(re.match(r"epsilon is larger than the configuration's 1e-06: \S+ to \S+ fit", f.says) for f in unsure)
+    assert {f.cause for f in findings} == {"epsilon 0.001"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "alone", "cause"),
+    [
+        (2.5e-6, 3.4e-6, True, "epsilon 3e-06"),
+        (2.5e-6, 3.4e-6, False, "epsilon above the configuration's"),  # another number as short fits, too
+        (1.2e-6, 4.8e-6, True, "epsilon above the configuration's"),
+    ],
+)
+def test_where_several_epsilons_fit_the_name_holds_no_number(low, high, alone, cause):
+    best = Variant("epsilon 3e-06", "semantics", "", lambda *_: [], fitted=True, number=3e-6)
+    named = _told(Span(low, high, 1e-6), best, alone, outside=False)
+    assert named.name == cause
+    assert ("fit" in named.says) == (high > 1.1 * low)
 
 
 @pytest.mark.slow

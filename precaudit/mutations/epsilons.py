@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, floor, log10
 
 from precaudit.mutations.bench import Bench, Tried
@@ -16,6 +17,7 @@ HALVINGS = 9  # of the logarithm of FAR: an end to 3 %
 DECADES = 3  # of numbers of one digit
 SURE = 2.0  # times the least that fits, up to which what fits is one number
 NOTHING = 0.1  # of the configuration's, up to which what fits from 0 on is none
+APART = 2.0  # times the share that the best leaves, from which a number is told apart from it
 TOLD = 1.1  # times the least that fits, from which all that fit are told beside the number
 
 Fits = Callable[[Tried], bool]
@@ -51,7 +53,8 @@ class Span:
 def known_of_epsilon(part: Bench, named: Tried, tried: Sequence[Tried]) -> Tried:
     """Return an epsilon that closes as what is known of it: by a number only where no other fits.
 
-    Where one makes every element bit for bit, those fit that do; otherwise all that close.
+    Where one makes every element bit for bit, those fit that do; otherwise all that close and leave about as little as
+    the one that leaves least.
     """
     fit = next(f for f in fits(part.inputs) if f.what == EPSILON)
     family = [t for t in tried if t.closes and t.variant.name.startswith(EPSILON)]
@@ -62,7 +65,7 @@ def known_of_epsilon(part: Bench, named: Tried, tried: Sequence[Tried]) -> Tried
         return named
     short = _one_digit(_span(part, fit, _best(numbers), _closes))
     family += [t for x in short if (t := _tried(part, fit, x)).closes]
-    fitting = _bit_for_bit if any(map(_bit_for_bit, family)) else _closes
+    fitting = _bit_for_bit if any(map(_bit_for_bit, family)) else partial(_near, min(map(_left, family)))
     family = [t for t in family if fitting(t)]
     outside = next((t for t in family if t.variant.name == OUTSIDE), None)
     if not (numbers := _numbers(family)):
@@ -95,6 +98,15 @@ def _told(span: Span, best: Variant, alone: bool, outside: bool) -> Variant:
 
 def _closes(t: Tried) -> bool:
     return t.closes
+
+
+def _left(t: Tried) -> float:
+    """Return the share of an error that a variant leaves."""
+    return 1.0 - t.explained
+
+
+def _near(least: float, t: Tried) -> bool:
+    return t.closes and _left(t) <= APART * least
 
 
 def _bit_for_bit(t: Tried) -> bool:
