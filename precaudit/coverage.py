@@ -98,22 +98,18 @@ def judged_by_sums(points: Collection[str], support: Collection[str], sparse: bo
     is recorded of their layer. In program order.
     """
     held = {*points, *support}
-    found = []
-    for name in present(sparse):
+
+    def judged(name: str) -> bool:
         row = POINTS[name]
-        if name in points:
-            continue
         if row.kind == "norm":
-            known = name in support
-        elif row.kind == "score":
-            known = held.issuperset(row.inputs)
-        elif row.kind == "projection":
-            known = unrecorded(name, held, sparse) is not None
-        else:
-            known = row.kind == "sum"
-        if known and (row.per_layer or row.kind == "norm") and (name not in support or row.kind == "norm"):
-            found.append(name)
-    return tuple(found)
+            return name in support
+        if name in support or not row.per_layer:
+            return False
+        if row.kind == "projection":
+            return unrecorded(name, held, sparse) is not None
+        return row.kind == "sum" or (row.kind == "score" and held.issuperset(row.inputs))
+
+    return tuple(name for name in present(sparse) if name not in points and judged(name))
 
 
 def summed_places(requested: Requested, layers: int, sparse: bool) -> Iterator[tuple[int | None, str]]:

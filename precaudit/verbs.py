@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from precaudit.dumps.runs import Imported, is_imported
 from precaudit.errors import UserError
@@ -31,26 +31,79 @@ if TYPE_CHECKING:
 Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
 Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
 Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
-
-
 LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
 
 
+class _Shared(TypedDict, total=False):
+    """What ``trace`` takes of all."""
+
+    layers: Texts | None
+    points: Texts | None
+    prompt: Texts | None
+    force: bool | None
+    command: str | None
+
+
+class _OfProgram(_Shared, total=False):
+    """What it takes of a Program."""
+
+    taps: "Which | None"
+    strict: bool | None
+    reference: str | None
+
+
+class _OfModel(_Shared, total=False):
+    """What it takes of a model."""
+
+    phases: Texts | None
+    positions: Texts | None
+    decode_steps: int | None
+    batch: int | None
+    pad: str | None
+    tokens_from: Path | str | None
+    forced: Mapping[str, Sequence[int]] | None
+    resume: bool | None
+    policy: "Policy | str | None"
+    settings: Mapping[str, str] | None
+    device: str | None
+    parts: "Parts | None"
+    allow: Sequence[str] | None
+
+
+class _Looking(TypedDict, total=False):
+    """What ``compare`` and ``diagnose`` take of a model's run."""
+
+    subject: "Subject | None"
+    layers: Texts | None
+    points: Texts | None
+    phases: Texts | None
+    positions: Texts | None
+    prompt: Texts | None
+    accum: Texts | None
+    formula: bool | None
+    model: str | None
+    partial: bool | None
+    fresh: bool | None
+    cache: Path | None
+    program: "Program | str | None"
+    progress: Telling
+
+
+class _Comparing(_Looking, total=False):
+    """What ``compare`` takes beside these, where a path may be a Program's run."""
+
+    reference: "OwnReference | Names | None"
+
+
+class _Finding(_Looking, total=False):
+    """What ``diagnose`` takes beside these."""
+
+    lift: Any
+    objective: str | None
+
+
 @overload
-def trace(
-    subject: Program,
-    output: Path | str,
-    *,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    prompt: Texts | None = None,
-    taps: "Which | None" = None,
-    strict: bool | None = None,
-    force: bool | None = None,
-    reference: str | None = None,
-    command: str | None = None,
-    progress: Telling = None,
-) -> Opened: ...
+def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[_OfProgram]) -> Opened: ...
 @overload
 def trace(
     subject: "Subject | str",
@@ -59,25 +112,7 @@ def trace(
     select: "Selection | None" = None,
     options: "TraceOptions | None" = None,
     progress: Telling = None,
-    *,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    phases: Texts | None = None,
-    positions: Texts | None = None,
-    prompt: Texts | None = None,
-    decode_steps: int | None = None,
-    batch: int | None = None,
-    pad: str | None = None,
-    tokens_from: Path | str | None = None,
-    forced: Mapping[str, Sequence[int]] | None = None,
-    force: bool | None = None,
-    resume: bool | None = None,
-    command: str | None = None,
-    policy: "Policy | str | None" = None,
-    settings: Mapping[str, str] | None = None,
-    device: str | None = None,
-    parts: "Parts | None" = None,
-    allow: Sequence[str] | None = None,
+    **how: Unpack[_OfModel],
 ) -> "Run": ...
 def trace(
     subject: Any,
@@ -199,22 +234,7 @@ def compare(
     against: Any = None,
     select: "Selection | None" = None,
     options: "CompareOptions | None" = None,
-    *,
-    subject: "Subject | None" = None,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    phases: Texts | None = None,
-    positions: Texts | None = None,
-    prompt: Texts | None = None,
-    accum: Texts | None = None,
-    formula: bool | None = None,
-    model: str | None = None,
-    partial: bool | None = None,
-    fresh: bool | None = None,
-    cache: Path | None = None,
-    program: "Program | str | None" = None,
-    reference: "OwnReference | Names | None" = None,
-    progress: Telling = None,
+    **how: Unpack[_Comparing],
 ) -> "Comparison": ...
 def compare(
     run: Any,
@@ -311,23 +331,7 @@ def diagnose(
     run: "Run | Path | str",
     select: "Selection | Program | None" = None,
     options: "CompareOptions | None" = None,
-    *,
-    subject: "Subject | None" = None,
-    lift: Any = None,
-    objective: str | None = None,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    phases: Texts | None = None,
-    positions: Texts | None = None,
-    prompt: Texts | None = None,
-    accum: Texts | None = None,
-    formula: bool | None = None,
-    model: str | None = None,
-    partial: bool | None = None,
-    fresh: bool | None = None,
-    cache: Path | None = None,
-    program: "Program | str | None" = None,
-    progress: Telling = None,
+    **how: Unpack[_Finding],
 ) -> "Diagnosis": ...
 def diagnose(
     run: Any,

@@ -98,6 +98,7 @@ def trace(
     )  # fmt: skip
     write_manifest(folder, record)
     captured, bare = (jitted(f, target, strict) for f in (capturing(made, layers), program.call))
+    outputs = {p.name for p in record.outputs}
     hashes: dict[str, str] = {}
     notes, written = [], 0
     strictly: tuple[str, ...] = ()
@@ -114,7 +115,7 @@ def trace(
                 noted = _disturbance(case, out, bare(*given), predicted(captured, given, bare, given))
                 made_by = {} if text is None else _labelled(text, captured)
                 notes.append(msgspec.structs.replace(noted, made=made_by))
-            named = {n: x for n, x in program.named(out).items() if n in {p.name for p in record.outputs}}
+            named = {n: x for n, x in program.named(out).items() if n in outputs}
             for kind, tensors in (("taps", held), ("inputs", _leaves(inputs)), ("outputs", named)):
                 name = file_name(record, case, call, kind)
                 arrays = {k: np.asarray(on_host(x, k), order="C") for k, x in tensors.items()}
