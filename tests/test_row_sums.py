@@ -26,6 +26,7 @@ from precaudit.places import Place
 from precaudit.policies import recorded_policy
 from precaudit.prompts import Prompt
 from precaudit.records import value
+from precaudit.reports.headline import headline
 from precaudit.row_sums import factors, hashes_of, signs, sums_of
 from precaudit.runs.recorded import Recorded
 from precaudit.selection import Selection
@@ -220,6 +221,53 @@ def test_what_is_wrong_inside_the_mlp_fails_at_its_output_in_every_layer(tmp_pat
     found = compared(tmp_path, recorded(tmp_path, parts=parts, policy=policy, batch=1, phases="prefill"))
     placed = {f for f in failing(found) if f[0] not in ("forward",)}
     assert placed == {("sums", layer, "mlp_out") for layer in range(5)}
+
+
+def test_a_nan_inside_the_mlp_is_told_at_its_output(tmp_path):
+    parts = replace(Parts(), activate=off(Parts().activate, lambda x: x.at[:, 2, 3].set(jnp.nan)))
+    run = recorded(tmp_path, parts=parts, batch=1, phases="prefill", layers="0")
+    judged = gate(compared(tmp_path, run))
+    assert {(v.kind, v.layer, v.point) for v in judged.verdicts if v.status == "nonfinite" and v.kind != "forward"} == {
+        ("sums", 0, "mlp_out")
+    }
+    assert "1 row holds NaN or infinite values" in str(headline(judged, "run"))
+    found = diagnose(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
+    (finding,) = (f for f in found if f.point == "mlp_out")
+    assert (finding.cause, finding.layer) == ("not finite", 0)
+    assert finding.says.startswith("1 of its rows hold NaN")
+
+
+def test_a_finding_says_from_where_operations_were_made_again(tmp_path):
+    parts = replace(Parts(), activate=off(Parts().activate, lambda x: x * 1.05))
+    run = recorded(tmp_path, parts=parts, batch=1, phases="prefill", layers="0")
+    compared(tmp_path, run)
+    (finding,) = diagnose(run, options=CompareOptions(accum=(), cache=tmp_path / "refs")).findings
+    assert (finding.layer, finding.point) == (0, "mlp_out")
+    assert "are not those that every operation from attn_proj to it gives; its values are" in finding.says
+
+
+def test_rows_that_are_far_off_have_more_draws(tmp_path):
+    """What two draws make small by chance is no fault: noise of such rows is the largest of eight."""
+    from precaudit.references.textbook import sums
+
+    asked = []
+
+    def once(recorded, model, policy, place, positions, seeds):
+        asked.append((place.point, len(positions), tuple(seeds)))
+        made = sums_made(recorded, model, policy, place, positions, seeds)
+        if tuple(seeds) == sums.DRAWS:  # as if both draws had been lucky at one row
+            draws = [y.copy() for y in made.draws]
+            for y in draws:
+                y[3] = made.rows[3] + 1e-6 * (y[3] - made.rows[3])
+            made = made._replace(draws=tuple(draws))
+        return made
+
+    sums_made = sums.made_through
+    run = recorded(tmp_path, batch=1, phases="prefill", layers="0")
+    with mock.patch.object(sums, "made_through", once), mock.patch.object(sums.np, "median", return_value=0.0):
+        found = compared(tmp_path, run)
+    assert {rows for point, rows, seeds in asked if point == "mlp_out" and seeds == sums.MORE_DRAWS}
+    assert failing(found) == set()
 
 
 @pytest.mark.parametrize("policy", ["bf16", "fp32-highest"])

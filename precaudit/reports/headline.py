@@ -14,7 +14,7 @@ from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
 from precaudit.places import LAST, Place
 from precaudit.records import PROGRAM_CALL, value
-from precaudit.reports.judgement import NOTHING, digits
+from precaudit.reports.judgement import NOTHING, digits, not_finite
 
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
@@ -119,8 +119,7 @@ def where(v: Verdict) -> str:
 def how_bad(v: Verdict) -> str:
     """Return what is wrong, in words and at most two numbers."""
     if v.status == "nonfinite":
-        counted = f"{value(v.value):,.0f} elements are NaN or infinite" if v.value is not None else ""
-        return "; ".join(filter(None, (v.text, counted)))
+        return "; ".join(filter(None, (v.text, not_finite(v))))
     found, limit = digits(value(v.value)), digits(value(v.limit))
     if v.kind == "state" and v.metric == HASHED:
         return f"{value(v.value):,.0f} rows of what was read differ from what was written"

@@ -71,6 +71,15 @@ def _over(v: Verdict) -> float:
     return value(v.value) / value(v.limit) if v.value is not None and v.limit not in (None, 0.0) else 0.0
 
 
+def not_finite(v: Verdict) -> str:
+    """Return how much of a place is not finite: of sums rows, of all else elements; "" where that is not known."""
+    if v.value is None:
+        return ""
+    n = value(v.value)
+    one, many = ("row holds", "rows hold") if v.kind == "sums" else ("element is", "elements are")
+    return f"{n:,.0f} {one if n == 1 else many} NaN or infinite" + (" values" if v.kind == "sums" else "")
+
+
 def message(v: Verdict) -> str:
     """Return what, where, how bad against what, and the worst place with both values."""
     where = place_text_of(v)
@@ -79,7 +88,7 @@ def message(v: Verdict) -> str:
         text += f" [{v.kind}]"
     if v.metric == "nonfinite":
         text += f" {v.text};" if v.text else ""
-        text += f" {value(v.value):.0f} elements are NaN or infinite"
+        text += f" {not_finite(v)}"
     elif v.metric and v.value is not None and v.limit is not None:
         at = f" at {_at(v)}" if v.scope else ""
         text += f" {v.metric} {digits(value(v.value))}{at}, limit {digits(value(v.limit))}"
