@@ -54,6 +54,15 @@ def test_an_honest_run_beyond_the_context_passes(honest):
     assert not statuses(honest)
 
 
+@pytest.mark.parametrize("model", [MODEL, LONG])
+def test_sums_of_turned_rows_know_how_long_the_sequence_was(model, tmp_path):
+    select = Selection.parse(layers="0", points="resid_in", phases="prefill,decode")
+    run = trace(load(model, "fp32", None, "cpu"), tmp_path / "run", PROMPTS, select, TraceOptions(STEPS, pad="left"))
+    found = compared(run, tmp_path)
+    assert {e.point for e in found.errors if e.kind == "sums"} >= {"q", "k"}
+    assert not statuses(found)
+
+
 def test_rescore_beyond_the_context_has_a_reference_of_its_own(honest):
     own = {p.prompt for p in honest.prefill_decode if p.against == "rescore" and p.f64_against_top1 is not None}
     # p8 and what follows it stay within 32 positions; LongRoPE turns all of p35 by its long factors, whatever the call

@@ -93,6 +93,30 @@ def test_support_is_what_a_point_reads_and_what_narrow_values_are_made_of():
         assert support_of(program, prepared(program, taps="own"), ["c"]) == expected
 
 
+def test_own_taps_that_were_not_asked_for_are_left_out(tmp_path):
+    def call(w, x):
+        a = checkpoint_name(x @ w, "a")
+        b = checkpoint_name(jnp.tanh(a) @ w, "b")
+        return checkpoint_name(b @ w, "c")
+
+    program = Program(call, jnp.ones((4, 4)) / 5, {"x": (jnp.ones((2, 4)),)})
+    run = precaudit.trace(program, tmp_path / "run", points="b", taps="own")
+    assert {p.name: p.support for p in run.record.points} == {"a": True, "b": False}
+    assert {e.point for e in precaudit.compare(run, program)} == {"b"}
+
+
+def test_what_a_step_of_a_scan_begins_with_is_recorded_with_its_points(whole, tmp_path):
+    """The first operation of a layer reads what the layer before left: bit for bit as where all points are recorded."""
+    program = replace(whole[0], steps=0)
+    found = [
+        numbers(precaudit.compare(precaudit.trace(program, tmp_path / name, layers="1", points=asked), program))
+        for name, asked in (("some", "normed"), ("all", None))
+    ]
+    some, every = ({at: e for at, e in x.items() if at[0] == "local" and at[4] == "normed"} for x in found)
+    assert some
+    assert some == every
+
+
 def test_a_loop_without_points_that_were_asked_for_is_run_as_it_is(tmp_path):
     """Loops that hold none are not bounded; what is made after them is judged."""
 

@@ -62,7 +62,6 @@ class Plan:
     whole: Whole = field(default_factory=Whole)
     own: bool = False  # whether the program's own taps are the only ones but those of states
     tapped: frozenset[Any] = frozenset()  # holds what the program's own taps do
-    states: set[Any] = field(default_factory=set)  # what loops begin and end with
 
     def __post_init__(self) -> None:
         """What the program's own taps hold is covered."""
@@ -257,7 +256,6 @@ class Plan:
             return
         base = f"{found.name}.grad" if "transpose(" in scope else found.name
         self.names[v] = Tag(self._numbered(base, found, primitive), found.source, scope, primitive)
-        self.states.update([v] if state else [])
         self.covered.add(v)
 
     def _numbered(self, base: str, found: Label, primitive: str) -> str:

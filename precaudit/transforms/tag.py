@@ -110,7 +110,7 @@ def tagged(
         plan.counts()
     if renamed:
         plan.names = _renamed(plan.names, renamed, own.equations)
-    names = {v: tag.name for v, tag in plan.names.items() if only is None or v in plan.states or _in(only, tag.name)}
+    names = {v: tag.name for v, tag in plan.names.items() if only is None or _in(only, tag.name)}
     kept = () if taps == "automatic" else only
     automatic = Evaluated(names)
 
