@@ -151,8 +151,8 @@ tiny: .venv/test
 	$(BIN)/python benchmarks/train_tiny.py --steps 1500
 
 schemas: .venv/base
-	$(BIN)/python -m precaudit.schemas docs/schemas
-	$(BIN)/python -c 'from precaudit.transforms.primitives import markdown; print(markdown(), end="")' > docs/shadow.md
+	$(BIN)/python -m precaudit.workflows.schemas docs/schemas
+	$(BIN)/python -c 'from precaudit.interpreters.jaxpr.primitives import markdown; print(markdown(), end="")' > docs/shadow.md
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

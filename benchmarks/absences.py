@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
-from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
-from precaudit.runs.written import Comparison
-from precaudit.store import file_hash, tensor_hash
+from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
+from precaudit.recording.runs.written import Comparison
+from precaudit.recording.store import file_hash, tensor_hash
+from precaudit.references.comparison.compare import Options, compare
 
 Row = dict[str, Any]
 PROMPTS = ("p0", "p1")  # of the run that is altered

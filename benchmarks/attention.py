@@ -14,16 +14,16 @@ from statistics import median
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.metrics.logits import kl
-from precaudit.metrics.sizes import norm
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model, attention
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.prompts import encode_prompt, shipped_prompts
-from precaudit.tracing.programs import Capture, prefill_program
-from precaudit.tracing.subject import Subject, load
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model, attention
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.tracing.programs import Capture, prefill_program
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.schema.metrics.logits import kl
+from precaudit.schema.metrics.sizes import norm
+from precaudit.schema.prompts import encode_prompt, shipped_prompts
 
 TOKENS, CALLS = 256, 5
 SETTINGS = {

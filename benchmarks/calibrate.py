@@ -30,17 +30,17 @@ from scipy.stats import beta
 from benchmarks.cut import Cut, add_part
 from benchmarks.rewrites import DEVICES, REWRITES, points, rewritten
 from benchmarks.traits import models, prompts
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.judging.pooled import METRICS, Pool
 from precaudit.judging.rules import judge
-from precaudit.limits import Limits, Local, default_limits
-from precaudit.limits.checks import Check, forward_checks, local_checks, sum_checks
-from precaudit.prompts import Prompt
-from precaudit.records import ErrorRecord
-from precaudit.selection import Selection
-from precaudit.tracing.subject import Subject, load
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.limits import Limits, Local, default_limits
+from precaudit.schema.limits.checks import Check, forward_checks, local_checks, sum_checks
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import ErrorRecord
+from precaudit.schema.selection import Selection
 
 MARGIN = 1.5
 REFS = Path(__file__).parent.parent / "refs" / "fixtures"

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
-from precaudit.records import (
+from precaudit.recording.runs.programs import Compared, ProgramRun
+from precaudit.recording.store import file_hash
+from precaudit.schema.records import (
     CompareRecord,
     ErrorRecord,
     PointRecord,
@@ -22,8 +24,6 @@ from precaudit.records import (
     read_lines,
     read_record,
 )
-from precaudit.runs.programs import Compared, ProgramRun
-from precaudit.store import file_hash
 
 COPIED = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord,
           "prefill_decode.jsonl": PrefillDecodeRecord}  # fmt: skip

@@ -1,7 +1,7 @@
 """Time a decode step in bfloat16 against float32 and against the physical limit: reading the weights once.
 
 Needs the model smollm2. 256 cache slots; captured: q, k, v, attn_out of every layer. What is compared takes turns.
-"As written": without precaudit/transforms/narrow.py, one step only, since XLA:CPU takes seconds for it.
+"As written": without precaudit/interpreters/jaxpr/narrow.py, one step only, since XLA:CPU takes seconds for it.
 Run: python -m benchmarks.decoding
 """
 
@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from benchmarks.main_job import Line, alternated, compared, copy_line, show
-from precaudit.jax_decoder.arithmetic import compiler_options
-from precaudit.tracing.programs import Capture, _compiled, decode_program
-from precaudit.tracing.subject import Subject, load
+from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.recording.tracing.programs import Capture, _compiled, decode_program
+from precaudit.recording.tracing.subject import Subject, load
 
 BATCHES, SLOTS = (1, 8), 256
 POINTS = frozenset({"q", "k", "v", "attn_out"})

@@ -22,14 +22,14 @@ from benchmarks.cut import Cut, add_part
 from benchmarks.faults import FAULTS, Fault
 from benchmarks.injection import MADE_BY, NEAR, OPERATIONS, Cell, into_files, into_program, random_tensors, record
 from benchmarks.rewrites import REWRITES, points, rewritten
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.runs.written import Comparison
-from precaudit.selection import Selection
-from precaudit.tracing.subject import Subject, load
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.runs.written import Comparison
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 POLICIES = ("bf16", "fp32-highest")
 LAYERS = {"tiny": 2, "smollm2": 15}  # the layer that faults are put into

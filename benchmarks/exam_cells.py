@@ -18,14 +18,14 @@ from time import process_time
 
 from benchmarks.cells import CELLS, THEMES, Cell
 from benchmarks.cut import Cut, add_part
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.evidence.records import Finding
+from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 RESULTS = Path(__file__).parent / "results"
 ONE, BOTH = ("bf16",), ("bf16", "fp32-highest")

@@ -19,13 +19,13 @@ from benchmarks.cut import Cut, add_part
 from benchmarks.mistakes import MISTAKES, TEXT, Mistake, placed
 from benchmarks.pairs import Pair, pairs
 from benchmarks.rewrites import REWRITES, points, rewritten
-from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import Diagnosis, diagnose
-from precaudit.evidence.records import Finding
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.subject import Subject
-from precaudit.tracing.trace import Options, trace
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.recording.tracing.subject import Subject
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 MIDDLE = 2
 RESULTS = Path(__file__).parent / "results"

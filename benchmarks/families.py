@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.prompts import Prompt
-from precaudit.records import value
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.limits import default_limits
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES
 from tests.test_decoder import FAMILIES_ONCE, SMALL, TOKENS
 from tests.test_oracle import expected, reference, relative

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.formats import FORMATS
+from precaudit.numbers.formats import FORMATS
 
 Array = Any
 

@@ -24,26 +24,26 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from precaudit.arrays import widen
-from precaudit.audit import read_config
-from precaudit.checkpoints import open_checkpoint
-from precaudit.checkpoints.names import read_layout
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.dumps.importing import import_dump
-from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
-from precaudit.policies import load_policy
-from precaudit.prompts import Prompt, read_prompts
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.checkpoints.names import read_layout
+from precaudit.numbers.arrays import widen
+from precaudit.recording.dumps.importing import import_dump
+from precaudit.recording.dumps.runs import open_imported
+from precaudit.recording.runs.written import recall
+from precaudit.recording.store import file_hash, open_run
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
 from precaudit.reports.judgement import message
 from precaudit.reports.markdown import render
-from precaudit.runs.written import recall
-from precaudit.selection import Selection
-from precaudit.store import file_hash, open_run
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.policies import load_policy
+from precaudit.schema.prompts import Prompt, read_prompts
+from precaudit.schema.selection import Selection
+from precaudit.workflows.audit import read_config
 from tests.conftest import FIXTURES
 from tests.test_files import write_gguf
 

@@ -26,14 +26,14 @@ import jax
 import numpy as np
 
 from benchmarks.main_job import SETTLE, TEXT, TORCH, Line, llama, show
-from precaudit.checkpoints import open_checkpoint
-from precaudit.configs import expected_tensors
-from precaudit.rollouts.generation import Generated, Generator, Shape
-from precaudit.rollouts.reading import Rollout
-from precaudit.rollouts.sampling import Sampling
-from precaudit.rollouts.scoring import by_policy
-from precaudit.threads import WORKERS, one_blas_thread
-from precaudit.tracing.subject import Subject, load
+from precaudit.checks.rollouts.generation import Generated, Generator, Shape
+from precaudit.checks.rollouts.reading import Rollout
+from precaudit.checks.rollouts.sampling import Sampling
+from precaudit.checks.rollouts.scoring import by_policy
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs import expected_tensors
+from precaudit.numbers.threads import WORKERS, one_blas_thread
+from precaudit.recording.tracing.subject import Subject, load
 
 PROMPT, NEW, BATCHES = 32, 16, (1, 8)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -41,7 +41,7 @@ MOVED = re.compile(r"^(slice|dynamic-slice|convert|copy|bitcast|bitcast-convert|
 CHILD = """
 import sys
 from benchmarks.generating import generator, prompts_of
-from precaudit.tracing.subject import load
+from precaudit.recording.tracing.subject import load
 new = int(sys.argv[1])
 subject = load("smollm2", sys.argv[2], None, "cpu")
 found = generator(subject, 1, new).generate(prompts_of(subject, 1), [0], new)

@@ -11,28 +11,28 @@ import msgspec
 import numpy as np
 
 from benchmarks.faults import FAULTS, Fault, Target, size
-from precaudit.arrays import widen
-from precaudit.checkpoints import open_checkpoint
-from precaudit.configs import DecoderConfig
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, present
-from precaudit.jax_decoder import Parts
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.metrics.sizes import arranged, canonical
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.places import Place
-from precaudit.policies import Policy
-from precaudit.prompts import Prompt
-from precaudit.records import PointRecord
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import Run
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.textbook.operations import prepare
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import Run
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.graphs.decoder import POINTS, present
+from precaudit.schema.limits import default_limits
+from precaudit.schema.metrics.sizes import arranged, canonical
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import PointRecord
+from precaudit.schema.selection import Selection
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line.strip() for line in f if line]\n\n\n" * 3
 COUNTS, NEAR = 8.0, 2.0

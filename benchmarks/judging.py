@@ -12,12 +12,12 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.copies import copy, failing, peak
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 MEMORY = 300.0  # MB of a command, Python and libraries included
 BOUNDS = {100_000: 1.0, 1_000_000: 10.0}  # records: CPU seconds of the gate of a file, beyond those of a short one

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.kernels import grpo, grpo_linear
-from precaudit.kernels.grpo_linear import WIDTH, product
-from precaudit.tpu.target import compile_for, libtpu_version, parse_target
+from precaudit.checks.kernels import grpo, grpo_linear
+from precaudit.checks.kernels.grpo_linear import WIDTH, product
+from precaudit.interpreters.tpu.target import compile_for, libtpu_version, parse_target
 
 T, V, SEEDS = 8, 151_643, 10
 BLOCK = (8, 2048)

@@ -19,11 +19,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.main_job import Line, show
-from precaudit.checkpoints import open_checkpoint
-from precaudit.configs import expected_tensors, from_config_json
-from precaudit.numpy_decoder.forward import Wanted, forward, seconds_for
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs import expected_tensors, from_config_json
+from precaudit.models.numpy_decoder.forward import Wanted, forward, seconds_for
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
 
 TOKENS = 1000
 SHAPE = {

@@ -22,20 +22,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array, rounder
 from precaudit.caching import cache_folder
-from precaudit.checkpoints import open_checkpoint
-from precaudit.configs import DecoderConfig, expected_tensors
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import POINTS, present
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import BLOCK, Model, attention
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64, Rounding
-from precaudit.prompts import Prompt, encode_prompt
-from precaudit.records import PromptRecord, Requested
-from precaudit.store import RunWriter
-from precaudit.threads import WORKERS, one_blas_thread
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import BLOCK, Model, attention
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.rounding import FP64, Rounding
+from precaudit.numbers.arrays import Array, rounder
+from precaudit.numbers.threads import WORKERS, one_blas_thread
+from precaudit.recording.store import RunWriter
+from precaudit.schema.graphs.decoder import POINTS, present
+from precaudit.schema.prompts import Prompt, encode_prompt
+from precaudit.schema.records import PromptRecord, Requested
 
 LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
 SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next
@@ -91,10 +91,10 @@ def capture_jobs(subject: Any, folder: Path, every: bool) -> Jobs:
     """Return the bare prefill, the same with taps, and the same recorded as ``precaudit.trace`` does."""
     import jax
 
-    from precaudit.tracing.manifest import begin
-    from precaudit.tracing.programs import Capture, prefill_program
-    from precaudit.tracing.session import Batch, Session
-    from precaudit.tracing.writer import Background
+    from precaudit.recording.tracing.manifest import begin
+    from precaudit.recording.tracing.programs import Capture, prefill_program
+    from precaudit.recording.tracing.session import Batch, Session
+    from precaudit.recording.tracing.writer import Background
 
     points, layers = ("q", "k", "v", "attn_out", "logits"), tuple(range(subject.config.layers))
     requested = Requested(
@@ -170,7 +170,7 @@ def hook_jobs(model: Any, folder: Path, every: bool) -> Jobs:
 
 
 def capture_lines(config: DecoderConfig, weights: Weights, rounds: int, folder: Path) -> Iterator[Line]:
-    from precaudit.tracing.subject import load
+    from precaudit.recording.tracing.subject import load
 
     subject = load("smollm2", "bf16", device="cpu")
     model = llama(config, weights, "bfloat16") if TORCH else None
@@ -261,8 +261,8 @@ def copy_line(rounds: int) -> Line:
 
 
 def emulation_lines(config: DecoderConfig, weights: Weights, rounds: int) -> Iterator[Line]:
-    from precaudit.formats import ACCUMULATIONS
-    from precaudit.numpy_decoder.accumulation import accumulating
+    from precaudit.models.numpy_decoder.accumulation import accumulating
+    from precaudit.numbers.formats import ACCUMULATIONS
 
     kept: dict[tuple[int | None, str], Array] = {}
     rows, narrow, ids = np.arange(LENGTH), rounder("bfloat16"), np.asarray(token_ids(config.vocab))

@@ -19,11 +19,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from safetensors.numpy import load_file, save_file
 
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.arithmetic import Arithmetic, dot
-from precaudit.jax_decoder.decoder import Decoder
-from precaudit.jax_decoder.parameters import rope_tables
-from precaudit.jax_decoder.parts import (
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, dot
+from precaudit.models.jax_decoder.decoder import Decoder
+from precaudit.models.jax_decoder.parameters import rope_tables
+from precaudit.models.jax_decoder.parts import (
     attend,
     attention_scores,
     cache_read,
@@ -33,8 +33,8 @@ from precaudit.jax_decoder.parts import (
     rope,
     swiglu,
 )
-from precaudit.prompts import Prompt, encode_prompt
-from precaudit.tracing.subject import Subject, load
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.schema.prompts import Prompt, encode_prompt
 
 f32 = jnp.float32
 WINDOW = 8
@@ -106,7 +106,7 @@ def placed() -> Iterator[None]:
         try:
             if not isinstance(self, TwiceRounded):
                 return original(self, x, cache, w, index, step)
-            with mock.patch("precaudit.jax_decoder.decoder.tap", twice_rounded):
+            with mock.patch("precaudit.models.jax_decoder.decoder.tap", twice_rounded):
                 return original(self, x, cache, w, index, step)
         finally:
             _WHERE.pop()
@@ -115,7 +115,7 @@ def placed() -> Iterator[None]:
         wrong = next((f for kind, f in OUTPUTS.items() if isinstance(self, kind)), None)
         if wrong is None:
             return output(self, *args)
-        with mock.patch("precaudit.jax_decoder.decoder.dot", lambda *a: wrong(dot(*a))):
+        with mock.patch("precaudit.models.jax_decoder.decoder.dot", lambda *a: wrong(dot(*a))):
             return output(self, *args)
 
     with mock.patch.object(Decoder, "_layer", layer), mock.patch.object(Decoder, "_logits", logits):

@@ -21,9 +21,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.main_job import COPY, Jobs, Line, alternated, compared
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.metrics.moments import moments
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.schema.metrics.moments import moments
 
 SHAPE = (16384, 64, 128)  # 512 MiB of float32
 PAIRS = (("float32", "float32"), ("float32", "float64"), ("bfloat16", "float64"), ("float64", "float64"))
@@ -82,7 +82,7 @@ def memory_line(folder: Path) -> Line:
 def first_call_lines(folder: Path) -> Iterator[Line]:
     """Yield the seconds a first call of each pair takes: importing numba, then compiling or reading the cache."""
     began = time.perf_counter()
-    import precaudit.metrics._moments_kernel  # noqa: F401
+    import precaudit.schema.metrics._moments_kernel  # noqa: F401
 
     yield Line("numba imported", time.perf_counter() - began, "s")
     for c, r in PAIRS:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from benchmarks.mistakes import MISTAKES, Mistake
-from precaudit.jax_decoder import Parts
-from precaudit.tracing.subject import Subject, load
+from precaudit.models.jax_decoder import Parts
+from precaudit.recording.tracing.subject import Subject, load
 
 NAMED = {m.name: m for m in MISTAKES}
 PAIRS = (

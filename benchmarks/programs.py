@@ -21,16 +21,16 @@ import numpy as np
 
 from benchmarks.cut import add_part
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
-from precaudit.limits import default_limits
-from precaudit.limits.checks import local_checks
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import trace
-from precaudit.records import ErrorRecord, value
+from precaudit.interpreters.jaxpr.plan import PRODUCTS, WRITES
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.programs import Opened, ProgramPoint
+from precaudit.references.comparison.programs import compare
 from precaudit.references.mapped import Names
-from precaudit.runs.programs import Opened, ProgramPoint
-from precaudit.transforms.plan import PRODUCTS, WRITES
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import local_checks
+from precaudit.schema.records import ErrorRecord, value
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OF_OURS = ("own_decoder", "tapped_decoder", "equinox_decoder", "linen_decoder", "nnx_decoder", "training_step")
@@ -262,7 +262,9 @@ def main() -> int:
         print(text, flush=True)
         passed.append(ok)
         findings += said
-    told = "(*worst* is over the limits of [limits.toml](../precaudit/limits/limits.toml), which are the decoder's)"
+    told = (
+        "(*worst* is over the limits of [limits.toml](../precaudit/schema/limits/limits.toml), which are the decoder's)"
+    )
     print(f"\nAll their segments, by what they end in {told}:\n\n" + kinds_table(kinds))
     if findings:
         print("\nWhat the textbook finds, as `precaudit diagnose` says it:\n\n" + "\n".join(findings))

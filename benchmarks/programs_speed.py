@@ -18,16 +18,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from precaudit.allocation import share_freed_memory
 from precaudit.errors import UserError
-from precaudit.programs.own import prefill_of
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import prepared, trace
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.emulate import exactly
+from precaudit.interpreters.jaxpr.tag import Which
+from precaudit.numbers.allocation import share_freed_memory
+from precaudit.recording.programs.own import prefill_of
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.tracing.subject import load
 from precaudit.references.traced.local import Emulations
-from precaudit.tracing.subject import load
-from precaudit.transforms import reap
-from precaudit.transforms.emulate import exactly
-from precaudit.transforms.tag import Which
 
 CAPTURE, CHECK = 1.15, 10.0  # bounds: times the bare program
 

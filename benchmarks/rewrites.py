@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.formats import FORMATS
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.arithmetic import dot
-from precaudit.jax_decoder.parts import attend, masked_softmax, project
-from precaudit.tracing.subject import Subject, load
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.arithmetic import dot
+from precaudit.models.jax_decoder.parts import attend, masked_softmax, project
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.tracing.subject import Subject, load
 
 BLOCK = 16
 f32 = jnp.float32

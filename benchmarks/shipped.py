@@ -9,9 +9,9 @@ worst gradient. Plain inputs of one seed; below the table what is wrong, and wit
 import argparse
 from importlib import import_module
 
-from precaudit.gradients.case import KERNEL, REFERENCE
-from precaudit.gradients.check import gradcheck
-from precaudit.gradients.shipped import shipped
+from precaudit.checks.gradients.case import KERNEL, REFERENCE
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.checks.gradients.shipped import shipped
 
 
 def worst(found, phase):

@@ -14,17 +14,17 @@ import numpy as np
 
 from benchmarks.tpu_compiled import CHIPS, collectives, policies
 from benchmarks.tpu_gradient import measured
-from precaudit.comparison.compare import Options, compare
-from precaudit.graphs.decoder import LOGITS
+from precaudit.interpreters.tpu.target import parse_target
 from precaudit.judging.gate import gate
-from precaudit.prompts import shipped_prompts
-from precaudit.records import value
-from precaudit.runs.written import Comparison
-from precaudit.selection import Selection
-from precaudit.tpu.target import parse_target
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.recording.runs.written import Comparison
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.prompts import shipped_prompts
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
 
 PARTS = ("models", "gradient", "policies", "chips")
 POLICIES = ("fp32", "fp32-highest", "bf16")

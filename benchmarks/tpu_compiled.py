@@ -7,16 +7,16 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from precaudit.checks.lint.linting import PHASES, arguments, found, lint_model, products
+from precaudit.checks.lint.rules import every
+from precaudit.checks.lint.view import View
 from precaudit.errors import UserError
-from precaudit.jax_decoder.arithmetic import compiler_options
-from precaudit.lint.linting import PHASES, arguments, found, lint_model, products
-from precaudit.lint.rules import every
-from precaudit.lint.view import View
-from precaudit.policies import load_policy, shipped
-from precaudit.tpu.hlo import parse
-from precaudit.tpu.target import Target, compile_for, mesh
-from precaudit.tracing.programs import CACHE
-from precaudit.tracing.subject import load
+from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.target import Target, compile_for, mesh
+from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.recording.tracing.programs import CACHE
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.policies import load_policy, shipped
 
 CHIPS = 4
 CUT = {"wq": 1, "wo": 2, "gate": 1, "up": 1, "down": 2}  # the axis of heads or of the MLP's width, of [L, out, in]

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.tpu.target import Target
-from precaudit.tracing.predicting import Predicted
-from precaudit.transforms import shadow
+from precaudit.interpreters.jaxpr import shadow
+from precaudit.interpreters.tpu.target import Target
+from precaudit.recording.tracing.predicting import Predicted
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "training_step.py"
 DRAWS = 8  # batches whose gradients are pooled: one alone is uncertain by a factor of 2

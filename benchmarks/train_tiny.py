@@ -21,12 +21,12 @@ import optax
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from precaudit.configs import expected_tensors, from_config_json
-from precaudit.jax_decoder.arithmetic import Arithmetic
-from precaudit.jax_decoder.decoder import Decoder
-from precaudit.jax_decoder.family import layer_tensors, parts
-from precaudit.jax_decoder.parameters import parameters, rope_tables
-from precaudit.policies import load_policy
+from precaudit.models.configs import expected_tensors, from_config_json
+from precaudit.models.jax_decoder.arithmetic import Arithmetic
+from precaudit.models.jax_decoder.decoder import Decoder
+from precaudit.models.jax_decoder.family import layer_tensors, parts
+from precaudit.models.jax_decoder.parameters import parameters, rope_tables
+from precaudit.schema.policies import load_policy
 
 SEED, BATCH, WINDOW, RATE = 20240521, 8, 512, 3e-3
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")

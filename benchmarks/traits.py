@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from precaudit.configs import expected_tensors
-from precaudit.configs.huggingface import from_config_json
-from precaudit.formats import FORMATS
-from precaudit.prompts import Prompt
-from precaudit.tracing.subject import load
+from precaudit.models.configs import expected_tensors
+from precaudit.models.configs.huggingface import from_config_json
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.prompts import Prompt
 
 Tensors = dict[str, Any]
 Change = Callable[[Tensors, np.random.Generator], None]

@@ -13,50 +13,50 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from precaudit.assertions import assert_close, assert_gradients_close, assert_within_budget
+    from precaudit.checks.gradients.check import gradcheck
+    from precaudit.checks.probing.probe import probe
     from precaudit.diagnosis.diagnose import Diagnosis
-    from precaudit.dumps.importing import import_dump
-    from precaudit.gradients.check import gradcheck
-    from precaudit.jax_decoder import Parts
+    from precaudit.interpreters.jaxpr import plant, reap, shadow
     from precaudit.judging.gate import Judgement, gate
-    from precaudit.probing.probe import probe
-    from precaudit.programs.program import Program
+    from precaudit.models.jax_decoder import Parts
+    from precaudit.recording.dumps.importing import import_dump
+    from precaudit.recording.programs.program import Program
+    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.store import Run, open_run
+    from precaudit.recording.tracing.repeat import repeat
+    from precaudit.recording.tracing.subject import Subject, load
     from precaudit.reports.charts import plot
-    from precaudit.runs.written import Comparison
-    from precaudit.selection import Selection
-    from precaudit.store import Run, open_run
-    from precaudit.tracing.repeat import repeat
-    from precaudit.tracing.subject import Subject, load
-    from precaudit.transforms import plant, reap, shadow
-    from precaudit.verbs import compare, diagnose, trace
+    from precaudit.schema.selection import Selection
+    from precaudit.workflows.assertions import assert_close, assert_gradients_close, assert_within_budget
+    from precaudit.workflows.verbs import compare, diagnose, trace
 
 # Imported on first use: `precaudit --help` answers at once, and comparing needs no JAX.
 _LAZY = {
-    "load": "precaudit.tracing.subject",
-    "Subject": "precaudit.tracing.subject",
-    "trace": "precaudit.verbs",
-    "Program": "precaudit.programs.program",
-    "repeat": "precaudit.tracing.repeat",
-    "compare": "precaudit.verbs",
-    "Comparison": "precaudit.runs.written",
-    "Selection": "precaudit.selection",
-    "open_run": "precaudit.store",
-    "Run": "precaudit.store",
+    "load": "precaudit.recording.tracing.subject",
+    "Subject": "precaudit.recording.tracing.subject",
+    "trace": "precaudit.workflows.verbs",
+    "Program": "precaudit.recording.programs.program",
+    "repeat": "precaudit.recording.tracing.repeat",
+    "compare": "precaudit.workflows.verbs",
+    "Comparison": "precaudit.recording.runs.written",
+    "Selection": "precaudit.schema.selection",
+    "open_run": "precaudit.recording.store",
+    "Run": "precaudit.recording.store",
     "gate": "precaudit.judging.gate",
     "Judgement": "precaudit.judging.gate",
-    "diagnose": "precaudit.verbs",
+    "diagnose": "precaudit.workflows.verbs",
     "Diagnosis": "precaudit.diagnosis.diagnose",
-    "import_dump": "precaudit.dumps.importing",
+    "import_dump": "precaudit.recording.dumps.importing",
     "plot": "precaudit.reports.charts",
-    "assert_close": "precaudit.assertions",
-    "assert_within_budget": "precaudit.assertions",
-    "assert_gradients_close": "precaudit.assertions",
-    "gradcheck": "precaudit.gradients.check",
-    "probe": "precaudit.probing.probe",
-    "Parts": "precaudit.jax_decoder",
-    "reap": "precaudit.transforms",
-    "shadow": "precaudit.transforms",
-    "plant": "precaudit.transforms",
+    "assert_close": "precaudit.workflows.assertions",
+    "assert_within_budget": "precaudit.workflows.assertions",
+    "assert_gradients_close": "precaudit.workflows.assertions",
+    "gradcheck": "precaudit.checks.gradients.check",
+    "probe": "precaudit.checks.probing.probe",
+    "Parts": "precaudit.models.jax_decoder",
+    "reap": "precaudit.interpreters.jaxpr",
+    "shadow": "precaudit.interpreters.jaxpr",
+    "plant": "precaudit.interpreters.jaxpr",
 }
 __all__ = [
     "Comparison",

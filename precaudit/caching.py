@@ -16,25 +16,23 @@ LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # The source that reads a model and computes references; that records; that computes records; that computes findings:
 # all that each imports, but for NO_NUMBERS (tests/test_caching.py).
 READS = (
-    "arrays.py", "checkpoints", "compiling.py", "configs", "formats.py", "graphs", "integers.py", "lengths.py",
-    "numpy_decoder", "policies", "records.py", "rounding_kernels.py", "threads.py", "toml.py",
+    "models/checkpoints", "models/configs", "models/numpy_decoder", "numbers", "schema/configuration.py",
+    "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records.py", "schema/tensors.py", "schema/toml.py",
 )  # fmt: skip
 TRACES = (
-    *READS, "coverage.py", "jax_decoder", "metrics", "places.py", "prompts.py", "row_hashes.py", "row_sums.py", "runs",
-    "selection.py", "store.py", "tpu", "tracing", "transforms",
+    *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/store.py",
+    "recording/tracing", "schema/coverage.py", "schema/metrics", "schema/places.py", "schema/prompts.py",
+    "schema/selection.py",
 )  # fmt: skip
-COMPARES = (*TRACES, "comparison", "gpu", "judging", "limits", "mutations", "programs", "references")
-DIAGNOSES = (*COMPARES, "diagnosis", "evidence", "rollouts")
-NO_NUMBERS = {
-    "allocation.py",
-    "brief.py",
-    "caching.py",
-    "errors.py",
-    "filed.py",
-    "frames.py",
-    "progress.py",
-    "writing.py",
-}
+COMPARES = (
+    *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references", "schema/limits",
+    "schema/predictions.py",
+)  # fmt: skip
+DIAGNOSES = (*COMPARES, "diagnosis")
+NO_NUMBERS = (
+    "caching.py", "errors.py", "models/__init__.py", "progress.py", "recording/__init__.py", "schema/__init__.py",
+    "schema/brief.py", "schema/filed.py", "schema/frames.py", "writing.py",
+)  # fmt: skip
 COMPILERS = ("jax", "jaxlib", "llvmlite", "numba")  # the libraries that compile what is computed, beside NumPy
 
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 
 from precaudit import gate
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import Diagnosed, diagnose
 from precaudit.judging.gate import Judgement
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import trace
-from precaudit.records import ErrorRecord
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import trace
+from precaudit.references.comparison.programs import compare
 from precaudit.references.mapped import names_of
+from precaudit.schema.records import ErrorRecord
 
 CASES = Path(__file__).parent / "cases"
 MAP = CASES / "decoder.toml"

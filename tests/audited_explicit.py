@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
-from precaudit.programs.tracing import trace
-from precaudit.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.store import file_hash
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.programs import compare
 from tests.audited_cases import program
 
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)

@@ -14,12 +14,12 @@ from jax.sharding import Mesh, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.errors import UserError
-from precaudit.programs.tracing import points, trace
-from precaudit.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.store import file_hash
-from precaudit.transforms import plant, reap
+from precaudit.interpreters.jaxpr import plant, reap
+from precaudit.recording.programs.tracing import points, trace
+from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.programs import compare
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))
 ROWS, COLUMNS = PartitionSpec("rows"), PartitionSpec(None, "columns")

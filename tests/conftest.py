@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from precaudit.caching import cache_folder
-from precaudit.tpu.environment import prepare
+from precaudit.interpreters.tpu.environment import prepare
 
 # compiled programs are shared by all workers and runs of the tests; references are not
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder("xla")))
@@ -45,8 +45,8 @@ def neutral():
     For tests of faults, where that is a sixth of the time. Those of decoders, kernels, layouts, integers, masks and
     batches hold that it changes none.
     """
-    from precaudit.records import Neutrality
-    from precaudit.tracing.session import Session
+    from precaudit.recording.tracing.session import Session
+    from precaudit.schema.records import Neutrality
 
     def taken(self, call, batch, shape, _run, _bare):
         ids = tuple(p.id for p in batch.prompts)
@@ -67,7 +67,7 @@ def few(cases, *kept):
 @pytest.fixture
 def own_programs():
     """Compile anew: programs are kept by their decoder, and a patched one is the same decoder."""
-    from precaudit.tracing.programs import _compiled
+    from precaudit.recording.tracing.programs import _compiled
 
     _compiled.cache_clear()
     yield

@@ -9,7 +9,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from precaudit.transforms import reap
+from precaudit.interpreters.jaxpr import reap
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))
 GRID = PartitionSpec("rows", "columns")

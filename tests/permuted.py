@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.transforms.evaluated import Evaluated
-from precaudit.transforms.jax_versions import bind, bodies
+from precaudit.interpreters.jaxpr.evaluated import Evaluated
+from precaudit.interpreters.jaxpr.jax_versions import bind, bodies
 
 ELEMENTWISE = {
     "add", "convert_element_type", "cos", "div", "exp", "integer_pow", "logistic", "max", "min", "mul", "neg", "rsqrt",

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 TEXT = "import os\n\n\ndef read(path):\n"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from precaudit.errors import UserError
-from precaudit.formats import parse_accumulation
-from precaudit.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
+from precaudit.models.numpy_decoder.accumulation import accumulating, pairwise, rounding_products
+from precaudit.numbers.formats import parse_accumulation
 
 SCALARS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 

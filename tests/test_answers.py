@@ -6,7 +6,7 @@ from math import comb
 import pytest
 from scipy.stats import binomtest
 
-from precaudit.rollouts.answers import compared, kept, mcnemar, pass_at, sentence, wilson
+from precaudit.checks.rollouts.answers import compared, kept, mcnemar, pass_at, sentence, wilson
 
 
 def outcomes(both, gained, lost, neither):

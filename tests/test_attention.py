@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
+from precaudit.checks.lint.linting import lint_model
+from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
-from precaudit.evidence.remedies import candidates
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.arithmetic import Arithmetic, batched
-from precaudit.jax_decoder.kernels import flash, sdpa
 from precaudit.judging.gate import gate
-from precaudit.lint.linting import lint_model
-from precaudit.mutations.replay import replay
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
-from precaudit.policies import Policy, apply_settings, completed, load_policy
-from precaudit.prompts import Prompt
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, batched
+from precaudit.models.jax_decoder.kernels import flash, sdpa
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy, apply_settings, completed, load_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 
 KERNELS = ("sdpa", "flash")

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from precaudit import Program
-from precaudit.comparison.programs import compare
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.metrics.axes import along, clusters, line_axes, plane_axes, worst_line, worst_slices
-from precaudit.metrics.residue import Noise
-from precaudit.programs.tracing import trace
-from precaudit.records import ErrorRecord
+from precaudit.recording.programs.tracing import trace
 from precaudit.references.closing import SINGLE
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.judged import closes, numbers
+from precaudit.schema.limits import default_limits
+from precaudit.schema.metrics.axes import along, clusters, line_axes, plane_axes, worst_line, worst_slices
+from precaudit.schema.metrics.residue import Noise
+from precaudit.schema.records import ErrorRecord
 from tests.audited_cases import program as case
 from tests.conftest import few
 from tests.gpu_programs import PROGRAMS

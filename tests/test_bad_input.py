@@ -20,11 +20,11 @@ import xxhash
 from safetensors import SafetensorError
 
 import precaudit
-from precaudit import store
 from precaudit.cli import run
 from precaudit.errors import UserError
+from precaudit.recording import store
+from precaudit.recording.tracing.session import Session
 from precaudit.references import cache
-from precaudit.tracing.session import Session
 
 TINY = Path(precaudit.__file__).parent / "bundled" / "tiny"
 CASES = Path(__file__).parent / "cases"
@@ -433,10 +433,9 @@ def test_run_that_is_there_needs_force(altered, refuses):
 def test_a_trace_killed_while_it_replaces_a_run_locks_nobody_out(altered, monkeypatch, capfd):
     """Cut off between removing the old run and writing the new run.json, with a part of it or without."""
     again = quick("tiny", "-o", altered, "--force", "--points", "v")
-    for place in ("shutil.rmtree", "RunWriter"):
+    for place in ("store.shutil.rmtree", "tracing.trace.RunWriter"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"precaudit.store.{place}" if place != "RunWriter" else "precaudit.tracing.trace.RunWriter",
-                          Mock(side_effect=KeyboardInterrupt))  # fmt: skip
+            patch.setattr(f"precaudit.recording.{place}", Mock(side_effect=KeyboardInterrupt))
             assert run(again) == 130
         assert not (altered / "run.json").exists()
         (altered / "tensors").mkdir(parents=True, exist_ok=True)

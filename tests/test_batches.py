@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.configs import from_config_json
 from precaudit.diagnosis.masks import other_mask
 from precaudit.diagnosis.scales import other_scale
 from precaudit.judging.programs import placed
 from precaudit.judging.verdicts import Verdict
-from precaudit.mutations.forms import Inputs, made, plain
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.places import calls_text, layers_text
-from precaudit.runs.programs import ProgramPoint
+from precaudit.models.configs import from_config_json
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.recording.runs.programs import ProgramPoint
+from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.schema.places import calls_text, layers_text
 
 SHAPES = {"batch": (3, 8, 64), "alone": (1, 24, 64), "rows": (24, 64), "heads": (3, 2, 4, 16)}
 CONFIG = from_config_json(

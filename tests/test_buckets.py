@@ -18,7 +18,7 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file
 
-from precaudit.checkpoints.orbax_files import listing
+from precaudit.models.checkpoints.orbax_files import listing
 from tests.conftest import FIXTURES
 
 READ = """
@@ -26,7 +26,7 @@ import sys
 from unittest import mock
 import numpy as np
 from safetensors.numpy import load_file
-from precaudit.checkpoints import open_checkpoint
+from precaudit.models.checkpoints import open_checkpoint
 from precaudit.cli import run
 try:  # newer ones ask a control service, over gRPC, what kind of bucket it is; here is none
     from gcsfs.extended_gcsfs import BucketType, ExtendedGcsFileSystem

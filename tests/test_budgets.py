@@ -7,8 +7,8 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import Baseline, BaselineLine, place_of
 from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
 from precaudit.judging.gate import Rules, gate
-from precaudit.limits import default_limits
-from precaudit.records import Distribution, ErrorRecord, Narrow, Signed, Unexplained, write_lines
+from precaudit.schema.limits import default_limits
+from precaudit.schema.records import Distribution, ErrorRecord, Narrow, Signed, Unexplained, write_lines
 
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from precaudit.arrays import rounder, widen
-from precaudit.evidence.caches import explain
-from precaudit.evidence.integer_rows import explain_integers
-from precaudit.integers import in_rows
+from precaudit.diagnosis.evidence.caches import explain
+from precaudit.diagnosis.evidence.integer_rows import explain_integers
+from precaudit.numbers.arrays import rounder, widen
+from precaudit.numbers.integers import in_rows
 
 DRAW = np.random.default_rng(11)
 ROWS = DRAW.normal(size=(9, 2, 8)).astype(np.float32)

@@ -7,12 +7,12 @@ import pytest
 
 from precaudit.diagnosis.caches import name_cache
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.earlier import Earlier
+from precaudit.models.numpy_decoder.earlier import Earlier
+from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.cached import held
 from precaudit.references.formula import Shown, distance
 from precaudit.references.mapped import Pair, as_cache
 from precaudit.references.sequences import Tokens
-from precaudit.runs.programs import ProgramPoint
 
 B, S, G, K = 2, 12, 2, 4
 POINT = ProgramPoint("read_k", (B, S, G, K), (), "bfloat16", "mine.py:1", "", "mul")

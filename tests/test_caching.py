@@ -16,16 +16,16 @@ import pytest
 from precaudit import caching
 from precaudit.caching import COMPARES, DIAGNOSES, NO_NUMBERS, READS, TRACES, cache_folder, computed_by
 from precaudit.cli import run
-from precaudit.comparison.compare import Options, compare
-from precaudit.evidence import kept
-from precaudit.prompts import Prompt
-from precaudit.records import encode
+from precaudit.diagnosis.evidence import kept
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
 from precaudit.references.cache import References
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.references.textbook import forward
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import encode
+from precaudit.schema.selection import Selection
 
 TEXT = "def f(x):\n    return x + 1"
 
@@ -95,9 +95,9 @@ def test_a_damaged_reference_is_computed_again_and_said(compared, damage):
 
 def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
     root = tmp_path / "precaudit"
-    for name in ("checkpoints/gguf_files.py", "configs/huggingface.py", "numpy_decoder/model.py", "formats.py",
-                 "references/textbook/local.py", "limits/limits.toml", "policies/bf16.toml",
-                 "reports/tables.py"):  # fmt: skip
+    for name in ("models/checkpoints/gguf_files.py", "models/configs/huggingface.py", "models/numpy_decoder/model.py",
+                 "numbers/formats.py", "references/textbook/local.py", "schema/limits/limits.toml",
+                 "schema/policies/bf16.toml", "reports/tables.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("one")
     monkeypatch.setattr(caching.resources, "files", lambda _: root)
@@ -108,9 +108,10 @@ def test_the_key_holds_what_reads_and_computes(tmp_path, monkeypatch):
 
     before = keys()
     for name, changes in (
-        ("checkpoints/gguf_files.py", (True, True)), ("configs/huggingface.py", (True, True)),
-        ("numpy_decoder/model.py", (True, True)), ("formats.py", (True, True)), ("policies/bf16.toml", (True, True)),
-        ("references/textbook/local.py", (False, True)), ("limits/limits.toml", (False, True)),
+        ("models/checkpoints/gguf_files.py", (True, True)), ("models/configs/huggingface.py", (True, True)),
+        ("models/numpy_decoder/model.py", (True, True)), ("numbers/formats.py", (True, True)),
+        ("schema/policies/bf16.toml", (True, True)),
+        ("references/textbook/local.py", (False, True)), ("schema/limits/limits.toml", (False, True)),
         ("reports/tables.py", (False, False)),
     ):  # fmt: skip
         (root / name).write_text("two")
@@ -165,12 +166,12 @@ def test_records_of_other_code_are_not_reused(compared, monkeypatch):
     options = Options(cache=folder / "cache")
     computed = []
     monkeypatch.setattr(
-        "precaudit.comparison.compare._compute",
+        "precaudit.references.comparison.compare._compute",
         lambda *a, real=compare.__wrapped__.__globals__["_compute"]: computed.append(1) or real(*a),
     )
     compare(made, options=options)
     assert not computed
-    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda _: "0" * 64)
+    monkeypatch.setattr("precaudit.recording.runs.written.computed_by", lambda _: "0" * 64)
     compare(made, options=options)
     assert computed
 
@@ -298,8 +299,8 @@ def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
     code = (
         "import numba\n"
         "from precaudit import rounding_kernels\n"
-        "from precaudit.metrics import _moments_kernel, _residue_kernel\n"
-        "from precaudit.numpy_decoder import stepwise\n"
+        "from precaudit.schema.metrics import _moments_kernel, _residue_kernel\n"
+        "from precaudit.models.numpy_decoder import stepwise\n"
         "for module in (rounding_kernels, _moments_kernel, _residue_kernel, stepwise):\n"
         "    for made in vars(module).values():\n"
         "        if hasattr(made, 'stats') and made.__module__ == module.__name__ and made.stats.cache_path:\n"
@@ -317,7 +318,7 @@ def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
 KERNEL = """
 import resource, signal, sys
 import numpy as np
-from precaudit.rounding_kernels import bfloat16
+from precaudit.numbers.rounding_kernels import bfloat16
 if sys.argv[1:] == ["full"]:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # every write to a file fails

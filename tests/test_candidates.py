@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from precaudit.arrays import cutter, rounder, widen
-from precaudit.evidence.caches import explain
-from precaudit.formats import FORMATS
-from precaudit.metrics.rows import unseen
-from precaudit.mutations.forms import made, plain
-from precaudit.mutations.replay import read_by, replay
-from precaudit.mutations.stochastic import neighbours, stochastic_variants
-from precaudit.numpy_decoder.rounding import of_policy
+from precaudit.diagnosis.evidence.caches import explain
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.numbers.arrays import cutter, rounder, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.references.mutations.forms import made, plain
+from precaudit.references.mutations.replay import read_by, replay
+from precaudit.references.mutations.stochastic import neighbours, stochastic_variants
+from precaudit.schema.metrics.rows import unseen
 from tests.test_causes import holding, operation
 
 assert operation  # a fixture shared with test_causes

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from precaudit import Program
-from precaudit.gradients.check import gradcheck
-from precaudit.gradients.subjects import named
-from precaudit.lint.linting import lint_program
-from precaudit.programs.loading import load_attribute
-from precaudit.records import value
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.checks.gradients.subjects import named
+from precaudit.checks.lint.linting import lint_program
+from precaudit.recording.programs.loading import load_attribute
 from precaudit.reports.gradients import table
 from precaudit.reports.headline import headline
+from precaudit.schema.records import value
 from tests.audited_cases import CASES, audited, program
 from tests.conftest import few
 

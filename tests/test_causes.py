@@ -9,24 +9,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, present
-from precaudit.jax_decoder.parts import attention_scores, masked_softmax
-from precaudit.mutations.candidates import variants
-from precaudit.mutations.forms import made
-from precaudit.mutations.replay import read_by, replay
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.places import Place
-from precaudit.policies import load_policy
-from precaudit.prompts import Prompt
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.jax_decoder.parts import attention_scores, masked_softmax
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.mutations.candidates import variants
+from precaudit.references.mutations.forms import made
+from precaudit.references.mutations.replay import read_by, replay
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.graphs.decoder import POINTS, present
+from precaudit.schema.places import Place
+from precaudit.schema.policies import load_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES
 from tests.test_decoder import SMALL, TOKENS, fixture_run
 

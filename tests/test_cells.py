@@ -9,11 +9,11 @@ from benchmarks.cells import CELLS, THEMES
 from benchmarks.cells.cell import Cell
 from benchmarks.exam_cells import Answer, asked, table
 from benchmarks.exam_diagnose import mistakes
-from precaudit.evidence.records import Finding
-from precaudit.graphs.decoder import POINTS
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.selection import Selection
 
 SAMPLE = ("wq transposed", "rope: positions halved", "scores: key heads exchanged")
 MORE = (

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.reports.headline import headline
-from precaudit.transforms.emulate import emulated, exactly
+from precaudit.schema.limits import default_limits
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 24, 32, 8, 2
 DRAW = np.random.default_rng(0)

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from precaudit.audit import read_config
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.budgets import read_budgets
@@ -20,7 +19,8 @@ from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports import junit, pull_request
 from precaudit.reports.escaping import workflow_property
-from precaudit.starter import IGNORED, init
+from precaudit.workflows.audit import read_config
+from precaudit.workflows.starter import IGNORED, init
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]

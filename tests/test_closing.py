@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 
 from benchmarks.mistakes import MISTAKES, placed
-from precaudit.arrays import rounder
-from precaudit.comparison.compare import Options
 from precaudit.diagnosis.advice import missing
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.evidence.positions import by_position, described, shape, spans
-from precaudit.evidence.record import unrecognised, worst_inside
-from precaudit.evidence.records import Finding
+from precaudit.diagnosis.evidence.positions import by_position, described, shape, spans
+from precaudit.diagnosis.evidence.record import unrecognised, worst_inside
+from precaudit.diagnosis.evidence.records import Finding
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict
-from precaudit.limits import default_limits
-from precaudit.metrics._residue_kernel import left_over
-from precaudit.mutations.attention import seeing
-from precaudit.mutations.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
-from precaudit.mutations.fitting import minimise, shortest
-from precaudit.mutations.forms import constant, finished, made, plain
-from precaudit.mutations.keys import unseen_key, valueless
-from precaudit.mutations.normalisation import without_weight
-from precaudit.mutations.replay import read_by, replay
-from precaudit.mutations.rotation import shifted
-from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.records import ErrorRecord, Requested, Signed, Unexplained, Worst
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.numbers.arrays import rounder
+from precaudit.references.comparison.compare import Options
+from precaudit.references.mutations.attention import seeing
+from precaudit.references.mutations.exponentials import POLYNOMIALS, approximated, by_bits, by_polynomial
+from precaudit.references.mutations.fitting import minimise, shortest
+from precaudit.references.mutations.forms import constant, finished, made, plain
+from precaudit.references.mutations.keys import unseen_key, valueless
+from precaudit.references.mutations.normalisation import without_weight
+from precaudit.references.mutations.replay import read_by, replay
+from precaudit.references.mutations.rotation import shifted
 from precaudit.reports.diagnosis import details
 from precaudit.reports.judgement import message
-from precaudit.selection import Selection
+from precaudit.schema.limits import default_limits
+from precaudit.schema.metrics._residue_kernel import left_over
+from precaudit.schema.records import ErrorRecord, Requested, Signed, Unexplained, Worst
+from precaudit.schema.selection import Selection
 from tests.programs import record
 from tests.test_causes import holding, operation
 
@@ -271,7 +271,7 @@ def test_advice_is_for_what_was_not_requested():
         positions=None, every_logit=False, decode_steps=1, batch=1, pad="right", tokens_from=None,
     )  # fmt: skip
     assert missing(requested, 5, False) == "record more with --points all, --layers :"
-    from precaudit.graphs.decoder import POINTS
+    from precaudit.schema.graphs.decoder import POINTS
 
     every = msgspec.structs.replace(requested, points=tuple(POINTS))
     assert missing(every, 5, False) == "record more with --layers :"

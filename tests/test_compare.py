@@ -8,23 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.comparison import prefill_decode
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
-from precaudit.policies import load_policy, on_device
-from precaudit.prompts import Prompt
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import attend, attention_scores, cache_read, cache_write, rms_norm, rope
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn, single_precision_dot
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
 from precaudit.references.attribution import attribute, first_failing
+from precaudit.references.comparison import prefill_decode
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
 from precaudit.references.textbook.local import not_emulated
 from precaudit.reports.summary import accumulation_sentence, local_sentence, prefill_decode_sentence, state_sentence
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.policies import load_policy, on_device
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 from tests.programs import errors, everything, record
 
@@ -202,7 +202,7 @@ def test_a_narrow_look_reuses_rows_and_a_wider_one_adds(tmp_path, monkeypatch):
     assert {e.layer for e in first.errors if e.kind != "weights"} == {1}
     every = compared(tmp_path)
     assert {e.layer for e in every.errors} == {0, 1, 2, 3, 4, None}
-    monkeypatch.setattr("precaudit.comparison.compare._compute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.references.comparison.compare._compute", lambda *_: pytest.fail("computed again"))
     again = compare(tmp_path / "run", select=look, options=CompareOptions(cache=tmp_path / "refs"))
     assert [e for e in again.errors if e.kind == "local"] == [e for e in first.errors if e.kind == "local"]
 

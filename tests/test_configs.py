@@ -13,15 +13,15 @@ import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
-from precaudit.checkpoints import open_checkpoint
 from precaudit.cli import run
-from precaudit.configs.huggingface import FAMILIES
-from precaudit.configs.unread import BESIDE, DERIVED, LEFT_BEHIND, UNREAD
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.operators import rms_norm, rms_norm_once
-from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.policies import load_policy
-from precaudit.store import open_run
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs.huggingface import FAMILIES
+from precaudit.models.configs.unread import BESIDE, DERIVED, LEFT_BEHIND, UNREAD
+from precaudit.models.numpy_decoder.operators import rms_norm, rms_norm_once
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.recording.store import open_run
+from precaudit.schema.policies import load_policy
 from tests.conftest import FIXTURES, few
 from tests.test_oracle import reference
 

@@ -14,8 +14,8 @@ from benchmarks.cells import CELLS
 from benchmarks.cut import Cut, cut
 from benchmarks.injection import Cell
 from benchmarks.traits import TRAITS
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.selection import Selection
 
 ROOT = Path(__file__).parent.parent
 MONTH = 28  # days of the shortest

@@ -6,24 +6,24 @@ import jax
 import numpy as np
 import pytest
 
-from precaudit import threads
-from precaudit.arrays import widen
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import POINTS, present
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.policies import apply_settings
-from precaudit.prompts import Prompt
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import open_run
-from precaudit.tracing import programs
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, Progress, trace
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.numbers import threads
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import open_run
+from precaudit.recording.tracing import programs
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, Progress, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.graphs.decoder import POINTS, present
+from precaudit.schema.limits import default_limits
+from precaudit.schema.policies import apply_settings
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 from tests.programs import errors, everything, record
 

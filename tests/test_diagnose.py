@@ -13,36 +13,36 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.exam_diagnose import MIDDLE, cell, traced
 from benchmarks.mistakes import MISTAKES, altered, placed, zeros_read
 from benchmarks.rewrites import REWRITES
-from precaudit.arrays import widen
 from precaudit.cli import run
-from precaudit.comparison.compare import Options, compare
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.evidence.caches import explain
-from precaudit.evidence.closure import closure
-from precaudit.evidence.flips import Flip, Rows, exchanged, flips, sentence
-from precaudit.evidence.invariance import invariance
-from precaudit.evidence.positions import shape
-from precaudit.evidence.records import Finding
-from precaudit.evidence.remedies import _raised, remedies
-from precaudit.evidence.shares import PLANTED, shares
-from precaudit.evidence.views import _relative, partings, summary
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import present
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import project
-from precaudit.mutations.flash import Flash
-from precaudit.mutations.forms import Inputs, plain, quantised
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.records import ErrorRecord, read_lines
+from precaudit.diagnosis.evidence.caches import explain
+from precaudit.diagnosis.evidence.closure import closure
+from precaudit.diagnosis.evidence.flips import Flip, Rows, exchanged, flips, sentence
+from precaudit.diagnosis.evidence.invariance import invariance
+from precaudit.diagnosis.evidence.positions import shape
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.diagnosis.evidence.remedies import _raised, remedies
+from precaudit.diagnosis.evidence.shares import PLANTED, shares
+from precaudit.diagnosis.evidence.views import _relative, partings, summary
+from precaudit.interpreters.jaxpr import plant
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import project
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.repeat import _compared, repeat
+from precaudit.recording.tracing.shadowed import exact_tables
+from precaudit.recording.tracing.subject import load
 from precaudit.references.cache import References
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.mutations.flash import Flash
+from precaudit.references.mutations.forms import Inputs, plain, quantised
 from precaudit.reports.diagnosis import growth, jumps, spans, text
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.repeat import _compared, repeat
-from precaudit.tracing.shadowed import exact_tables
-from precaudit.tracing.subject import load
-from precaudit.transforms import plant
+from precaudit.schema.graphs.decoder import present
+from precaudit.schema.records import ErrorRecord, read_lines
+from precaudit.schema.selection import Selection
 from tests.conftest import few
 from tests.programs import everything, record
 
@@ -112,7 +112,7 @@ def test_an_honest_run_needs_no_program_twice(tmp_path, monkeypatch):
     options = Options(accum=(), cache=tmp_path / "refs")
     first = diagnose(tmp_path / "run", options=options)
     assert (first.exit_code, first.formula.differs, first.formula.unknown) == (0, (), None)
-    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.recording.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
     again = diagnose(tmp_path / "run", Selection.parse(layers="2", points="q", phases="prefill"), options)
     assert again.formula == first.formula
     assert again.judged == 2
@@ -343,7 +343,7 @@ def test_nan_in_caches_alone_is_no_rounding(tmp_path, capsys, monkeypatch):
     """
     select = Selection.parse(points="k_cache,v_cache", phases="decode")
     record(tmp_path / "run", subject=nan_model(), select=select)
-    monkeypatch.setattr("precaudit.evidence.remedies._measure", lambda *_: pytest.fail("a policy was tried"))
+    monkeypatch.setattr("precaudit.diagnosis.evidence.remedies._measure", lambda *_: pytest.fail("a policy was tried"))
     assert run(["diagnose", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
     assert "state: not finite — k_cache of layer 3, decode" in out

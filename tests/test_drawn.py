@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from precaudit.checks.rollouts.answers import compared
+from precaudit.checks.rollouts.divergence import judged, parted
+from precaudit.checks.rollouts.drawn import Checks, drawn, opened
+from precaudit.checks.rollouts.limits import Limit, hold
+from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.program_loops import _whole, measure_program
+from precaudit.checks.rollouts.questions import Changed, HeldAnswers, Question, answers, number, read_questions, right
+from precaudit.checks.rollouts.reading import Rollout, read_rollouts, written
+from precaudit.checks.rollouts.sampling import Sampling
+from precaudit.checks.rollouts.scoring import by_fp64
+from precaudit.checks.rollouts.timing import How, tasks
 from precaudit.cli import cli
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.model import Model
-from precaudit.programs.loading import load as load_program
-from precaudit.records import value
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.programs.loading import load as load_program
+from precaudit.recording.tracing.subject import load
 from precaudit.reports.drawn import headline
-from precaudit.rollouts.answers import compared
-from precaudit.rollouts.divergence import judged, parted
-from precaudit.rollouts.drawn import Checks, drawn, opened
-from precaudit.rollouts.limits import Limit, hold
-from precaudit.rollouts.parity import parity
-from precaudit.rollouts.program_loops import _whole, measure_program
-from precaudit.rollouts.questions import Changed, HeldAnswers, Question, answers, number, read_questions, right
-from precaudit.rollouts.reading import Rollout, read_rollouts, written
-from precaudit.rollouts.sampling import Sampling
-from precaudit.rollouts.scoring import by_fp64
-from precaudit.rollouts.timing import How, tasks
-from precaudit.tracing.subject import load
+from precaudit.schema.records import value
 
 PROMPTS = [("a", (100, 101, 102, 32)), ("b", (84, 104, 101))]
 HOW = How(batch=4, new_tokens=24, sampling=Sampling(1.0, seed=1), rounds=1)

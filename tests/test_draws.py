@@ -8,18 +8,18 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit import Program
-from precaudit.comparison.programs import compare
-from precaudit.formats import FORMATS
+from precaudit.interpreters.jaxpr.emulate import Realisation, emulated
+from precaudit.interpreters.jaxpr.subnormals import SMALLEST, device_flushes, flushed
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.programs.tracing import prepared, trace
-from precaudit.records import ErrorRecord
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced import judged
 from precaudit.references.traced.judged import closes, numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
-from precaudit.transforms.emulate import Realisation, emulated
-from precaudit.transforms.subnormals import SMALLEST, device_flushes, flushed
+from precaudit.schema.limits import default_limits
+from precaudit.schema.records import ErrorRecord
 from tests.audited_cases import program as case
 from tests.test_axes import SUITE
 

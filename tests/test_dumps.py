@@ -11,18 +11,18 @@ from safetensors.numpy import save_file
 
 import precaudit
 from precaudit import Selection, import_dump, open_run
-from precaudit.between import compare_runs
 from precaudit.cli import run as command
-from precaudit.comparison.compare import compare
-from precaudit.dumps.runs import open_imported
 from precaudit.errors import UserError
-from precaudit.places import Place
-from precaudit.programs.loading import load
-from precaudit.programs.own import prefill_of
-from precaudit.programs.tracing import trace
-from precaudit.records import value
-from precaudit.runs.recorded import Recorded
-from precaudit.tracing.subject import load as load_subject
+from precaudit.recording.dumps.runs import open_imported
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.own import prefill_of
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load as load_subject
+from precaudit.references.comparison.between import compare_runs
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.places import Place
+from precaudit.schema.records import value
 from tests.programs import record
 
 OWN = Path(__file__).parent.parent / "examples" / "own_decoder.py"

@@ -7,18 +7,18 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.cli import run as command
-from precaudit.comparison.programs import compare, traced_program
+from precaudit.diagnosis.evidence import effects as module
+from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed, diagnose
 from precaudit.errors import UserError
-from precaudit.evidence import effects as module
-from precaudit.evidence.records import LineRemedy
-from precaudit.metrics.logits import kl
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import trace
-from precaudit.records import ErrorRecord
+from precaudit.interpreters.jaxpr.raised import rounding_lines
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.tracing.predicting import target_of
+from precaudit.references.comparison.programs import compare, traced_program
 from precaudit.reports.program_diagnosis import growth, text
-from precaudit.tracing.predicting import target_of
-from precaudit.transforms.raised import rounding_lines
+from precaudit.schema.metrics.logits import kl
+from precaudit.schema.records import ErrorRecord
 
 ROWS, WIDTH, LAYERS, VOCAB = 96, 64, 6, 128
 DRAW = np.random.default_rng(3)

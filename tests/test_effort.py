@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 
-from precaudit.transforms import effort
-from precaudit.transforms.effort import least_effort
+from precaudit.interpreters.jaxpr import effort
+from precaudit.interpreters.jaxpr.effort import least_effort
 
 X = np.random.default_rng(3).standard_normal((7, 33))
 

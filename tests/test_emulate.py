@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from precaudit.arrays import rounder
-from precaudit.records import ErrorRecord
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation, emulated, exactly, holds, rounded, whole
+from precaudit.interpreters.jaxpr.plant import Wanted
+from precaudit.interpreters.jaxpr.sites import numbered
+from precaudit.interpreters.jaxpr.statements import assigned
+from precaudit.interpreters.jaxpr.sums import sums_narrow
+from precaudit.interpreters.jaxpr.tag import tagged
+from precaudit.numbers.arrays import rounder
 from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
-from precaudit.transforms import reap
-from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly, holds, rounded, whole
-from precaudit.transforms.plant import Wanted
-from precaudit.transforms.sites import numbered
-from precaudit.transforms.statements import assigned
-from precaudit.transforms.sums import sums_narrow
-from precaudit.transforms.tag import tagged
+from precaudit.schema.records import ErrorRecord
 
 BF = jnp.bfloat16
 DRAW = np.random.default_rng(11)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from precaudit.comparison.compare import Options as CompareOptions
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.jax_decoder.family import parts
-from precaudit.mutations.epsilons import Span, _told
-from precaudit.mutations.variants import Variant
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.models.jax_decoder.family import parts
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.mutations.epsilons import Span, _told
+from precaudit.references.mutations.variants import Variant
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line"

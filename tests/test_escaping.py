@@ -14,17 +14,17 @@ from junitparser import JUnitXml, TestCase, TestSuite
 from markdown_it import MarkdownIt
 
 from precaudit.cli import run
-from precaudit.comparison.compare import Options, compare
 from precaudit.judging.gate import gate
 from precaudit.judging.verdicts import Verdict
-from precaudit.prompts import Prompt
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.reports import junit, markdown, pull_request
 from precaudit.reports.escaping import code, terminal, workflow, xml
 from precaudit.reports.escaping import markdown as escaped
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 HOSTILE = (
     "a\n::add-mask::x\r::stop-commands::y \x1b]0;t\x07\x1b[2J\u202e ##[error]z <img src=x onerror=1> [l](javascript:1)"
@@ -152,6 +152,6 @@ def test_an_import_that_ctrl_c_broke_into_is_an_interrupt(monkeypatch, capfd):
         except KeyboardInterrupt as error:
             raise ImportError("numpy C-extensions failed") from error
 
-    monkeypatch.setattr("precaudit.store.open_run", broken)
+    monkeypatch.setattr("precaudit.recording.store.open_run", broken)
     assert run(["compare", "somewhere"]) == 130
     assert capfd.readouterr().err == "precaudit: interrupted\n"

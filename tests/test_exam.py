@@ -15,17 +15,17 @@ from benchmarks.injection import COUNTS, OPERATIONS, into_files, into_program
 from benchmarks.injection import record as record_exam
 from benchmarks.mistakes import MISTAKES, TEXT, other_base, placed
 from benchmarks.rewrites import REWRITES
-from precaudit.comparison.compare import Options, compare
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import cache_write, rms_norm
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.starter import init
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import cache_write, rms_norm
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
+from precaudit.workflows.starter import init
 from tests.conftest import few
 from tests.programs import record
 

@@ -10,9 +10,9 @@ import pytest
 from jax import lax
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
-from precaudit.programs.tracing import trace
+from precaudit.recording.programs.tracing import trace
+from precaudit.references.comparison.programs import compare
 from precaudit.reports.headline import headline
 from tests.conftest import few
 

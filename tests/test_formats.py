@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from precaudit.arrays import as_format, identity, ordinals, rescaled, rounder, widen, wider
 from precaudit.errors import UserError
-from precaudit.formats import FORMATS, parse_format
+from precaudit.numbers.arrays import as_format, identity, ordinals, rescaled, rounder, widen, wider
+from precaudit.numbers.formats import FORMATS, parse_format
 
 MIN_EXPONENT = {"float32": -126, "bfloat16": -126, "float16": -14}
 LARGEST = {"float32": 2.0**128, "bfloat16": 2.0**128, "float16": 2.0**16}

@@ -9,23 +9,23 @@ import msgspec
 import pytest
 
 from benchmarks.mistakes import in_batches
-from precaudit.audit import audit
-from precaudit.comparison.compare import Options, compare
-from precaudit.coverage import formula_keys
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import project, rms_norm, rope
 from precaudit.judging.baselines import freeze, read_baseline
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.records import value
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import project, rms_norm, rope
+from precaudit.recording.runs.written import recall
+from precaudit.recording.tracing import manifest, shadowed, subject
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.reports.summary import formula_sentence
-from precaudit.runs.written import recall
-from precaudit.selection import Selection
-from precaudit.tracing import manifest, shadowed, subject
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.coverage import formula_keys
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
+from precaudit.workflows.audit import audit
 from tests.conftest import few
 
 MLP = 384  # tiny's
@@ -130,7 +130,7 @@ def test_a_look_without_the_formula_forgets_no_request(honest, tmp_path):
 
 
 def test_diagnose_takes_the_records_of_compare(honest, monkeypatch):
-    monkeypatch.setattr("precaudit.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("precaudit.recording.tracing.shadowed.distances", lambda *_: pytest.fail("computed again"))
     select = Selection.parse(points="attn_out,logits", phases="prefill")
     found = diagnose(honest.run, select, options(honest.folder.parent, False))
     assert (found.formula.unknown, found.formula.differs) == (None, ())

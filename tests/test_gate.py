@@ -14,18 +14,18 @@ import pytest
 from msgspec.structs import replace as replace_record
 from safetensors.numpy import save_file
 
-from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
-from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
 from precaudit.judging.gate import JUDGED, gate
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, inheriting
-from precaudit.limits import default_limits
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
-from precaudit.runs.written import recall
-from precaudit.selection import Selection
-from precaudit.store import file_hash, open_run, tensor_hash
+from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
+from precaudit.recording.runs.written import recall
+from precaudit.recording.store import file_hash, open_run, tensor_hash
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.limits import default_limits
+from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
+from precaudit.schema.selection import Selection
 from tests.programs import record
 
 LIMITS = default_limits()
@@ -835,14 +835,14 @@ def test_what_the_gate_reads_is_what_compare_wrote(honest):
 
 def test_a_run_compared_elsewhere_is_judged(honest, monkeypatch):
     """Another processor's BLAS, or a later precaudit, computes no record again to judge it."""
-    monkeypatch.setattr("precaudit.runs.written.computed_by", lambda _: "0" * 64)
+    monkeypatch.setattr("precaudit.recording.runs.written.computed_by", lambda _: "0" * 64)
     assert gate(honest.folder).exit_code == 0
 
 
 def test_gate_imports_no_decoder():
     code = (
         "import sys; import precaudit.judging.gate;"
-        "never = 'numpy_decoder', 'jax_decoder', 'precaudit.checkpoints';"
+        "never = 'numpy_decoder', 'jax_decoder', 'precaudit.models.checkpoints';"
         "print([m for m in sys.modules if m == 'jax' or any(x in m for x in never)])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

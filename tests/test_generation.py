@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.checkpoints.ends import end_tokens
+from precaudit.checks.rollouts.generation import LOOPS, Generator, Shape
+from precaudit.checks.rollouts.sampling import Sampling, draw, kept
+from precaudit.checks.rollouts.timing import How, Variant, measure, tasks
 from precaudit.errors import UserError
-from precaudit.rollouts.generation import LOOPS, Generator, Shape
-from precaudit.rollouts.sampling import Sampling, draw, kept
-from precaudit.rollouts.timing import How, Variant, measure, tasks
-from precaudit.tracing.subject import load
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.checkpoints.ends import end_tokens
+from precaudit.recording.tracing.subject import load
 
 PROMPTS = ([100, 101, 102, 32], [84, 104, 101, 32, 99, 97, 112], [32], [10, 10, 105, 102])
 
@@ -178,10 +178,10 @@ def test_warming_up_compiles_what_is_run_then(tmp_path):
     """In a cache of its own: the programs of a rollout are all read from it after."""
     code = (
         "import sys\n"
-        "from precaudit.rollouts import warmup\n"
-        "from precaudit.rollouts.sampling import Sampling\n"
-        "from precaudit.rollouts.timing import How, Variant, measure, tasks\n"
-        "from precaudit.tracing.subject import load\n"
+        "from precaudit.checks.rollouts import warmup\n"
+        "from precaudit.checks.rollouts.sampling import Sampling\n"
+        "from precaudit.checks.rollouts.timing import How, Variant, measure, tasks\n"
+        "from precaudit.recording.tracing.subject import load\n"
         "subject, how, given = load('tiny', device='cpu'), How(2, 5, ends=(256,)), tasks([('a', [5, 6])], 2)\n"
         "if sys.argv[1] == 'warm':\n"
         "    found = list(warmup.for_rollouts(subject, given, how, ['while']))\n"

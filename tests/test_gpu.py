@@ -14,32 +14,32 @@ import pytest
 from jax import lax
 
 from benchmarks.traits import TRAITS
-from precaudit.arrays import as_format, rounder
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.cache_state import at_ties
-from precaudit.comparison.compare import Options, compare
-from precaudit.graphs.decoder import POINTS
-from precaudit.integers import InRows
-from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
-from precaudit.numpy_decoder.honest import ROUNDED_PRODUCTS, on_single_rows
-from precaudit.numpy_decoder.model import Model, attention
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.passes import products as float32_products
-from precaudit.numpy_decoder.passes import summed
-from precaudit.numpy_decoder.rounding import FP64, of_policy
-from precaudit.places import Place
-from precaudit.policies import recorded_policy
-from precaudit.prompts import Prompt
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.jax_decoder.parts import attend, attention_scores, project
+from precaudit.models.numpy_decoder.honest import ROUNDED_PRODUCTS, on_single_rows
+from precaudit.models.numpy_decoder.model import Model, attention
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.passes import products as float32_products
+from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.rounding import FP64, of_policy
+from precaudit.numbers.arrays import as_format, rounder
+from precaudit.numbers.integers import InRows
+from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import Run, open_run
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.cache_state import at_ties
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.references.textbook.alternatives import inputs_summed_again, rounded_again
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.row_hashes import row_hashes
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import Run, open_run
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.places import Place
+from precaudit.schema.policies import recorded_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 
 RECORDED = FIXTURES.parents[1] / "traces" / "gpu"

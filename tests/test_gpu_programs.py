@@ -19,19 +19,19 @@ from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
 from precaudit import Program
-from precaudit.gpu.units import labelled
-from precaudit.gradients import case, sides
-from precaudit.gradients.check import gradcheck
+from precaudit.checks.gradients import case, sides
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.interpreters.gpu.units import labelled
+from precaudit.interpreters.jaxpr import multiplying
+from precaudit.interpreters.jaxpr.emulate import EXPANDED, Realisation, emulated, rounded
+from precaudit.interpreters.tpu.hlo import parse
 from precaudit.judging.programs import notes
-from precaudit.numpy_decoder import passes
-from precaudit.numpy_decoder.accumulation import rounding_products
-from precaudit.programs.preparing import code_of, prepared
+from precaudit.models.numpy_decoder import passes
+from precaudit.models.numpy_decoder.accumulation import rounding_products
+from precaudit.recording.programs.preparing import code_of, prepared
+from precaudit.recording.runs.programs import file_name, open_program_run, write_tensors
 from precaudit.references.traced.forward import Chains
 from precaudit.references.traced.units import Units
-from precaudit.runs.programs import file_name, open_program_run, write_tensors
-from precaudit.tpu.hlo import parse
-from precaudit.transforms import multiplying
-from precaudit.transforms.emulate import EXPANDED, Realisation, emulated, rounded
 from tests.conftest import few
 from tests.gpu_programs import PROGRAMS
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from precaudit.checks.gradients.awkward import awkward
+from precaudit.checks.gradients.case import KERNEL, REFERENCE
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.checks.gradients.flips import Choosing, taken
+from precaudit.checks.gradients.formula import Formula, differentiated
+from precaudit.checks.gradients.shrinking import shrunk
+from precaudit.checks.gradients.subjects import read, write
 from precaudit.errors import UserError
-from precaudit.gradients.awkward import awkward
-from precaudit.gradients.case import KERNEL, REFERENCE
-from precaudit.gradients.check import gradcheck
-from precaudit.gradients.flips import Choosing, taken
-from precaudit.gradients.formula import Formula, differentiated
-from precaudit.gradients.shrinking import shrunk
-from precaudit.gradients.subjects import read, write
+from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.judging.gate import gate
-from precaudit.transforms.subnormals import device_flushes
 from tests.conftest import few
 
 T, V, TILE = 6, 40, 8

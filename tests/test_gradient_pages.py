@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.checks.gradients.check import gradcheck
 from precaudit.cli import run
-from precaudit.gradients.check import gradcheck
 from precaudit.reports.gradient_pages import SHOWN, as_html, as_markdown
 from precaudit.reports.gradients import cases, failures
 from tests.test_escaping import HOSTILE, MARKDOWN

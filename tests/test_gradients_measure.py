@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.gradients.measure import distance
+from precaudit.checks.gradients.measure import distance
 
 FORMATS = (ml_dtypes.bfloat16, np.float16, np.float32)
 

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.decoder import Decoder
-from precaudit.jax_decoder.parts import attend, rope
 from precaudit.judging.gate import gate
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.programs import _compiled
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.decoder import Decoder
+from precaudit.models.jax_decoder.parts import attend, rope
+from precaudit.recording.tracing.programs import _compiled
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 
 pytestmark = pytest.mark.usefixtures("neutral", "own_programs")

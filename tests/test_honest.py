@@ -12,35 +12,35 @@ from benchmarks import calibrate
 from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
 from benchmarks.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
-from precaudit.arrays import as_format, rounder
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.formats import FORMATS
 from precaudit.judging.gate import gate
-from precaudit.limits import Limit, default_limits, quantile
-from precaudit.metrics.logits import expected_kl, kl, log_softmax
-from precaudit.metrics.residue import Noise, Sums, excesses, signed
-from precaudit.metrics.sizes import half_ulp
-from precaudit.numpy_decoder.ensemble import ensemble
-from precaudit.numpy_decoder.honest import truncated
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import PLACES, Blocks, Rounding, of_policy
-from precaudit.places import Place
-from precaudit.policies import KEYS, WORDS, load_policy
-from precaudit.prompts import Prompt
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.numpy_decoder.ensemble import ensemble
+from precaudit.models.numpy_decoder.honest import truncated
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import PLACES, Blocks, Rounding, of_policy
+from precaudit.numbers.arrays import as_format, rounder
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs import written as written_records
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import open_run
+from precaudit.recording.tracing import programs
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.closing import Yardstick
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
 from precaudit.references.textbook.alternatives import consistent
 from precaudit.references.textbook.closing import honest
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.references.textbook.pooled import Pool
-from precaudit.runs import written as written_records
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import open_run
-from precaudit.tracing import programs
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.limits import Limit, default_limits, quantile
+from precaudit.schema.metrics.logits import expected_kl, kl, log_softmax
+from precaudit.schema.metrics.residue import Noise, Sums, excesses, signed
+from precaudit.schema.metrics.sizes import half_ulp
+from precaudit.schema.places import Place
+from precaudit.schema.policies import KEYS, WORDS, load_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, KEEPS_FEWER, few
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line for line in f]"
@@ -269,9 +269,9 @@ def test_every_value_of_every_key_passes_or_is_refused_or_unknown(tmp_path, key,
 
 def test_every_place_is_read_by_an_operation():
     """A place that is declared and read by nothing emulates nothing: in the forward pass, and in operations."""
-    from precaudit.configs import expected_tensors
-    from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
-    from precaudit.numpy_decoder.model import Model
+    from precaudit.models.configs import expected_tensors
+    from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
+    from precaudit.models.numpy_decoder.model import Model
     from tests.conftest import FIXTURES
 
     seen = set()
@@ -368,8 +368,8 @@ def test_what_is_kept_for_the_noise_of_kl_is_bounded(vocab, prompts, rows):
 
 
 def test_negative_noise_passes_nothing():
-    from precaudit.limits.checks import over, units
-    from precaudit.records import Signed
+    from precaudit.schema.limits.checks import over, units
+    from precaudit.schema.records import Signed
 
     assert not over(1.0, -1.0) <= 1e9
     assert not units(Signed(value=1.0, noise=-1.0)) <= 1e9
@@ -419,9 +419,9 @@ def test_equal_tokens_round_alike_and_their_noise_adds_up():
 def test_forward_errors_of_one_token_or_head_are_judged():
     """A head or token that is off hides in the tensor's norm: it has a noise and a limit of its own."""
     from precaudit.judging.rules import judge
-    from precaudit.metrics.sizes import Difference
-    from precaudit.records import ErrorRecord
     from precaudit.references.textbook.forward import _scopes
+    from precaudit.schema.metrics.sizes import Difference
+    from precaudit.schema.records import ErrorRecord
 
     draw = np.random.default_rng(8)
     r = draw.standard_normal((200, 8, 16))

@@ -22,16 +22,17 @@ from hypothesis import given, settings
 
 import precaudit
 from precaudit.cli import run
-from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.programs import compare as compare_program
-from precaudit.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
-from precaudit.glossary import explained
+from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.judging.verdicts import Verdict
-from precaudit.limits import default_limits
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import trace as trace_program
-from precaudit.prompts import Prompt
-from precaudit.records import write_lines
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.runs.written import recall
+from precaudit.recording.store import file_hash
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.programs import compare as compare_program
 from precaudit.reports import charts, html
 from precaudit.reports.cells import cells, story
 from precaudit.reports.escaping import html as escaped
@@ -39,12 +40,11 @@ from precaudit.reports.escaping import plain, script
 from precaudit.reports.gathered import gather
 from precaudit.reports.meanings import meaning, words
 from precaudit.reports.tokens import fed, text_of, worst
-from precaudit.runs.written import recall
-from precaudit.selection import Selection
-from precaudit.store import file_hash
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.glossary import explained
+from precaudit.schema.limits import default_limits
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import write_lines
+from precaudit.schema.selection import Selection
 from tests.test_escaping import HOSTILE, texts
 
 BAD = f"</script><script>window.acted=1</script>{HOSTILE}\"' onclick=x {{{{ 7*7 }}}} </style></title>"

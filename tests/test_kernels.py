@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.gradients.check import gradcheck
-from precaudit.kernels import grpo, grpo_linear, losses
-from precaudit.kernels.double_word import log, times, two_sum
-from precaudit.tpu.target import compile_for, parse_target
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.checks.kernels import grpo, grpo_linear, losses
+from precaudit.checks.kernels.double_word import log, times, two_sum
+from precaudit.interpreters.tpu.target import compile_for, parse_target
 from tests.conftest import few
 from tests.tpus import needs_libtpu
 

@@ -8,14 +8,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
+from precaudit.checks.gradients.awkward import awkward
+from precaudit.checks.gradients.check import gradcheck
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
-from precaudit.gradients.awkward import awkward
-from precaudit.gradients.check import gradcheck
-from precaudit.programs.tracing import trace
-from precaudit.tpu.target import parse_target
-from precaudit.tracing.predicting import Emulated
+from precaudit.interpreters.tpu.target import parse_target
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.tracing.predicting import Emulated
+from precaudit.references.comparison.programs import compare
 from tests.conftest import few
 
 KEY = jax.random.key(7)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-import precaudit.store as store
+import precaudit.recording.store as store
 from precaudit.cli import run
 from precaudit.errors import UserError
 from tests.conftest import FIXTURES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from precaudit import Program
-from precaudit.programs.tracing import points
+from precaudit.recording.programs.tracing import points
 
 X = jnp.ones((1, 3, 8))
 PLUMBING = """

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.transforms import large, shadow
+from precaudit.interpreters.jaxpr import large, shadow
 
 DRAW = np.random.default_rng(5)
 

@@ -11,16 +11,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.between import compare_runs
 from precaudit.cli import run as command
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.programs import layers_of
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import trace
-from precaudit.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.store import file_hash
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.between import compare_runs
+from precaudit.references.comparison.programs import compare
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OWN = f"{EXAMPLES / 'own_decoder.py'}:program"

@@ -9,23 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from precaudit.checks.lint.linting import lint_model
 from precaudit.cli import run as command
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
+from precaudit.diagnosis.evidence import invariance
 from precaudit.errors import UserError
-from precaudit.evidence import invariance
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.integers import IntegerMatrix
-from precaudit.jax_decoder.parts import attention_scores, cache_write, cut
 from precaudit.judging.gate import gate
-from precaudit.lint.linting import lint_model
-from precaudit.policies import Policy, apply_settings, completed, load_policy, shipped
-from precaudit.prompts import Prompt
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.programs import decode_program, prefill_program
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.integers import IntegerMatrix
+from precaudit.models.jax_decoder.parts import attention_scores, cache_write, cut
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.programs import decode_program, prefill_program
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.policies import Policy, apply_settings, completed, load_policy, shipped
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES, few
 from tests.programs import record
 

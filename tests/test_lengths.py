@@ -4,24 +4,24 @@ import mpmath
 import numpy as np
 import pytest
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.compare import Options, compare
-from precaudit.configs import RopeScaling, from_config_json
+from precaudit.checks.rollouts.generation import Generator, Shape
+from precaudit.checks.rollouts.sampling import Sampling
 from precaudit.errors import UserError
-from precaudit.jax_decoder.parameters import frequencies
 from precaudit.judging.gate import judge_found
-from precaudit.lengths import row_lengths, telling, view_of
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.prompts import Prompt
-from precaudit.rollouts.generation import Generator, Shape
-from precaudit.rollouts.sampling import Sampling
-from precaudit.selection import Selection
-from precaudit.tracing import subject as subjects
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.configs import RopeScaling, from_config_json
+from precaudit.models.jax_decoder.parameters import frequencies
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.recording.tracing import subject as subjects
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.lengths import row_lengths, telling, view_of
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES
 
 MODEL = str(FIXTURES / "llama-dynamic-across")  # 32 positions, and beyond them by a factor of 2

@@ -14,8 +14,8 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from precaudit.transforms import CannotLift, shadow
-from precaudit.transforms.primitives import TABLE, markdown
+from precaudit.interpreters.jaxpr import CannotLift, shadow
+from precaudit.interpreters.jaxpr.primitives import TABLE, markdown
 from tests.primitive_cases import CASES, inside
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import pytest
 from rich.cells import cell_len
 
+from precaudit.checks.lint.linting import Linted, lint_model, lint_program
+from precaudit.checks.lint.recorded import Extent, Recorded
+from precaudit.checks.lint.rule import SEVERITIES, LintRecord
+from precaudit.checks.lint.rules import every
 from precaudit.cli import run as cli
-from precaudit.lint.linting import Linted, lint_model, lint_program
-from precaudit.lint.recorded import Extent, Recorded
-from precaudit.lint.rule import SEVERITIES, LintRecord
-from precaudit.lint.rules import every
-from precaudit.policies import load_policy
-from precaudit.programs.program import Program
+from precaudit.interpreters.tpu import target
+from precaudit.interpreters.tpu.target import parse_target
+from precaudit.recording.programs.program import Program
+from precaudit.recording.store import file_hash
 from precaudit.reports import lint as report
-from precaudit.store import file_hash
-from precaudit.tpu import target
-from precaudit.tpu.target import parse_target
+from precaudit.schema.policies import load_policy
 from tests.tpus import needs_libtpu
 
 OWN = "examples/own_decoder.py:program"
@@ -129,7 +129,7 @@ def test_what_is_found_as_jsonl_and_as_sarif(tmp_path, capsys):
         assert ran["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == line["rule"]
         assert result["level"] in ("error", "warning", "note")
         (at,) = result["locations"]
-        assert at["physicalLocation"]["artifactLocation"]["uri"].startswith("precaudit/jax_decoder/")
+        assert at["physicalLocation"]["artifactLocation"]["uri"].startswith("precaudit/models/jax_decoder/")
         assert at["physicalLocation"]["region"]["startLine"] > 0
 
 
@@ -257,7 +257,7 @@ def test_without_the_extra(monkeypatch, capsys):
 def test_text_of_others_is_harmless(capsys, monkeypatch):
     """A source file's name is its author's."""
     hostile = record(source="a\x1b[31m::error::.py:3")
-    monkeypatch.setattr("precaudit.lint.linting.lint_program", lambda *_: Linted((hostile,), ()))
-    monkeypatch.setattr("precaudit.programs.loading.load", lambda _: SimpleNamespace())
+    monkeypatch.setattr("precaudit.checks.lint.linting.lint_program", lambda *_: Linted((hostile,), ()))
+    monkeypatch.setattr("precaudit.recording.programs.loading.load", lambda _: SimpleNamespace())
     assert cli(["lint", "a.py:program"]) == 1
     assert "\x1b" not in capsys.readouterr().out

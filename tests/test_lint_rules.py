@@ -11,16 +11,16 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from precaudit.checks.lint.flow import widened
+from precaudit.checks.lint.linting import found, lint_model, lint_program
+from precaudit.checks.lint.recorded import Extent, Recorded
+from precaudit.checks.lint.rules import every
+from precaudit.checks.lint.view import View
 from precaudit.errors import UserError
-from precaudit.lint.flow import widened
-from precaudit.lint.linting import found, lint_model, lint_program
-from precaudit.lint.recorded import Extent, Recorded
-from precaudit.lint.rules import every
-from precaudit.lint.view import View
-from precaudit.policies import load_policy
-from precaudit.programs.loading import load
-from precaudit.tpu.hlo import parse
-from precaudit.tpu.target import compile_for, mesh, parse_target
+from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.target import compile_for, mesh, parse_target
+from precaudit.recording.programs.loading import load
+from precaudit.schema.policies import load_policy
 from tests.lint_programs import FIRES, SILENT, bf16, f32, i32
 from tests.tpus import needs_libtpu
 

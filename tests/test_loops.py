@@ -13,18 +13,18 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
+from precaudit.diagnosis.evidence.effects import Last, _shares
 from precaudit.errors import UserError
-from precaudit.evidence.effects import Last, _shares
+from precaudit.interpreters.jaxpr import plant, reap
+from precaudit.interpreters.jaxpr.bounded import bounded
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import points, prepared, trace
 from precaudit.progress import silent
-from precaudit.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.store import file_hash
-from precaudit.transforms import plant, reap
-from precaudit.transforms.bounded import bounded
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.programs import compare
+from precaudit.schema.limits import default_limits
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOOP = f"{EXAMPLES / 'generation_loop.py'}:program"
@@ -237,6 +237,6 @@ def test_a_loop_whose_end_rounding_decides_is_an_error_of_its_own(tmp_path, monk
     def call(w, x):
         return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] @ w), (0, x))[1]
 
-    monkeypatch.setattr("precaudit.programs.preparing._counted", lambda *_: {"call": 2})
+    monkeypatch.setattr("precaudit.recording.programs.preparing._counted", lambda *_: {"call": 2})
     with pytest.raises(UserError, match=r"took 2 iterations when they were counted and more when it was recorded"):
         trace(Program(call, jnp.eye(4), {"a": (jnp.ones((2, 4)),)}), tmp_path / "run")

@@ -6,29 +6,29 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.arrays import widen
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.configs import attended
+from precaudit.checks.rollouts.divergence import _rows
+from precaudit.diagnosis.evidence.remedies import candidates
 from precaudit.errors import UserError
-from precaudit.evidence.remedies import candidates
 from precaudit.judging.gate import gate
-from precaudit.metrics.sizes import canonical
-from precaudit.mutations.replay import replay
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.places import Place
-from precaudit.policies import Policy, apply_settings, completed, load_policy, shipped
-from precaudit.prompts import Prompt
-from precaudit.records import value
+from precaudit.models.configs import attended
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.closing import yardstick
 from precaudit.references.textbook.operations import parts, prepare
 from precaudit.reports.headline import headline
-from precaudit.rollouts.divergence import _rows
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.metrics.sizes import canonical
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy, apply_settings, completed, load_policy, shipped
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES
 
 WINDOW = 9

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.metrics.logits import kl
-from precaudit.metrics.sizes import canonical, explained, sizes
+from precaudit.schema.metrics.logits import kl
+from precaudit.schema.metrics.sizes import canonical, explained, sizes
 
 
 def measure(c, r, axes="THK"):

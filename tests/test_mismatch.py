@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch, k3, mismatch
+from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch, k3, mismatch
 
 LN2 = math.log(2)
 # ρ is 2, 1 and ¼ and all probabilities are powers of two, so that each value can be followed on paper

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from precaudit.checks.rollouts.causes import Cause, Worst, causes, worst_of
+from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.reading import Rollout
 from precaudit.cli._explaining import code_of
-from precaudit.evidence.mismatch import Cause, Worst, causes, worst_of
-from precaudit.jax_decoder.family import parts as family_parts
+from precaudit.models.jax_decoder.family import parts as family_parts
+from precaudit.recording.tracing.subject import load
 from precaudit.reports.causes import lines
-from precaudit.rollouts.parity import parity
-from precaudit.rollouts.reading import Rollout
-from precaudit.tracing.subject import load
 
 PROMPT, DRAWN = tuple(b"import os\n"), tuple(b"def f(x):\n")
 ROLLOUT = Rollout("a", PROMPT, DRAWN, (-0.1,) * len(DRAWN))

@@ -4,15 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.arrays import widen
-from precaudit.evidence.misread import misread
-from precaudit.evidence.streams import stream_state
-from precaudit.jax_decoder import Decoder
-from precaudit.places import Place
-from precaudit.prompts import Prompt
+from precaudit.diagnosis.evidence.misread import misread
+from precaudit.diagnosis.evidence.streams import stream_state
+from precaudit.models.jax_decoder import Decoder
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.trace import trace
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.runs.recorded import Recorded
-from precaudit.tracing.trace import trace
+from precaudit.schema.places import Place
+from precaudit.schema.prompts import Prompt
 from tests.test_causes import ALL, FIXTURES, Model, fixture_run, holding, open_checkpoint, operation
 from tests.test_handover import Options, load
 

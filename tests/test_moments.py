@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precaudit.arrays import ordinals, widen
-from precaudit.formats import FORMATS
-from precaudit.metrics import moments as module
-from precaudit.metrics.moments import Moments, moments
+from precaudit.numbers.arrays import ordinals, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.schema.metrics import moments as module
+from precaudit.schema.metrics.moments import Moments, moments
 
 BF16 = ml_dtypes.bfloat16
 TRAP = 1 + 2.0**-8 + 2.0**-40  # above a tie of bfloat16, on it once FP32 has rounded
@@ -294,5 +294,5 @@ def test_shapes_must_agree(shape):
 
 
 def test_importing_is_cheap():
-    code = "import sys, precaudit.metrics.moments; sys.exit('numba' in sys.modules)"
+    code = "import sys, precaudit.schema.metrics.moments; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

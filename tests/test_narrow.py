@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from jax import lax
 
-from precaudit.jax_decoder.arithmetic import compiler_options
-from precaudit.tracing import programs
-from precaudit.tracing.programs import Capture
-from precaudit.tracing.subject import load
-from precaudit.transforms import reap
-from precaudit.transforms.narrow import Narrow, held, moved_as_bits
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.narrow import Narrow, held, moved_as_bits
+from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.recording.tracing import programs
+from precaudit.recording.tracing.programs import Capture
+from precaudit.recording.tracing.subject import load
 from tests.conftest import FIXTURES, few
 from tests.random_programs import program, trees
 from tests.test_reap_programs import EXACT, OPERATIONS, PAIRS, QUICK, X

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from precaudit import Program
-from precaudit.evidence.held import told
+from precaudit.diagnosis.evidence.held import told
+from precaudit.interpreters.jaxpr.multiplying import in_own_format
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.programs.tracing import prepared, trace
+from precaudit.recording.programs.tracing import prepared, trace
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
-from precaudit.transforms.multiplying import in_own_format
+from precaudit.schema.limits import default_limits
 
 DRAW = np.random.default_rng(4)
 X, W = (jnp.asarray(DRAW.standard_normal(s), jnp.bfloat16) for s in ((1, 16, 8, 128), (8, 128, 64)))

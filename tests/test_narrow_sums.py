@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.probing import narrow_sums as sums
+from precaudit.checks.probing import narrow_sums as sums
 
 
 def in_own_format(terms, dtype, lanes):

@@ -13,13 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from precaudit.cli import run
-from precaudit.comparison.prefill_decode import _pair
 from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.verdicts import Verdict
-from precaudit.records import StepRecord
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.prefill_decode import _pair
 from precaudit.reports.judgement import message
-from precaudit.tracing.subject import load
+from precaudit.schema.records import StepRecord
 
 WEIGHT = "model.layers.2.self_attn.v_proj.weight"
 

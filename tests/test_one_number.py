@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from precaudit.arrays import rounder, widen
-from precaudit.evidence.misread import misread
-from precaudit.mutations.bench import Tried
-from precaudit.mutations.operands import single_weights
-from precaudit.mutations.parts import scaled_parts
-from precaudit.mutations.replay import _confirmed, read_by, replay
-from precaudit.mutations.storing import to_bits
-from precaudit.mutations.variants import Variant, to_odd
-from precaudit.places import Place
+from precaudit.diagnosis.evidence.misread import misread
+from precaudit.numbers.arrays import rounder, widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.references.mutations.bench import Tried
+from precaudit.references.mutations.operands import single_weights
+from precaudit.references.mutations.parts import scaled_parts
+from precaudit.references.mutations.replay import _confirmed, read_by, replay
+from precaudit.references.mutations.storing import to_bits
+from precaudit.references.mutations.variants import Variant, to_odd
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.places import Place
 from tests.test_causes import ALL, FIXTURES, Model, fixture_run, holding, open_checkpoint, operation
 
 assert operation  # a fixture shared with test_causes

@@ -12,17 +12,17 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from jax.experimental import pallas as pl
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
-from precaudit.places import Place
-from precaudit.programs.tracing import prepared, trace
+from precaudit.interpreters.jaxpr import primitives
+from precaudit.interpreters.jaxpr.opaque import KNOWN, without_opaque
 from precaudit.progress import silent
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import open_program_run
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.reference import Traced
 from precaudit.reports.program import sentences
-from precaudit.runs.programs import open_program_run
-from precaudit.transforms import primitives
-from precaudit.transforms.opaque import KNOWN, without_opaque
+from precaudit.schema.places import Place
 
 DRAW = np.random.default_rng(11)
 W = DRAW.standard_normal((3, 32, 32)).astype(np.float32).astype(ml_dtypes.bfloat16)

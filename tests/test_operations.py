@@ -10,13 +10,13 @@ from jax.ad_checkpoint import checkpoint_name
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.comparison.programs import compare
 from precaudit.errors import UserError
-from precaudit.programs.tracing import prepared, trace
+from precaudit.interpreters.jaxpr.emulate import Realisation, emulated, exactly, whole
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.remade import Tapped
-from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run
-from precaudit.store import file_hash
-from precaudit.transforms.emulate import Realisation, emulated, exactly, whole
 from tests.conftest import few
 
 pytestmark = pytest.mark.usefixtures("neutral")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from precaudit.checkpoints import open_checkpoint
-from precaudit.lengths import row_lengths
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.schema.lengths import row_lengths
 from tests.conftest import FIXTURES
 
 SMALL = sorted(p.stem for p in (FIXTURES / "expected").glob("*.safetensors") if p.stem != "smollm2")

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from precaudit import gate
-from precaudit.arrays import rounder, widen
-from precaudit.comparison.programs import compare
-from precaudit.graphs.decoder import POINTS, STREAM, inputs_of, parts_of, present
-from precaudit.mutations.forms import Inputs, made, plain
-from precaudit.numpy_decoder.model import Model, all_probs, all_scores
-from precaudit.numpy_decoder.operators import ACTIVATIONS, Rule, gelu_tanh
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.programs.own import decode_of, prefill_of
-from precaudit.programs.tracing import prepared, trace
-from precaudit.runs.programs import places
-from precaudit.tracing.shadowed import exact_tables
-from precaudit.tracing.subject import load
-from precaudit.transforms.emulate import exactly
+from precaudit.interpreters.jaxpr.emulate import exactly
+from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores
+from precaudit.models.numpy_decoder.operators import ACTIVATIONS, Rule, gelu_tanh
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import rounder, widen
+from precaudit.recording.programs.own import decode_of, prefill_of
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import places
+from precaudit.recording.tracing.shadowed import exact_tables
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.programs import compare
+from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of, parts_of, present
 from tests.conftest import FIXTURES, few
 
 NAMES = sorted(p.name for p in FIXTURES.iterdir() if (p / "config.json").is_file())

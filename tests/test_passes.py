@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from jax import lax
 
-from precaudit.comparison.compare import Options, compare
-from precaudit.graphs.decoder import POINTS as RULES
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.parts import attend, attention_scores, project
 from precaudit.judging.gate import gate
-from precaudit.numpy_decoder.passes import PAIRS, in_passes, tf32
-from precaudit.policies import load_policy, on_device
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import attend, attention_scores, project
+from precaudit.models.numpy_decoder.passes import PAIRS, in_passes, tf32
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.graphs.decoder import POINTS as RULES
+from precaudit.schema.policies import load_policy, on_device
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import few
 
 WAYS = {1: "1 pass", 3: "3 passes", 6: "6 passes"}

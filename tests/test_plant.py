@@ -10,11 +10,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.evidence.shares import shares
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.transforms import plant, reap
+from precaudit.diagnosis.evidence.shares import shares
+from precaudit.interpreters.jaxpr import plant, reap
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.selection import Selection
 from tests.programs import record
 
 

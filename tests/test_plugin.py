@@ -14,9 +14,9 @@ import pytest
 
 import precaudit
 from precaudit import assert_close, assert_within_budget
-from precaudit.arrays import as_format
-from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, encode
+from precaudit.numbers.arrays import as_format
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import ErrorRecord, encode
 
 ROOT = Path(__file__).parent.parent
 BF16 = ml_dtypes.bfloat16
@@ -306,7 +306,7 @@ def test_only_what_passes_is_within_budget(errors):
 
 def test_the_plugin_imports_nothing_heavy():
     code = (
-        "import sys, precaudit.pytest_plugin\n"
+        "import sys, precaudit.workflows.pytest_plugin\n"
         "assert not {'numpy', 'jax', 'pandas', 'numba', 'transformers'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -328,7 +328,7 @@ def test_the_option_names_the_fixture_s_budgets(errors, tmp_path):
         '[[budget]]\npoints = "k_cache"\nkind = "state"\nunknown = "allow"\nwhy = "not ours"\n'
     )
     (tmp_path / "tests" / "test_it.py").write_text("def test_it(precaudit_gate):\n    precaudit_gate('errors.jsonl')\n")
-    plugin = ("-p", "precaudit.pytest_plugin")
+    plugin = ("-p", "precaudit.workflows.pytest_plugin")
     without = inner(tmp_path, *plugin, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert without.returncode == 1, without.stdout + without.stderr
     assert "unknown: layer 1 k_cache" in without.stdout

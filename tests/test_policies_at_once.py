@@ -8,17 +8,17 @@ from unittest.mock import patch
 import pytest
 from rich.console import Console
 
-from precaudit import several
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.policies import load_policy
-from precaudit.records import ErrorRecord, read_lines
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import open_run
+from precaudit.recording.tracing.session import Session
+from precaudit.recording.tracing.subject import load
 from precaudit.reports import fitting
 from precaudit.reports.policies import COLUMNS, PolicyRow, cells, headline, short, table
-from precaudit.runs.recorded import Recorded
-from precaudit.store import open_run
-from precaudit.tracing.session import Session
-from precaudit.tracing.subject import load
+from precaudit.schema.policies import load_policy
+from precaudit.schema.records import ErrorRecord, read_lines
+from precaudit.workflows import several
 from tests.conftest import FIXTURES
 
 MODEL = str(FIXTURES / "llama-gqa")
@@ -54,7 +54,7 @@ def compared(folder):
 
 
 def several_options(folder):
-    from precaudit.comparison.compare import Options
+    from precaudit.references.comparison.compare import Options
 
     return Options(accum=(), cache=folder / "references")
 
@@ -117,8 +117,8 @@ def test_compare_of_a_folder_prints_one_table(folder, capfd, monkeypatch):
 def test_other_tokens_are_said_and_positions_not_compared(folder):
     from dataclasses import replace
 
+    from precaudit.recording.runs.written import recall
     from precaudit.reports.policies import differences
-    from precaudit.runs.written import recall
 
     first, other = (recall(folder / "runs" / name) for name in ("bf16", "fp32"))
     steps = [s if s.step < 1 else type(s)(**{**_fields(s), "token": 1 + s.token % 2}) for s in other.run.steps]
@@ -134,8 +134,8 @@ def _fields(record):
 def test_a_flip_is_told_with_the_side_that_fp64_takes(folder):
     from dataclasses import replace
 
+    from precaudit.recording.runs.written import recall
     from precaudit.reports.policies import differences
-    from precaudit.runs.written import recall
 
     first, other = (recall(folder / "runs" / name) for name in ("bf16", "fp32"))
     same = {(s.prompt, s.phase, s.position): s.top_ids[0] for s in first.run.steps}

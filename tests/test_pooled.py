@@ -9,14 +9,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
 from benchmarks import mistakes
-from precaudit.jax_decoder.arithmetic import Arithmetic
 from precaudit.judging.gate import judge_records
 from precaudit.judging.pooled import GAIN, RATIO, pooled
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import inheriting
-from precaudit.limits import default_limits
-from precaudit.places import Place
+from precaudit.models.jax_decoder.arithmetic import Arithmetic
 from precaudit.reports.headline import headline
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place
 
 DRAW = np.random.default_rng(0)
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import precaudit
+from precaudit.checks.probing.emulations import emulations, named, named_integers
+from precaudit.checks.probing.limits import parse
+from precaudit.checks.probing.measuring import ENOUGH, measure
+from precaudit.checks.probing.shapes import FORMATS, Shape, operands, parse_shape
+from precaudit.checks.probing.timing import paired, quartiles
+from precaudit.checks.probing.ways import ways
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
-from precaudit.probing.emulations import emulations, named, named_integers
-from precaudit.probing.limits import parse
-from precaudit.probing.measuring import ENOUGH, measure
-from precaudit.probing.shapes import FORMATS, Shape, operands, parse_shape
-from precaudit.probing.timing import paired, quartiles
-from precaudit.probing.ways import ways
-from precaudit.records import ProbeRecord, read_lines, value
 from precaudit.reports.probe import headline, lines, tables
+from precaudit.schema.records import ProbeRecord, read_lines, value
 from tests.tpus import needs_libtpu
 
 DECODE = "1,1,1,128x512"
@@ -243,7 +243,7 @@ def test_of_many_scores_a_part_says_what_they_are_made_of():
 
 def test_every_round_times_every_way_and_none_is_always_first(monkeypatch):
     calls, clock = [], [0.0]
-    monkeypatch.setattr("precaudit.probing.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("precaudit.checks.probing.timing.time.perf_counter", lambda: clock[0])
 
     def call(name, seconds):
         def run():
@@ -449,6 +449,6 @@ def test_one_row_is_a_tpu_s_vector_unit_and_a_limit_holds_there():
 
 
 def test_without_libtpu_the_line_that_installs_it(monkeypatch):
-    monkeypatch.setattr("precaudit.probing.probe.libtpu_version", lambda: None)
+    monkeypatch.setattr("precaudit.checks.probing.probe.libtpu_version", lambda: None)
     with pytest.raises(UserError, match=r"pip install 'precaudit\[tpu\]'"):
         precaudit.probe([DECODE], tpu="v5e")

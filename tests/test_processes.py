@@ -6,19 +6,20 @@ import sys
 import numpy as np
 import pytest
 
-from precaudit import store, threads
-from precaudit.checkpoints import safetensors_files
-from precaudit.comparison import shares
-from precaudit.comparison.compare import Options, compare
-from precaudit.comparison.selected import resolve
 from precaudit.errors import UserError
-from precaudit.prompts import Prompt
+from precaudit.models.checkpoints import safetensors_files
+from precaudit.numbers import threads
+from precaudit.recording import store
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import open_run
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison import shares
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.comparison.selected import resolve
 from precaudit.references.textbook.reference import Textbook
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import open_run
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 
 PROMPTS = [Prompt(f"p{i}", tokens=tuple(range(7 * i, 7 * i + 5 + i))) for i in range(4)]
 

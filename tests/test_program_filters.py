@@ -14,9 +14,9 @@ import precaudit
 from precaudit import Program
 from precaudit.cli import run as command
 from precaudit.errors import UserError
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import prepared, support_of
-from precaudit.runs.programs import open_program_run
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import prepared, support_of
+from precaudit.recording.runs.programs import open_program_run
 from tests.conftest import few
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -68,8 +68,8 @@ def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
     path = run.folder / "tensors" / "0.0.taps.safetensors"
     from safetensors.numpy import save_file
 
-    from precaudit.runs.programs import write_manifest
-    from precaudit.store import file_hash
+    from precaudit.recording.runs.programs import write_manifest
+    from precaudit.recording.store import file_hash
 
     changed = {n: x * 1.02 if n == "gate" else x for n, x in taps.items()}
     save_file({n: x.astype(taps[n].dtype) for n, x in changed.items()}, path)

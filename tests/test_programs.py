@@ -19,20 +19,20 @@ from safetensors.numpy import load_file, save_file
 
 import precaudit
 from precaudit import Program, gate
-from precaudit.between import compare_runs
 from precaudit.cli import run as command
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.programs.loading import is_reference, load
-from precaudit.programs.tracing import points, prepared, trace
-from precaudit.records import write_lines
+from precaudit.recording.programs.loading import is_reference, load
+from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.between import compare_runs
+from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.forward import Chains
 from precaudit.reports.program import render, show
-from precaudit.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
-from precaudit.store import file_hash
+from precaudit.schema.limits import default_limits
+from precaudit.schema.records import write_lines
 from tests.conftest import few
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -442,7 +442,7 @@ def test_a_device_too_small_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17592186044416 bytes.")
 
-    monkeypatch.setattr("precaudit.programs.tracing.capturing", lambda *_: exhausted)
+    monkeypatch.setattr("precaudit.recording.programs.tracing.capturing", lambda *_: exhausted)
     assert command(["trace", f"{EXAMPLES / 'own_decoder.py'}:program", "-o", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told == [

@@ -15,9 +15,9 @@ from rich.console import Console
 from precaudit.cli._options import say
 from precaudit.cli._progress import display, progress_bar, timing
 from precaudit.progress import Progress
-from precaudit.prompts import Prompt
-from precaudit.selection import Selection
-from precaudit.tracing.trace import Options, trace
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
 from tests.conftest import FIXTURES
 
 CONTROL = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)")

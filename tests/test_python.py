@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import precaudit
-from precaudit.comparison.compare import Options
 from precaudit.errors import UserError
-from precaudit.frames import ERRORS, SCOPED, errors_frame
-from precaudit.jax_decoder.parts import attention_scores
-from precaudit.keywords import FILTERS, names_of
+from precaudit.models.jax_decoder.parts import attention_scores
 from precaudit.progress import Progress
-from precaudit.prompts import Prompt
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.references.comparison.compare import Options
 from precaudit.reports.cards import WIDE
-from precaudit.selection import Selection
-from precaudit.tracing.trace import Options as TraceOptions
+from precaudit.schema.frames import ERRORS, SCOPED, errors_frame
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
+from precaudit.workflows.keywords import FILTERS, names_of
 from tests.programs import everything, record
 from tests.test_escaping import HOSTILE
 
@@ -334,6 +334,6 @@ def test_points_of_a_notebook_s_cell_are_named_after_its_variables():
     linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(keepends=True), "<cell 1>")
     held = {"jnp": jnp}
     exec(compile(source, "<cell 1>", "exec"), held)
-    from precaudit.programs.tracing import points
+    from precaudit.recording.programs.tracing import points
 
     assert [p.name for p in points(replace(program(), call=held["step"], outputs=None))] == ["mixed", "step"]

@@ -10,29 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from precaudit.arrays import as_format, widen
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.compare import Options, compare
+from precaudit.diagnosis.evidence.caches import cache_state
 from precaudit.errors import UserError
-from precaudit.evidence.caches import cache_state
-from precaudit.formats import FORMATS, INTEGERS, Integers
-from precaudit.integers import InRows, dequantise, in_rows, quantise
-from precaudit.jax_decoder.arithmetic import Arithmetic
-from precaudit.jax_decoder.integers import IntegerMatrix, dequantised, product, quantised
-from precaudit.jax_decoder.parts import Parts, cache_read
 from precaudit.judging.gate import gate
-from precaudit.mutations.replay import replay
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
-from precaudit.policies import Policy, load_policy, recorded_policy, shipped
-from precaudit.prompts import Prompt
-from precaudit.records import value
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.jax_decoder.arithmetic import Arithmetic
+from precaudit.models.jax_decoder.integers import IntegerMatrix, dequantised, product, quantised
+from precaudit.models.jax_decoder.parts import Parts, cache_read
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import as_format, widen
+from precaudit.numbers.formats import FORMATS, INTEGERS, Integers
+from precaudit.numbers.integers import InRows, dequantise, in_rows, quantise
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.mutations.replay import replay
 from precaudit.references.textbook.operations import parts, prepare
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy, load_policy, recorded_policy, shipped
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
 
 SHIPPED = ("int8-weights", "int8-groups", "int4-groups", "kv-int8", "kv-fp8", "w8a8")
 FIRST = ("int4-groups", "kv-int8", "w8a8")
@@ -153,7 +153,7 @@ def test_the_device_holds_the_integers(name, kept):
 
 
 def test_old_runs_have_the_keys_as_they_were():
-    from precaudit.policies import completed
+    from precaudit.schema.policies import completed
 
     old = {k: v for k, v in Policy().settings().items() if k not in ("embeddings", "projection_inputs")}
     assert completed(old)["embeddings"] == "as-weights"

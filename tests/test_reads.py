@@ -10,14 +10,14 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
-from precaudit.metrics.sizes import half_ulp, smallest_normal
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import prepared, trace
+from precaudit.interpreters.jaxpr.reads import reads
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import prepared, trace
 from precaudit.references.traced import remade, search, unrounded
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.unrounded import Unrounded
-from precaudit.transforms.reads import reads
+from precaudit.schema.metrics.sizes import half_ulp, smallest_normal
 
 DRAW = np.random.default_rng(5)
 

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
-from precaudit.transforms import reap
+from precaudit.interpreters.jaxpr import reap
 
 
 @jax.custom_vjp

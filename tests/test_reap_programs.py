@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from precaudit.transforms import plant, reap
-from precaudit.transforms.jax_versions import scanned
+from precaudit.interpreters.jaxpr import plant, reap
+from precaudit.interpreters.jaxpr.jax_versions import scanned
 from tests.random_programs import program, trees
 
 X = np.array([[1.0, -2.0, 3.0], [-1.0, 0.0, 2.0]], np.float32)

@@ -7,21 +7,21 @@ import pytest
 
 import precaudit
 from precaudit import Program
-from precaudit.checkpoints import open_checkpoint
-from precaudit.comparison.against import errors_of
-from precaudit.comparison.programs import compare, traced_program
-from precaudit.comparison.selected import resolve
-from precaudit.places import Place
-from precaudit.programs.own import prefill_of
-from precaudit.programs.tracing import trace
+from precaudit.models.checkpoints import open_checkpoint
 from precaudit.progress import silent
-from precaudit.prompts import Prompt
-from precaudit.records import PROGRAM_CALL
+from precaudit.recording.programs.own import prefill_of
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.against import errors_of
+from precaudit.references.comparison.programs import compare, traced_program
+from precaudit.references.comparison.selected import resolve
 from precaudit.references.textbook.reference import Textbook
 from precaudit.references.traced.reference import Traced
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
+from precaudit.schema.places import Place
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import PROGRAM_CALL
+from precaudit.schema.selection import Selection
 
 LAYERS, WIDTH = 3, 8
 TOKENS = (5, 9, 2, 40, 77, 3)

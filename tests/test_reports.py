@@ -13,14 +13,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from precaudit.cli import run as cli
-from precaudit.comparison.compare import Options, compare
-from precaudit.jax_decoder.parts import Parts, attention_scores
 from precaudit.judging.gate import gate, judge_found
+from precaudit.models.jax_decoder.parts import Parts, attention_scores
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.reports import differences, fitting
 from precaudit.reports.headline import headline
 from precaudit.reports.terminal import show
 from precaudit.reports.tokens import quoted
-from precaudit.tracing.subject import load
 from tests.programs import everything, record
 
 NUMBER = re.compile(r"\d\.\d(?:e[-+]?\d+)? L\d+|\d\.\de-\d+")

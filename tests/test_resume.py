@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 import safetensors.numpy
 
-from precaudit import store
 from precaudit.cli import run
-from precaudit.runs.unfinished import held
-from precaudit.tracing import trace as tracing
+from precaudit.recording import store
+from precaudit.recording.runs.unfinished import held
+from precaudit.recording.tracing import trace as tracing
 from tests.conftest import FIXTURES
 
 MODEL = str(FIXTURES / "llama-gqa")
@@ -198,7 +198,7 @@ def test_other_prompts_weights_versions_and_source_are_refused(folder, cut, tmp_
         patched.setattr(tracing, "computed_by", lambda _: "another")
         refused("precaudit's own source")
     with monkeypatch.context() as patched:
-        patched.setattr("precaudit.tracing.manifest.versions", lambda: {"jax": "0.1"})
+        patched.setattr("precaudit.recording.tracing.manifest.versions", lambda: {"jax": "0.1"})
         refused("the version of jax (", "now 0.1)", "the version of numpy")
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--xla_dump_to=x")
@@ -257,7 +257,7 @@ def test_a_run_of_other_parts_is_not_resumed(folder, cut, tmp_path, capfd):
 
 
 def test_cut_off_when_all_is_written(folder, whole, tmp_path):
-    with patch("precaudit.store.sync", side_effect=Killed), pytest.raises(Killed):
+    with patch("precaudit.recording.store.sync", side_effect=Killed), pytest.raises(Killed):
         run(asked(folder, tmp_path / "run"))
     assert held(tmp_path / "run") == (5, 5)
     assert run(asked(folder, tmp_path / "run", "--resume")) == 0

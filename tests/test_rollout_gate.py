@@ -9,20 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from precaudit.checks.rollouts.budgets import read_rollout_budgets
+from precaudit.checks.rollouts.frozen import HELD, freeze_rollouts, read_rollout_baseline
+from precaudit.checks.rollouts.gating import gate_rollouts
+from precaudit.checks.rollouts.kinds import is_rollouts
+from precaudit.checks.rollouts.limits import RolloutRecord
+from precaudit.checks.rollouts.mismatch import METRICS, mismatch
+from precaudit.checks.rollouts.origin import RolloutRun
+from precaudit.checks.rollouts.questions import Question, answers, changed
+from precaudit.checks.rollouts.written import read_written
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.records import SCHEMA, encode, value
 from precaudit.reports.junit import render
 from precaudit.reports.pull_request import markdown
-from precaudit.rollouts.budgets import read_rollout_budgets
-from precaudit.rollouts.frozen import HELD, freeze_rollouts, read_rollout_baseline
-from precaudit.rollouts.gating import gate_rollouts
-from precaudit.rollouts.kinds import is_rollouts
-from precaudit.rollouts.limits import RolloutRecord
-from precaudit.rollouts.mismatch import METRICS, mismatch
-from precaudit.rollouts.origin import RolloutRun
-from precaudit.rollouts.questions import Question, answers, changed
-from precaudit.rollouts.written import read_written
+from precaudit.schema.records import SCHEMA, encode, value
 
 TOKENS = 400
 SIDES = (("engine", "policy"), ("engine", "fp64"))
@@ -400,7 +400,10 @@ def test_records_without_a_first_line_are_refused(tmp_path):
 
 
 def test_gating_rollouts_imports_no_jax():
-    code = "import sys; sys.modules['jax'] = None\nimport precaudit.rollouts.gating, precaudit.rollouts.frozen"
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
+        "import precaudit.checks.rollouts.gating, precaudit.checks.rollouts.frozen"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,20 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from precaudit.checks.rollouts.causes import Cause
+from precaudit.checks.rollouts.drawn import Checks, drawn, graded
+from precaudit.checks.rollouts.limits import Limit
+from precaudit.checks.rollouts.mismatch import METRICS
+from precaudit.checks.rollouts.questions import Question
+from precaudit.checks.rollouts.recording import of_drawn
+from precaudit.checks.rollouts.sampling import Sampling
+from precaudit.checks.rollouts.timing import How, tasks
 from precaudit.cli import run
-from precaudit.evidence.mismatch import Cause
-from precaudit.evidence.records import Share
+from precaudit.diagnosis.evidence.records import Share
+from precaudit.recording.tracing.subject import load
 from precaudit.reports import rollout_pages as pages
 from precaudit.reports.rollout_charts import along, beyond, distribution, svg
 from precaudit.reports.rollouts import cell
-from precaudit.rollouts.drawn import Checks, drawn, graded
-from precaudit.rollouts.limits import Limit
-from precaudit.rollouts.mismatch import METRICS
-from precaudit.rollouts.questions import Question
-from precaudit.rollouts.recording import of_drawn
-from precaudit.rollouts.sampling import Sampling
-from precaudit.rollouts.timing import How, tasks
-from precaudit.tracing.subject import load
 from tests.test_escaping import HOSTILE, MARKDOWN
 from tests.test_gradient_pages import tables
 from tests.test_html import BAD, TAGS, Page

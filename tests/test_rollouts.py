@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from precaudit.checks.rollouts import scoring
+from precaudit.checks.rollouts.limits import Limit, RolloutRecord, parse_limits
+from precaudit.checks.rollouts.origin import RolloutRun
+from precaudit.checks.rollouts.parity import parity
+from precaudit.checks.rollouts.reading import Rollout, read_rollouts
+from precaudit.checks.rollouts.scoring import BATCH, ROWS, by_fp64, by_policy
 from precaudit.cli.rollout import command
 from precaudit.errors import CannotJudge, UserError
-from precaudit.numpy_decoder.model import Model
-from precaudit.records import decode_lines, value
-from precaudit.rollouts import scoring
-from precaudit.rollouts.limits import Limit, RolloutRecord, parse_limits
-from precaudit.rollouts.origin import RolloutRun
-from precaudit.rollouts.parity import parity
-from precaudit.rollouts.reading import Rollout, read_rollouts
-from precaudit.rollouts.scoring import BATCH, ROWS, by_fp64, by_policy
-from precaudit.tracing.subject import load
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.records import decode_lines, value
 from tests.conftest import FIXTURES
 
 

@@ -11,29 +11,29 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.arrays import as_format
-from precaudit.comparison.compare import Options as CompareOptions
-from precaudit.comparison.compare import compare
-from precaudit.coverage import judged_by_sums, summed
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.graphs.decoder import DEFAULT_POINTS, support
-from precaudit.jax_decoder import Parts
-from precaudit.jax_decoder.decoder import Decoder
 from precaudit.judging.gate import gate
-from precaudit.limits import default_limits
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import Rounding
-from precaudit.places import Place
-from precaudit.policies import recorded_policy
-from precaudit.prompts import Prompt
-from precaudit.records import value
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.decoder import Decoder
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import Rounding
+from precaudit.numbers.arrays import as_format
+from precaudit.numbers.row_sums import factors, hashes_of, signs, sums_of
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import open_run
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
 from precaudit.reports.headline import headline
-from precaudit.row_sums import factors, hashes_of, signs, sums_of
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.store import open_run
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options, trace
+from precaudit.schema.coverage import judged_by_sums, summed
+from precaudit.schema.graphs.decoder import DEFAULT_POINTS, support
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place
+from precaudit.schema.policies import recorded_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import value
+from precaudit.schema.selection import Selection
 from tests.conftest import few
 
 pytestmark = pytest.mark.usefixtures("neutral", "own_programs")
@@ -58,7 +58,7 @@ def failing(found):
 
 def in_stream(change, name="resid_mid"):
     """A decoder whose stream is changed where it is made, in layer FAULTY."""
-    from precaudit.jax_decoder import decoder
+    from precaudit.models.jax_decoder import decoder
 
     honest, where = decoder.tap, []
 

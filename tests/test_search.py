@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from precaudit.records import ErrorRecord, Signed, Unexplained
+from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.traced import search
 from precaudit.references.traced.judged import Segments, closes
 from precaudit.references.traced.remade import INPUTS
-from precaudit.runs.programs import EQUATIONS
+from precaudit.schema.records import ErrorRecord, Signed, Unexplained
 
 FAR = Unexplained(
     rel_l2=1.0, u=1e3, excess=1e3, gain=Signed(value=1.0, noise=0.1), mean=Signed(value=1.0, noise=0.1),

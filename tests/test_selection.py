@@ -2,14 +2,14 @@
 
 import pytest
 
-from precaudit.coverage import entries
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import support
-from precaudit.lengths import bucket
-from precaudit.policies import Policy, apply_settings, load_policy, parse_settings, shipped
-from precaudit.records import PromptRecord, Requested
-from precaudit.selection import Selection, parse_layers, parse_points, parse_positions
-from precaudit.tracing.session import batches
+from precaudit.recording.tracing.session import batches
+from precaudit.schema.coverage import entries
+from precaudit.schema.graphs.decoder import support
+from precaudit.schema.lengths import bucket
+from precaudit.schema.policies import Policy, apply_settings, load_policy, parse_settings, shipped
+from precaudit.schema.records import PromptRecord, Requested
+from precaudit.schema.selection import Selection, parse_layers, parse_points, parse_positions
 
 
 @pytest.mark.parametrize(

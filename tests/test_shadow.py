@@ -9,12 +9,12 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.tracing.subject import load
-from precaudit.transforms import reap
-from precaudit.transforms.shadow import CannotLift, shadow
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.shadow import CannotLift, shadow
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.recording.tracing.subject import load
 
 X = np.linspace(-1.3, 2.1, 12).reshape(3, 4)
 W = np.random.default_rng(3).normal(size=(5, 4, 4))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import lax
 
-from precaudit.transforms import shadow
+from precaudit.interpreters.jaxpr import shadow
 from tests.primitive_cases import low
 from tests.random_programs import program, trees
 

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 from jax.experimental import pallas as pl
 
-from precaudit import kernels
+from precaudit.checks import kernels
+from precaudit.checks.gradients.check import gradcheck
+from precaudit.checks.gradients.shipped import shipped
+from precaudit.checks.gradients.subjects import named
+from precaudit.checks.kernels import flash, paged, sdpa, splash
+from precaudit.checks.kernels.attention import NO_KEY, attention
 from precaudit.errors import UserError
-from precaudit.gradients.check import gradcheck
-from precaudit.gradients.shipped import shipped
-from precaudit.gradients.subjects import named
-from precaudit.kernels import flash, paged, sdpa, splash
-from precaudit.kernels.attention import NO_KEY, attention
-from precaudit.tpu.target import compile_for, parse_target
+from precaudit.interpreters.tpu.target import compile_for, parse_target
 from tests.tpus import needs_libtpu
 
 pytestmark = pytest.mark.usefixtures("promoting")
@@ -124,14 +124,14 @@ def test_the_list_is_a_table_or_a_line_of_json_each():
     text = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["gradcheck", "--list"], standalone_mode=False).output
     lines = CliRunner().invoke(cli, ["gradcheck", "--list", "--json"], standalone_mode=False).output.splitlines()
     held = [json.loads(line) for line in lines]
-    assert {"precaudit.kernels.flash", "precaudit.kernels.tokamax"} <= {x["name"] for x in held}
+    assert {"precaudit.checks.kernels.flash", "precaudit.checks.kernels.tokamax"} <= {x["name"] for x in held}
     assert all(x["name"] in text and x["about"] in text for x in held)
 
 
 def test_a_kernel_that_does_not_run_here_says_why(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="does not run here: Tokamax needs Python"):
-        named("precaudit.kernels.tokamax", None, None, None)
+        named("precaudit.checks.kernels.tokamax", None, None, None)
     told = next(s for s in shipped() if s.name.endswith("tokamax"))
     assert not told.runs
     assert told.here.startswith("no: Tokamax needs")

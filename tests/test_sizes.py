@@ -7,12 +7,12 @@ import pytest
 
 from precaudit import Program, gate
 from precaudit.cli import run as command
-from precaudit.comparison.programs import compare
 from precaudit.errors import UserError
 from precaudit.judging.farthest import Sizes, ways_made
-from precaudit.places import Place
-from precaudit.programs.tracing import trace
+from precaudit.recording.programs.tracing import trace
+from precaudit.references.comparison.programs import compare
 from precaudit.reports.headline import headline, how_far, percent
+from precaudit.schema.places import Place
 
 AT = Place("a", "call", 0, 3, "scores")
 

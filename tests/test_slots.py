@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from precaudit.configs import from_config_json
 from precaudit.errors import UserError
+from precaudit.models.configs import from_config_json
 from precaudit.references.mapped import Input, ProgramNames, starts
 from precaudit.references.slots import NEAR, Written, caches, lengths_of_pairs
 

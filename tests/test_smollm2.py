@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from precaudit.arrays import widen
-from precaudit.comparison.compare import Options, compare
-from precaudit.prompts import shipped_prompts
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
 from precaudit.references.attribution import attribute
+from precaudit.references.comparison.compare import Options, compare
 from precaudit.reports.summary import accumulation_sentence
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import Selection
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.schema.prompts import shipped_prompts
+from precaudit.schema.selection import Selection
 from tests.conftest import KEEPS_FEWER
 
 LAYER = 15
@@ -43,9 +43,9 @@ def test_one_element_of_attn_out_by_mpmath(audited):
     ]
     weights = [mp.exp(s - max(scores)) for s in scores]
     exact = sum(w * mpf(v[s, g, d]) for s, w in enumerate(weights)) / sum(weights)
-    from precaudit.numpy_decoder.model import attention
-    from precaudit.numpy_decoder.operators import Rule
-    from precaudit.numpy_decoder.rounding import FP64
+    from precaudit.models.numpy_decoder.model import attention
+    from precaudit.models.numpy_decoder.operators import Rule
+    from precaudit.models.numpy_decoder.rounding import FP64
 
     ours = attention(q, k, v, np.arange(len(q)), Rule(q.shape[2] ** -0.5), FP64)
     assert abs(ours[t, h, d] - float(exact)) <= 1e-14 * np.abs(ours[t, h]).max()

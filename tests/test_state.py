@@ -13,27 +13,27 @@ from safetensors.numpy import save_file
 
 from benchmarks.exam_diagnose import MIDDLE
 from benchmarks.mistakes import MISTAKES, Mistake, placed
-from precaudit.checkpoints.safetensors_files import WORDS, SafetensorsFiles
-from precaudit.comparison.compare import Options, compare
-from precaudit.configs import DecoderConfig
-from precaudit.coverage import predicted_bytes
 from precaudit.diagnosis.diagnose import diagnose
-from precaudit.evidence.caches import explain, explain_hashes
-from precaudit.formats import FORMATS
-from precaudit.jax_decoder.parts import attend
+from precaudit.diagnosis.evidence.caches import explain, explain_hashes
+from precaudit.interpreters.jaxpr.narrow import held
 from precaudit.judging.gate import gate
-from precaudit.policies import Policy
-from precaudit.prompts import Prompt
-from precaudit.records import Neutrality, value
-from precaudit.row_hashes import row_hashes
-from precaudit.selection import Selection
-from precaudit.store import file_hash, open_run, tensor_hash
-from precaudit.tracing import session
-from precaudit.tracing.programs import row_hashes as on_device
-from precaudit.tracing.programs import without
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
-from precaudit.transforms.narrow import held
+from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.jax_decoder.parts import attend
+from precaudit.numbers.formats import FORMATS
+from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.store import file_hash, open_run, tensor_hash
+from precaudit.recording.tracing import session
+from precaudit.recording.tracing.programs import row_hashes as on_device
+from precaudit.recording.tracing.programs import without
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.coverage import predicted_bytes
+from precaudit.schema.policies import Policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import Neutrality, value
+from precaudit.schema.selection import Selection
 from tests.programs import record
 
 LONG = "def f(x):\n    return x + 1\n" * 6

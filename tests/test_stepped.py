@@ -8,15 +8,15 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import prepared, trace
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.emulate import Realisation, emulated, exactly
+from precaudit.interpreters.jaxpr.sites import numbered, sites
+from precaudit.interpreters.jaxpr.stepped import BEFORE, steps_of
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import prepared, trace
 from precaudit.references.traced import remade
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
-from precaudit.transforms import reap
-from precaudit.transforms.emulate import Realisation, emulated, exactly
-from precaudit.transforms.sites import numbered, sites
-from precaudit.transforms.stepped import BEFORE, steps_of
 
 DRAW = np.random.default_rng(3)
 WEIGHTS, X = (DRAW.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((4, 16, 16), (8, 16)))

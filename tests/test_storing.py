@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.mutations.storing import to_bits
+from precaudit.references.mutations.storing import to_bits
 
 DRAW = np.random.default_rng(3)
 X = DRAW.standard_normal(4096) * np.exp(DRAW.uniform(-5, 5, 4096))

@@ -8,10 +8,10 @@ import numpy as np
 
 from precaudit import Program, gate
 from precaudit.cli import run
-from precaudit.comparison.programs import compare
-from precaudit.programs.tracing import trace
-from precaudit.transforms.jax_versions import equations, source
-from precaudit.transforms.strict import left_out
+from precaudit.interpreters.jaxpr.jax_versions import equations, source
+from precaudit.interpreters.jaxpr.strict import left_out
+from precaudit.recording.programs.tracing import trace
+from precaudit.references.comparison.programs import compare
 
 RANDOM = np.random.default_rng(0)
 X, W = (jnp.asarray(RANDOM.standard_normal(shape), jnp.bfloat16) for shape in ((4, 16), (16, 8)))

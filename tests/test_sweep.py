@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from precaudit.checks.rollouts import drawn
 from precaudit.cli import run
 from precaudit.reports.policies import PolicyRow
 from precaudit.reports.sweep import SweepRow, front
-from precaudit.rollouts import drawn
-from precaudit.sweep import policies_of
+from precaudit.workflows.sweep import policies_of
 from tests.tpus import needs_libtpu
 
 PROMPT = ["tiny", "--text", "def f(x):", "--decode-steps", "1", "--points", "v,logits"]
@@ -80,7 +80,7 @@ def test_every_policy_is_a_row_with_what_it_costs(swept):
 @pytest.mark.parametrize("name", ["altair", "vl_convert"])
 def test_a_plot_without_its_libraries_is_refused_before_anything_runs(name, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("precaudit.sweep.sweep", lambda *_, **__: pytest.fail("swept"))
+    monkeypatch.setattr("precaudit.workflows.sweep.sweep", lambda *_, **__: pytest.fail("swept"))
     assert run(["sweep", "tiny", "--policies", "bf16", "--plot", str(tmp_path / "a.png"), "-o", str(tmp_path)]) == 2
     assert "pip install 'precaudit[html]'" in capfd.readouterr().err
 

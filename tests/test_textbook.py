@@ -12,23 +12,23 @@ import pytest
 
 from precaudit import Program, gate
 from precaudit.cli import run as command
-from precaudit.comparison.programs import compare
 from precaudit.diagnosis.naming import name_formula
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
-from precaudit.mutations import declared as formats
-from precaudit.mutations.bench import Tried
-from precaudit.mutations.forms import plain
-from precaudit.mutations.replay import Replay
-from precaudit.mutations.variants import Variant
-from precaudit.programs.loading import load
-from precaudit.programs.tracing import prepared, trace
-from precaudit.records import value, write_lines
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import open_program_run
+from precaudit.recording.store import file_hash
+from precaudit.references.comparison.programs import compare
 from precaudit.references.formula import distance, shown, textbook_errors
 from precaudit.references.mapped import Names, textbook_of
+from precaudit.references.mutations import declared as formats
+from precaudit.references.mutations.bench import Tried
+from precaudit.references.mutations.forms import plain
+from precaudit.references.mutations.replay import Replay
+from precaudit.references.mutations.variants import Variant
 from precaudit.references.traced.forward import Chains, recorded_calls
-from precaudit.runs.programs import open_program_run
-from precaudit.store import file_hash
+from precaudit.schema.records import value, write_lines
 from tests.conftest import few
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

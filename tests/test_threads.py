@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from precaudit import threads
-from precaudit.threads import each
+from precaudit.numbers import threads
+from precaudit.numbers.threads import each
 
 
 def test_every_job_is_done_once_and_results_keep_their_order():

@@ -11,13 +11,13 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 import precaudit
-from precaudit.checkpoints import open_checkpoint
-from precaudit.checkpoints.gguf_files import GgufFile
-from precaudit.checkpoints.tokenizers import GGUF_PRETOKENIZERS, PlainTokenizer, from_folder, from_gguf
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.prompts import shipped_prompts
-from precaudit.tracing.subject import load
+from precaudit.models.checkpoints import open_checkpoint
+from precaudit.models.checkpoints.gguf_files import GgufFile
+from precaudit.models.checkpoints.tokenizers import GGUF_PRETOKENIZERS, PlainTokenizer, from_folder, from_gguf
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.prompts import shipped_prompts
 
 PIECES = (
     "",
@@ -222,7 +222,7 @@ def test_a_folder_s_tokenizer_needs_no_torch(tmp_path):
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"torch_dtype": "auto"}))
     code = (
-        "import json, sys; from pathlib import Path; from precaudit.checkpoints.tokenizers import from_folder;"
+        "import json, sys; from pathlib import Path; from precaudit.models.checkpoints.tokenizers import from_folder;"
         f"t = from_folder(Path({str(folder)!r}));"
         f"ids = [t.encode(x, add_special_tokens=False) for x in json.loads(sys.stdin.read())];"
         "print(json.dumps([ids, 'torch' in sys.modules]))"

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from precaudit.rollouts import generation
-from precaudit.rollouts.generation import Generator, Shape
-from precaudit.rollouts.sampling import Sampling
-from precaudit.tpu.target import compile_for, parse_target
-from precaudit.tracing import programs
-from precaudit.tracing.subject import load
-from precaudit.transforms.narrow import moved_as_bits
+from precaudit.checks.rollouts import generation
+from precaudit.checks.rollouts.generation import Generator, Shape
+from precaudit.checks.rollouts.sampling import Sampling
+from precaudit.interpreters.jaxpr.narrow import moved_as_bits
+from precaudit.interpreters.tpu.target import compile_for, parse_target
+from precaudit.recording.tracing import programs
+from precaudit.recording.tracing.subject import load
 from tests.tpus import needs_libtpu
 
 BATCH, SLOTS = 2, 64

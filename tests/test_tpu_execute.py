@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 
 from precaudit.errors import UserError
-from precaudit.tpu import execute, hlo
-from precaudit.tpu.operations import RULES
-from precaudit.tpu.products import Window, in_passes, product, relation
-from precaudit.tpu.sorting import in_order
-from precaudit.tracing.subject import load
-from precaudit.transforms import shadow
+from precaudit.interpreters.jaxpr import shadow
+from precaudit.interpreters.tpu import execute, hlo
+from precaudit.interpreters.tpu.operations import RULES
+from precaudit.interpreters.tpu.products import Window, in_passes, product, relation
+from precaudit.interpreters.tpu.sorting import in_order
+from precaudit.recording.tracing.subject import load
 from tests.conftest import few
 from tests.tpus import needs_libtpu, text_for
 

@@ -7,12 +7,12 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
+from precaudit.checks.kernels import grpo
 from precaudit.errors import UserError
-from precaudit.kernels import grpo
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import trace
-from precaudit.tpu.target import parse_target
-from precaudit.tracing.predicting import Predicted
+from precaudit.interpreters.tpu.target import parse_target
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import trace
+from precaudit.recording.tracing.predicting import Predicted
 from tests.tpus import needs_libtpu
 
 V5E = parse_target("v5e")

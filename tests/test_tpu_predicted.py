@@ -16,25 +16,25 @@ from safetensors.numpy import load_file, save_file
 
 import precaudit
 from precaudit.cli import run as cli
-from precaudit.comparison.compare import Options, compare
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import POINTS
-from precaudit.jax_decoder.parts import Parts, attention_scores
+from precaudit.interpreters.tpu import target
+from precaudit.interpreters.tpu.emulated import emulated
 from precaudit.judging.gate import gate
-from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, on_single_rows
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.policies import load_policy
-from precaudit.prompts import Prompt
-from precaudit.records import device_kind, value
-from precaudit.runs.programs import open_program_run
-from precaudit.selection import Selection
-from precaudit.store import file_hash, open_run, tensor_hash
-from precaudit.tpu import target
-from precaudit.tpu.emulated import emulated
-from precaudit.tracing import predicting
-from precaudit.tracing.subject import load
-from precaudit.tracing.trace import Options as TraceOptions
-from precaudit.tracing.trace import trace
+from precaudit.models.jax_decoder.parts import Parts, attention_scores
+from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, on_single_rows
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.recording.runs.programs import open_program_run
+from precaudit.recording.store import file_hash, open_run, tensor_hash
+from precaudit.recording.tracing import predicting
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options as TraceOptions
+from precaudit.recording.tracing.trace import trace
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.policies import load_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.records import device_kind, value
+from precaudit.schema.selection import Selection
 from tests.conftest import few
 from tests.test_programs import altered
 from tests.test_programs import compare as compare_program

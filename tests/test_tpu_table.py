@@ -6,8 +6,8 @@ import pytest
 from benchmarks.tpu import BOUNDS
 from benchmarks.tpu_compiled import collectives, policies
 from benchmarks.tpu_gradient import batch, error, example, measured
-from precaudit.policies import shipped
-from precaudit.tpu.target import parse_target
+from precaudit.interpreters.tpu.target import parse_target
+from precaudit.schema.policies import shipped
 from tests.tpus import needs_libtpu
 
 V5E, V6E = parse_target("v5e"), parse_target("v6e")

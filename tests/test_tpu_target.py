@@ -11,11 +11,11 @@ import pytest
 from jax import lax
 
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import POINTS
-from precaudit.policies import PRESETS, Policy, load_policy, shipped
-from precaudit.tpu import environment, target
-from precaudit.tpu.target import REFUSED, TOPOLOGIES, TooLarge, check_policy, compile_for, parse_target
-from precaudit.tracing.subject import load
+from precaudit.interpreters.tpu import environment, target
+from precaudit.interpreters.tpu.target import REFUSED, TOPOLOGIES, TooLarge, check_policy, compile_for, parse_target
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.policies import PRESETS, Policy, load_policy, shipped
 from tests.conftest import few
 from tests.tpus import needs_libtpu
 
@@ -119,7 +119,7 @@ def test_memory_is_of_every_argument_and_what_is_donated_is_aliased():
 @needs_libtpu
 def test_programs_are_compiled_side_by_side_and_the_cache_stays_on():
     code = (
-        "from precaudit.tpu.target import *\nimport jax, jax.numpy as jnp\n"
+        "from precaudit.interpreters.tpu.target import *\nimport jax, jax.numpy as jnp\n"
         "x = jax.ShapeDtypeStruct((256, 256), jnp.float32)\n"
         "print(jax.jit(lambda x: x @ x)(jnp.ones((8, 8))).sum())\n"
         "print(compile_for(parse_target('v6e'), lambda x: x @ x, (x,)).text[:9])\n"

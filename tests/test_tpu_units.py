@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-
 from precaudit.judging.predictions import notes
-from precaudit.numpy_decoder.rounding import of_policy
-from precaudit.places import Place
-from precaudit.policies import load_policy, on_device
-from precaudit.records import Prediction, Products
+
+from precaudit.interpreters.jaxpr.products import label_in
+from precaudit.interpreters.jaxpr.tag import capturing, tagged
+from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.units import Product, counted, labelled, moved, products, ways
+from precaudit.models.numpy_decoder.rounding import of_policy
+from precaudit.recording.runs.compiled import ways_of
 from precaudit.references.textbook.units import policy_at
-from precaudit.runs.compiled import ways_of
-from precaudit.tpu.hlo import parse
-from precaudit.tpu.units import Product, counted, labelled, moved, products, ways
-from precaudit.transforms.products import label_in
-from precaudit.transforms.tag import capturing, tagged
+from precaudit.schema.places import Place
+from precaudit.schema.policies import load_policy, on_device
+from precaudit.schema.records import Prediction, Products
 from tests.lint_programs import bf16, f32
 from tests.tpus import needs_libtpu, text_for
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name as tap
 
-from precaudit.formats import FORMATS
-from precaudit.metrics.residue import Noise, finite
-from precaudit.metrics.sizes import canonical, explained, half_ulp, norm
-from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.programs.program import Program
-from precaudit.programs.tracing import prepared, trace
-from precaudit.records import number
+from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced import judged, remade, undrawn
 from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
-from precaudit.runs.programs import EQUATIONS
+from precaudit.schema.metrics.residue import Noise, finite
+from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm
+from precaudit.schema.records import number
 
 DRAW = np.random.default_rng(11)
 TYPES = ["bfloat16", "float16", "float8_e4m3fn", "float32"]  # that of 8 bits has no infinities

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from precaudit.records import ErrorRecord
 from precaudit.references.traced.judged import INPUTS, closes, numbers
+from precaudit.schema.records import ErrorRecord
 
 N, TERMS = 12, 64
 

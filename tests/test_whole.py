@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from precaudit.lint.building import build
-from precaudit.lint.intervals import ANY, Range
-from precaudit.lint.whole import whole_numbers
+from precaudit.checks.lint.building import build
+from precaudit.checks.lint.intervals import ANY, Range
+from precaudit.checks.lint.whole import whole_numbers
 
 GIVEN = np.random.default_rng(0).integers(-(2**20), 2**20, 64, dtype=np.int32)
 F32, BF16 = jnp.float32, jnp.bfloat16

@@ -15,25 +15,27 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from precaudit.arrays import widen
+from precaudit.checks.doctor import caches
+from precaudit.checks.doctor.packages import extras
+from precaudit.checks.rollouts.answers import compared, sentence
 from precaudit.cli import SPELT, cli, run
 from precaudit.cli._examples import EXAMPLES
-from precaudit.doctor import caches
-from precaudit.doctor.packages import extras
+from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
 from precaudit.errors import UserError
-from precaudit.evidence.records import Finding, LineRemedy, Remedy, Share, Shares
-from precaudit.formats import FORMATS
-from precaudit.glossary import AXES, KEY, POINT, entries, explained, names, plain
-from precaudit.graphs.decoder import POINTS
 from precaudit.judging.budgets import METRICS, SCOPES
 from precaudit.judging.verdicts import STATUSES, Verdict
-from precaudit.limits import default_limits
-from precaudit.limits.checks import SAME
-from precaudit.metrics.logits import distribution, kl, log_softmax
-from precaudit.metrics.sizes import explained as share_explained
-from precaudit.metrics.sizes import half_ulp, sizes
-from precaudit.policies import KEYS
-from precaudit.records import (
+from precaudit.numbers.arrays import widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.reports.words import listing, paragraphs
+from precaudit.schema.glossary import AXES, KEY, POINT, entries, explained, names, plain
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import SAME
+from precaudit.schema.metrics.logits import distribution, kl, log_softmax
+from precaudit.schema.metrics.sizes import explained as share_explained
+from precaudit.schema.metrics.sizes import half_ulp, sizes
+from precaudit.schema.policies import KEYS
+from precaudit.schema.records import (
     Distribution,
     ErrorRecord,
     Neutrality,
@@ -45,9 +47,7 @@ from precaudit.records import (
     Unexplained,
     Worst,
 )
-from precaudit.reports.words import listing, paragraphs
-from precaudit.rollouts.answers import compared, sentence
-from precaudit.selection import PHASES
+from precaudit.schema.selection import PHASES
 
 ROOT = Path(__file__).parent.parent
 GLOSSARY = ROOT / "precaudit" / "bundled" / "glossary.md"
@@ -316,7 +316,7 @@ def test_every_command_has_examples_that_parse(name, monkeypatch):
             assert subject in (None, "tiny") or (ROOT / subject.partition(":")[0]).is_file(), line
         for option in ("points", "phases", "layers"):
             if parsed.params.get(option):
-                from precaudit.selection import Selection
+                from precaudit.schema.selection import Selection
 
                 Selection.parse(**{option: parsed.params[option]})
         if parsed.params.get("term"):
@@ -364,7 +364,7 @@ def test_a_completion_script_is_printed(shell):
 
 
 def test_the_completion_that_doctor_names_works(monkeypatch, tmp_path):
-    from precaudit.doctor.machine import completion
+    from precaudit.checks.doctor.machine import completion
 
     monkeypatch.setenv("SHELL", "/bin/bash")
     line, file = completion()
@@ -439,7 +439,7 @@ def test_a_plugin_that_does_not_start_is_said(tmp_path):
 def test_a_requirement_that_is_too_old_is_broken(monkeypatch):
     from importlib import metadata
 
-    from precaudit.doctor import packages
+    from precaudit.checks.doctor import packages
 
     version = metadata.version
     monkeypatch.setattr(packages.metadata, "version", lambda name: "0.7.0" if name == "jax" else version(name))
@@ -449,7 +449,7 @@ def test_a_requirement_that_is_too_old_is_broken(monkeypatch):
 
 
 def test_extras_are_those_of_the_installed_package(monkeypatch):
-    from precaudit.doctor import packages
+    from precaudit.checks.doctor import packages
 
     requires = {
         "precaudit": ["jax>=0.8", 'pandas>=2.2; extra == "frames"', 'jax[tpu]; extra == "tpu"'],

@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from precaudit.cli import run
-from precaudit.records import write_lines
-from precaudit.store import prepare_folder
+from precaudit.recording.store import prepare_folder
+from precaudit.schema.records import write_lines
 from precaudit.writing import PART, whole, write_whole
 
 

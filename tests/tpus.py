@@ -2,7 +2,7 @@
 
 import pytest
 
-from precaudit.tpu.target import EXTRA, compile_for, libtpu_version, parse_target
+from precaudit.interpreters.tpu.target import EXTRA, compile_for, libtpu_version, parse_target
 
 needs_libtpu = pytest.mark.skipif(libtpu_version() is None, reason=f"needs libtpu: {EXTRA}")
 

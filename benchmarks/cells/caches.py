@@ -8,8 +8,8 @@ from jax import lax
 from benchmarks.cells.cell import OTHER, TEXT, Cell
 from benchmarks.cells.changes import DECODE, PREFILL, after, in_part
 from benchmarks.cells.rounded import f32, integers, mantissa, narrow, toward_zero
-from precaudit.jax_decoder.integers import IntegerRows
-from precaudit.jax_decoder.parts import cache_read, cache_write
+from precaudit.models.jax_decoder.integers import IntegerRows
+from precaudit.models.jax_decoder.parts import cache_read, cache_write
 
 K, V = 0, 1
 PAGE = 8

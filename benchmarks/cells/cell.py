@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from precaudit.evidence.records import Finding
-from precaudit.tracing.subject import Subject, load
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.recording.tracing.subject import Subject, load
 
 MIDDLE = 2  # the faulty layer of tiny's five
 TEXT = "for name in os.listdir(here):"

@@ -9,12 +9,12 @@ import msgspec
 
 from benchmarks.cells.cell import MIDDLE, Change
 from benchmarks.cells.switched import DECODE, PREFILL, InPart, Wrong
-from precaudit.arrays import Array
-from precaudit.configs import DecoderConfig
-from precaudit.jax_decoder import Decoder
-from precaudit.jax_decoder.parameters import rope_tables
-from precaudit.policies import Policy
-from precaudit.tracing.subject import Subject
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.jax_decoder import Decoder
+from precaudit.models.jax_decoder.parameters import rope_tables
+from precaudit.numbers.arrays import Array
+from precaudit.recording.tracing.subject import Subject
+from precaudit.schema.policies import Policy
 
 Tables = tuple[list[Array], list[Array]]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from benchmarks.cells.cell import OTHER, TEXT, Cell
 from benchmarks.cells.changes import DECODE, PREFILL, in_part
 from benchmarks.cells.rounded import f32
-from precaudit.jax_decoder.parts import masked_softmax
+from precaudit.models.jax_decoder.parts import masked_softmax
 
 
 def with_mask(change: Any) -> Any:

@@ -8,7 +8,7 @@ from jax import lax
 from benchmarks.cells.cell import Cell
 from benchmarks.cells.changes import PREFILL, after, in_part, in_step, in_weight, in_weights
 from benchmarks.cells.rounded import f32, narrow
-from precaudit.jax_decoder.parts import rms_norm
+from precaudit.models.jax_decoder.parts import rms_norm
 
 FIRST, SECOND = 0, 1  # a layer's norms
 

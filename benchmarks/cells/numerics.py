@@ -12,7 +12,7 @@ from benchmarks.cells.cell import Cell
 from benchmarks.cells.changes import in_part
 from benchmarks.cells.rounded import at_random, away, f32, mantissa, narrow, rounded, to_odd, toward_zero
 from benchmarks.cells.scores import softmax
-from precaudit.jax_decoder.parts import attend, attention_scores, masked_softmax, project, rms_norm, rope
+from precaudit.models.jax_decoder.parts import attend, attention_scores, masked_softmax, project, rms_norm, rope
 
 V, PROJ, DOWN = 2, 3, 6
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from benchmarks.cells.cell import MIDDLE, Cell
 from benchmarks.cells.changes import in_part, in_weight, in_weights
 from benchmarks.cells.rounded import narrow
-from precaudit.jax_decoder.integers import IntegerMatrix, product
-from precaudit.jax_decoder.parts import project
+from precaudit.models.jax_decoder.integers import IntegerMatrix, product
+from precaudit.models.jax_decoder.parts import project
 
 
 def scales(change: Any) -> Any:

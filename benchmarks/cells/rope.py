@@ -8,9 +8,9 @@ import numpy as np
 from benchmarks.cells.cell import OTHER, TEXT, Cell
 from benchmarks.cells.changes import DECODE, in_config, in_part, in_step, in_tables, in_weights
 from benchmarks.cells.rounded import f32, narrow
-from precaudit.arrays import as_format
-from precaudit.jax_decoder.parameters import frequencies
-from precaudit.jax_decoder.parts import project, rope
+from precaudit.models.jax_decoder.parameters import frequencies
+from precaudit.models.jax_decoder.parts import project, rope
+from precaudit.numbers.arrays import as_format
 
 QUERY, KEY = 0, 1
 Q, K, BOTH = ("q",), ("k",), ("q", "k")

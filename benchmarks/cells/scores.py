@@ -8,7 +8,7 @@ from jax import lax
 from benchmarks.cells.cell import Cell
 from benchmarks.cells.changes import DECODE, after, in_part
 from benchmarks.cells.rounded import f32, mantissa, narrow
-from precaudit.jax_decoder.parts import attend, attention_scores, capped, masked_softmax
+from precaudit.models.jax_decoder.parts import attend, attention_scores, capped, masked_softmax
 
 WIDTH, HEAD, QUERIES = 128, 32, 4
 

@@ -8,7 +8,7 @@ from benchmarks.cells.cell import Cell, Change
 from benchmarks.cells.changes import in_top
 from benchmarks.cells.rounded import at_random, f32, integers, narrow, toward_zero
 from benchmarks.cells.switched import InStream, added
-from precaudit.tracing.subject import Subject
+from precaudit.recording.tracing.subject import Subject
 
 
 def wide(how: Any) -> Any:

@@ -11,9 +11,9 @@ from jax import lax, named_scope
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from benchmarks.cells.cell import MIDDLE
-from precaudit.jax_decoder import Decoder
-from precaudit.jax_decoder.arithmetic import dot
-from precaudit.tracing.subject import Subject
+from precaudit.models.jax_decoder import Decoder
+from precaudit.models.jax_decoder.arithmetic import dot
+from precaudit.recording.tracing.subject import Subject
 
 PREFILL, DECODE = "prefill", "decode"
 FAULT = "fault"  # the name of the number: [L] of layers, 0 where they are honest, and one of what is outside layers

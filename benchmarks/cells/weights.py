@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.cells.cell import MIDDLE, Cell
 from benchmarks.cells.changes import after, in_part, in_weight, in_weights
 from benchmarks.cells.rounded import f32, integers, mantissa, narrow
-from precaudit.jax_decoder.arithmetic import dot
-from precaudit.jax_decoder.parts import project
+from precaudit.models.jax_decoder.arithmetic import dot
+from precaudit.models.jax_decoder.parts import project
 
 V, PROJ, DOWN = 2, 3, 6  # a layer's projections, in their order
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from benchmarks.tpu_calibration.programs import PROGRAMS
-from precaudit.tpu.execute import function
-from precaudit.tpu.hlo import parse
-from precaudit.tpu.target import compile_for, parse_target
+from precaudit.interpreters.tpu.execute import function
+from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.target import compile_for, parse_target
 
 
 def main() -> None:

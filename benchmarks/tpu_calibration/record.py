@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from benchmarks.tpu_calibration.programs import PROGRAMS
-from precaudit.tracing.devices import choose_device
-from precaudit.tracing.manifest import versions
+from precaudit.recording.tracing.devices import choose_device
+from precaudit.recording.tracing.manifest import versions
 
 
 def main() -> None:

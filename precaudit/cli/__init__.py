@@ -81,9 +81,9 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 def run(arguments: list[str]) -> int:
     """Run ``precaudit ARGUMENTS`` and return its exit code."""
-    from precaudit.allocation import share_freed_memory
     from precaudit.errors import PrecauditError, enough_memory
-    from precaudit.tpu.environment import prepare
+    from precaudit.interpreters.tpu.environment import prepare
+    from precaudit.numbers.allocation import share_freed_memory
 
     prepare()
     share_freed_memory()

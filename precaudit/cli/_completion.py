@@ -8,21 +8,21 @@ Words = Callable[[], Iterable[str]]
 
 def points() -> tuple[str, ...]:
     """Return the names of points."""
-    from precaudit.graphs.decoder import POINTS
+    from precaudit.schema.graphs.decoder import POINTS
 
     return (*POINTS, "all")
 
 
 def phases() -> tuple[str, ...]:
     """Return the names of phases."""
-    from precaudit.selection import PHASES
+    from precaudit.schema.selection import PHASES
 
     return PHASES
 
 
 def words(_context: Any, _parameter: Any, incomplete: str) -> list[str]:
     """Complete a word of the glossary."""
-    from precaudit.glossary import names, plain
+    from precaudit.schema.glossary import names, plain
 
     return [name.replace(" ", "-") for name in names() if name.startswith(plain(incomplete))]
 

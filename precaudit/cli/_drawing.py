@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from precaudit.cli._options import announce, console, progress_bar, say
 
 if TYPE_CHECKING:
-    from precaudit.evidence.mismatch import Cause
-    from precaudit.rollouts.drawn import Checks, Drawn
-    from precaudit.rollouts.generation import Loop
-    from precaudit.rollouts.limits import Limit
-    from precaudit.rollouts.origin import RolloutRun
-    from precaudit.rollouts.questions import Question
-    from precaudit.tracing.subject import Subject
+    from precaudit.checks.rollouts.causes import Cause
+    from precaudit.checks.rollouts.drawn import Checks, Drawn
+    from precaudit.checks.rollouts.generation import Loop
+    from precaudit.checks.rollouts.limits import Limit
+    from precaudit.checks.rollouts.origin import RolloutRun
+    from precaudit.checks.rollouts.questions import Question
+    from precaudit.recording.tracing.subject import Subject
 
 
 def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     """Draw, time and check rollouts, and print what was found."""
+    from precaudit.checks.rollouts.sampling import Sampling
     from precaudit.cli._explaining import explained
     from precaudit.cli._judged import write
-    from precaudit.policies import apply_settings, load_policy, parse_settings
-    from precaudit.rollouts.sampling import Sampling
-    from precaudit.selection import Selection
+    from precaudit.schema.policies import apply_settings, load_policy, parse_settings
+    from precaudit.schema.selection import Selection
 
     changes = parse_settings(given["settings"])
     names = policy_names(given["policies"] or given["policy"])
@@ -34,12 +34,12 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     sampling = Sampling(given["temperature"], given["top_k"], given["top_p"], given["seed"])
     loops = loops_of(given["loops"])
     with progress_bar("loading JAX") as advance:
-        from precaudit.rollouts.drawn import drawn, graded, opened
-        from precaudit.rollouts.questions import asked
-        from precaudit.rollouts.recording import of_drawn
-        from precaudit.rollouts.timing import How, tasks
-        from precaudit.tracing.subject import load
-        from precaudit.tracing.trace import encoded
+        from precaudit.checks.rollouts.drawn import drawn, graded, opened
+        from precaudit.checks.rollouts.questions import asked
+        from precaudit.checks.rollouts.recording import of_drawn
+        from precaudit.checks.rollouts.timing import How, tasks
+        from precaudit.recording.tracing.subject import load
+        from precaudit.recording.tracing.trace import encoded
 
         subjects, refused = opened(
             lambda p: load(model, p, device=given["device"], allow=given["allow_field"]), policies
@@ -59,7 +59,7 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
         why = explained(scored, given, found.temperature, advance)
         origin = of_drawn(found, subjects, todo, how, checks, questions)
     if given["save"] is not None:
-        from precaudit.rollouts.reading import written
+        from precaudit.checks.rollouts.reading import written
 
         write(given["save"], written(found.rollouts, found.temperature))
     return _show(found, origin, why, given)
@@ -67,8 +67,8 @@ def draw(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
 
 def _split(limits: "tuple[Limit, ...]", two: bool) -> "tuple[tuple[Limit, ...], tuple[Limit, ...]]":
     """Return limits on answers, and those on log-probabilities; ``two``: two policies are asked questions."""
+    from precaudit.checks.rollouts.limits import ANSWERS
     from precaudit.errors import UserError
-    from precaudit.rollouts.limits import ANSWERS
 
     of_answers = tuple(x for x in limits if x.metric == ANSWERS)
     if of_answers and not two:
@@ -78,8 +78,8 @@ def _split(limits: "tuple[Limit, ...]", two: bool) -> "tuple[tuple[Limit, ...], 
 
 def _questions(given: dict[str, Any]) -> "list[Question]":
     """Return the questions to ask; none where prompts are drawn from."""
+    from precaudit.checks.rollouts.questions import read_questions
     from precaudit.errors import UserError
-    from precaudit.rollouts.questions import read_questions
 
     if given["answers"] is None:
         return []
@@ -102,7 +102,7 @@ def program(reference: str, given: dict[str, Any], other: Sequence[str]) -> int:
     """Time the loops of a program of the user's, and say whether they compute the same."""
     from precaudit.cli.rollout import kept
     from precaudit.errors import UserError
-    from precaudit.programs.loading import load, trust
+    from precaudit.recording.programs.loading import load, trust
     from precaudit.reports import drawn as report
     from precaudit.reports import fitting
 
@@ -113,7 +113,7 @@ def program(reference: str, given: dict[str, Any], other: Sequence[str]) -> int:
         raise UserError(f"--rounds {rounds}: at least 1 is wanted")
     loops = loops_of(given["loops"])
     with progress_bar("loading the program") as advance:
-        from precaudit.rollouts.program_loops import measure_program
+        from precaudit.checks.rollouts.program_loops import measure_program
 
         found = measure_program(load(reference), reference, loops, rounds, advance)
     trust(reference)
@@ -132,8 +132,8 @@ def policy_names(text: str) -> list[str]:
 
 def loops_of(text: str) -> "list[Loop]":
     """Return the loops named in ``python,while``; raises UserError for another, or one that is there twice."""
+    from precaudit.checks.rollouts.generation import LOOPS
     from precaudit.errors import UserError, nearest
-    from precaudit.rollouts.generation import LOOPS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -146,8 +146,8 @@ def loops_of(text: str) -> "list[Loop]":
 
 def _ends(subject: "Subject", given: dict[str, Any]) -> tuple[int, ...]:
     """Return the tokens that end a sequence: those given, or the model's."""
-    from precaudit.checkpoints.ends import checked, end_tokens
     from precaudit.errors import UserError
+    from precaudit.models.checkpoints.ends import checked, end_tokens
 
     text = given["end_tokens"]
     if text is None:
@@ -163,9 +163,9 @@ def _ends(subject: "Subject", given: dict[str, Any]) -> tuple[int, ...]:
 
 def _checks(model: str, given: dict[str, Any], limits: "tuple[Limit, ...]") -> "Checks":
     """Return what the rollouts are held to; the trainer is another policy, another checkpoint or both."""
-    from precaudit.policies import load_policy
-    from precaudit.rollouts.drawn import Checks
-    from precaudit.tracing.subject import load
+    from precaudit.checks.rollouts.drawn import Checks
+    from precaudit.recording.tracing.subject import load
+    from precaudit.schema.policies import load_policy
 
     trainer = None
     if given["trainer_policy"] or given["trainer"]:

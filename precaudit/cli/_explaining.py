@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from precaudit.cli._options import references, say
 
 if TYPE_CHECKING:
-    from precaudit.evidence.mismatch import Cause
+    from precaudit.checks.rollouts.causes import Cause
+    from precaudit.checks.rollouts.parity import Parity
+    from precaudit.checks.rollouts.reading import Rollout
     from precaudit.progress import Advance
-    from precaudit.rollouts.parity import Parity
-    from precaudit.rollouts.reading import Rollout
-    from precaudit.tracing.subject import Subject
+    from precaudit.recording.tracing.subject import Subject
 
 Scored = tuple["Subject", "Parity", Sequence["Rollout"]]
 
@@ -19,7 +19,7 @@ def explained(scored: "Sequence[Scored]", given: dict[str, Any], temperature: fl
     """Return what makes the worst tokens of each subject's rollouts differ; nothing where --explain was not given."""
     if given["explain"] < 1:
         return []
-    from precaudit.evidence.mismatch import causes, worst_of
+    from precaudit.checks.rollouts.causes import causes, worst_of
 
     found = []
     with references(False) as cache:
@@ -31,8 +31,8 @@ def explained(scored: "Sequence[Scored]", given: dict[str, Any], temperature: fl
 
 def show(found: "Sequence[Cause]") -> None:
     """Print a sentence for each cause."""
-    from precaudit.policies import load_policy
     from precaudit.reports.causes import lines
+    from precaudit.schema.policies import load_policy
 
     if found:
         say("")

@@ -18,9 +18,9 @@ def show(
     verbose: bool = False,
 ) -> int:
     """Print a judgement, write the files asked for, and return the exit code."""
-    from precaudit.records import encode
     from precaudit.reports import judgement, pull_request
     from precaudit.reports.headline import headline, how_far
+    from precaudit.schema.records import encode
 
     if junit is not None:
         from precaudit.reports.junit import render

@@ -40,7 +40,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def narrowed(requested: Any, layers: str | None, points: str | None, phases: str | None, prompt: str | None) -> Any:
     """Return the Selection that filters of a recorded run make; None without filters."""
-    from precaudit.selection import Selection
+    from precaudit.schema.selection import Selection
 
     if all(x is None for x in (layers, points, phases, prompt)):
         return None

@@ -1,4 +1,4 @@
-"""``precaudit audit``: trace, compare and gate from precaudit.toml: the command for CI."""
+"""``precaudit audit``: trace, compare and gate from precaudit.schema.toml: the command for CI."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ import click
 from precaudit.cli._options import cache_option, console, progress_bar, references, say
 
 if TYPE_CHECKING:
-    from precaudit.audit import Audit
+    from precaudit.workflows.audit import Audit
 
 
 @click.command()
@@ -33,9 +33,9 @@ def command(
     Exit codes as of gate. The run holds errors.jsonl and report.md. Where the judgement fails, its diagnosis follows
     (diagnose = false in precaudit.toml: none) and changes no exit code; --json prints verdicts alone.
     """
-    from precaudit.audit import audit
     from precaudit.cli._judged import show
-    from precaudit.policies import parse_settings
+    from precaudit.schema.policies import parse_settings
+    from precaudit.workflows.audit import audit
 
     with progress_bar("loading JAX") as advance, references(no_cache) as cache:
         found = audit(config, parse_settings(settings), advance, cache)
@@ -48,8 +48,8 @@ def command(
 
 def _report(found: "Audit") -> None:
     """Write report.md of the run, as ``precaudit compare`` does."""
+    from precaudit.recording.runs.programs import is_program_run, open_program_run
     from precaudit.reports import markdown, program
-    from precaudit.runs.programs import is_program_run, open_program_run
     from precaudit.writing import write_whole
 
     own = is_program_run(found.run)
@@ -59,8 +59,8 @@ def _report(found: "Audit") -> None:
 
 def _diagnosis(found: "Audit") -> None:
     """Print the conclusions of a diagnosis, or why there are none."""
+    from precaudit.recording.runs.programs import is_program_run
     from precaudit.reports import diagnosis, program_diagnosis
-    from precaudit.runs.programs import is_program_run
 
     if found.diagnosis is None:
         return

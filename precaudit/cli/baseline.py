@@ -19,14 +19,14 @@ def command(run: Path, output: Path, accept: bool, why: str) -> None:
 
     The file holds no tensors; it says where the errors come from, and its own SHA-256.
     """
+    from precaudit.checks.rollouts.kinds import is_rollouts
     from precaudit.judging.baselines import freeze, freeze_errors
     from precaudit.judging.programs import filed_errors, provenance
-    from precaudit.rollouts.kinds import is_rollouts
-    from precaudit.runs.programs import is_program_run, open_program_run
-    from precaudit.runs.written import recall
+    from precaudit.recording.runs.programs import is_program_run, open_program_run
+    from precaudit.recording.runs.written import recall
 
     if is_rollouts(run):
-        from precaudit.rollouts.frozen import freeze_rollouts
+        from precaudit.checks.rollouts.frozen import freeze_rollouts
 
         frozen = freeze_rollouts(run, output, accept, why)
         of = f"rollouts of {frozen.of.model} ({frozen.of.device})"

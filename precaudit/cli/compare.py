@@ -79,16 +79,16 @@ def command(
     Writes errors.jsonl, prefill_decode.jsonl and report.md beside the run. Filters show less, and compute only what is
     not there yet.
     """
-    from precaudit.comparison.compare import Options, compare
-    from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate, judge_found
+    from precaudit.recording.dumps.runs import is_imported
+    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.runs.written import recall
+    from precaudit.recording.store import open_run
+    from precaudit.references.comparison.compare import Options, compare
     from precaudit.reports import markdown, terminal
     from precaudit.reports.headline import headline
-    from precaudit.runs.programs import is_program_run
-    from precaudit.runs.written import recall
-    from precaudit.several import runs_in
-    from precaudit.store import open_run
+    from precaudit.workflows.several import runs_in
     from precaudit.writing import write_whole
 
     if against is None and runs_in(run):
@@ -129,7 +129,7 @@ def command(
     if asked is None:
         write_whole(found.folder / "report.md", markdown.render(found), inside=True)
     if as_json:
-        from precaudit.records import encode
+        from precaudit.schema.records import encode
 
         for record in found.errors:
             click.echo(encode(record), nl=False)
@@ -146,10 +146,10 @@ def command(
 
 def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cache: bool, as_json: bool) -> None:
     """Compare every run in a folder, and print a row a policy."""
-    from precaudit.comparison.compare import Options
-    from precaudit.records import encode
+    from precaudit.references.comparison.compare import Options
     from precaudit.reports import fitting, policies
-    from precaudit.several import compare_policies
+    from precaudit.schema.records import encode
+    from precaudit.workflows.several import compare_policies
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
     with progress_bar() as advance, references(no_cache) as cache:
@@ -171,7 +171,7 @@ def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cac
 def _reference(reference: str | None, names: Path | None, config: Path | None, family: str | None) -> Any:
     """Return what a program's formula is held against: a function of the user's, the textbook, or nothing."""
     from precaudit.errors import UserError
-    from precaudit.programs.loading import load_function
+    from precaudit.recording.programs.loading import load_function
     from precaudit.references.mapped import names_of
 
     if names is not None and reference is not None:
@@ -181,13 +181,13 @@ def _reference(reference: str | None, names: Path | None, config: Path | None, f
 
 def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
     """Hold a run against another, of which one is a program's or imported."""
-    from precaudit.between import compare_runs
+    from precaudit.references.comparison.between import compare_runs
     from precaudit.reports import terminal
 
     with progress_bar() as advance:
         found = compare_runs(run, against, advance)
     if as_json:
-        from precaudit.records import encode
+        from precaudit.schema.records import encode
 
         for record in found.errors:
             click.echo(encode(record), nl=False)
@@ -201,12 +201,12 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     """Return the first sentence on a run against another, by the records of both against FP64 where there are any."""
     import shlex
 
-    from precaudit.dumps.runs import is_imported
     from precaudit.errors import UserError
     from precaudit.judging.programs import errors_of
+    from precaudit.recording.dumps.runs import is_imported
+    from precaudit.recording.runs.programs import is_program_run, open_program_run
+    from precaudit.recording.runs.written import recall
     from precaudit.reports.differences import headline
-    from precaudit.runs.programs import is_program_run, open_program_run
-    from precaudit.runs.written import recall
 
     known: list[Any] = []
     lacking, asked = [], None
@@ -230,11 +230,11 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
 
 def _program(run: Path, program: str | None, reference: Any, as_json: bool, every: bool) -> None:
     """Compare a run of a program with its own segments."""
-    from precaudit.comparison.programs import compare
     from precaudit.judging.gate import gate
+    from precaudit.recording.runs.programs import open_program_run
+    from precaudit.references.comparison.programs import compare
     from precaudit.reports import program as report
     from precaudit.reports.headline import headline
-    from precaudit.runs.programs import open_program_run
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
@@ -242,7 +242,7 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool, ever
         errors = compare(opened, program, reference, tell=advance)
     write_whole(run / "report.md", report.render(opened, errors), inside=True)
     if as_json:
-        from precaudit.records import encode
+        from precaudit.schema.records import encode
 
         for record in errors:
             click.echo(encode(record), nl=False)

@@ -45,13 +45,13 @@ def command(
     Writes findings.jsonl beside the run. Exit code 0: rounding explains all. 1: a finding stands. 3: only unknown, or
     nothing was judged.
     """
-    from precaudit.comparison.compare import Options
     from precaudit.diagnosis.diagnose import diagnose
     from precaudit.errors import UserError
-    from precaudit.records import encode
+    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.store import open_run
+    from precaudit.references.comparison.compare import Options
     from precaudit.reports import diagnosis
-    from precaudit.runs.programs import is_program_run
-    from precaudit.store import open_run
+    from precaudit.schema.records import encode
 
     if is_program_run(run):
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
@@ -85,9 +85,9 @@ def _program(run: Path, program: str | None, objective: str, verbose: bool, as_j
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose
     from precaudit.judging.programs import errors_of
-    from precaudit.records import encode
+    from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports import program_diagnosis as report
-    from precaudit.runs.programs import open_program_run
+    from precaudit.schema.records import encode
 
     with progress_bar() as advance:
         opened = open_program_run(run)
@@ -120,10 +120,10 @@ def _meanings(items: tuple[str, ...]) -> dict[str, Any]:
 def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     """Print what running the prompts another way changes; return 1 where something is broken, 3 without a program."""
     from precaudit.errors import UserError
-    from precaudit.records import ErrorRecord, device_kind, read_lines
+    from precaudit.recording.runs.recorded import Recorded
     from precaudit.references.textbook.formula import recorded_program
     from precaudit.reports.diagnosis import invariances
-    from precaudit.runs.recorded import Recorded
+    from precaudit.schema.records import ErrorRecord, device_kind, read_lines
 
     recorded = Recorded.of(found.compared.run)
     device = device_kind(recorded.run.record.device)
@@ -134,7 +134,7 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     if subject is None:
         say(f"Invariance: unknown: {lacks}", err=as_json)
         return 3
-    from precaudit.evidence.invariance import invariance
+    from precaudit.diagnosis.evidence.invariance import invariance
 
     with progress_bar() as advance:
         every = read_lines(recorded.run.folder / "errors.jsonl", ErrorRecord)  # of this selection and earlier ones

@@ -17,8 +17,8 @@ def command(clear: str | None, as_json: bool) -> int:
         return _clear(CLEARED[clear], as_json)
     from dataclasses import asdict
 
+    from precaudit.checks.doctor.checkup import examine
     from precaudit.cli._options import say, text_width
-    from precaudit.doctor.checkup import examine
     from precaudit.reports import doctor
 
     found = examine()
@@ -36,8 +36,8 @@ def _clear(kinds: tuple[str, ...], as_json: bool) -> int:
     """Empty caches, and say what was freed; 2 where something could not be deleted."""
     from dataclasses import asdict
 
+    from precaudit.checks.doctor import caches
     from precaudit.cli._options import say
-    from precaudit.doctor import caches
     from precaudit.reports import doctor
 
     found = [caches.clear(kind) for kind in kinds]

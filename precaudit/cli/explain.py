@@ -14,8 +14,8 @@ def command(term: tuple[str, ...]) -> None:
     every word in one line.
     """
     from precaudit.cli._options import say, text_width
-    from precaudit.glossary import entries, explained
     from precaudit.reports import words as layout
+    from precaudit.schema.glossary import entries, explained
 
     width = text_width()
     if not term:

@@ -41,8 +41,8 @@ def command(
 def _read(run: Path) -> Any:
     """Return a run's error records; raises UserError where it was not compared."""
     from precaudit.judging.programs import filed_errors
-    from precaudit.runs.programs import is_program_run, open_program_run
-    from precaudit.runs.written import recall
+    from precaudit.recording.runs.programs import is_program_run, open_program_run
+    from precaudit.recording.runs.written import recall
 
     return filed_errors(open_program_run(run)) if is_program_run(run) else recall(run, held=False).errors
 

@@ -40,16 +40,16 @@ def command(
 
     Exit code 0: all pass. 1: a verdict is fail or nonfinite. 3: only missing, stale or unknown ones, or none at all.
     """
+    from precaudit.checks.rollouts.kinds import is_rollouts
     from precaudit.cli._judged import show
     from precaudit.errors import UserError
     from precaudit.judging.gate import gate
-    from precaudit.rollouts.kinds import is_rollouts
 
     stated = limits_of(limits)
     if is_rollouts(source):
         if stated:
             raise UserError(f"{source} holds rollouts, which have no relative errors; leave out --limit")
-        from precaudit.rollouts.gating import gate_rollouts
+        from precaudit.checks.rollouts.gating import gate_rollouts
 
         judged = gate_rollouts(source, budgets, baseline, across_devices)
     else:

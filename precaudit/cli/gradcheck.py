@@ -54,12 +54,12 @@ def command(
         return _listed(as_json)
     if kernel is None:
         raise UserError("gradcheck needs a KERNEL, FILE.py:NAME; precaudit gradcheck --list names those that ship")
-    from precaudit.gradients.check import gradcheck
-    from precaudit.gradients.subjects import named
-    from precaudit.programs.loading import load_function
-    from precaudit.records import encode
+    from precaudit.checks.gradients.check import gradcheck
+    from precaudit.checks.gradients.subjects import named
+    from precaudit.recording.programs.loading import load_function
     from precaudit.reports import fitting
     from precaudit.reports import gradients as report
+    from precaudit.schema.records import encode
 
     try:
         places = None if argnums is None else [int(x) for x in argnums.split(",") if argnums != "none"]
@@ -103,8 +103,8 @@ def _listed(as_json: bool) -> int:
     import json
     from dataclasses import asdict
 
-    from precaudit.gradients import sides
-    from precaudit.gradients.shipped import INTERPRETED, shipped
+    from precaudit.checks.gradients import sides
+    from precaudit.checks.gradients.shipped import INTERPRETED, shipped
     from precaudit.reports import fitting
     from precaudit.reports import gradients as report
 
@@ -122,8 +122,8 @@ def _listed(as_json: bool) -> int:
 
 def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
     """Write the smallest inputs on which each side still fails; return a line for each."""
-    from precaudit.gradients.check import gradcheck
-    from precaudit.gradients.subjects import write
+    from precaudit.checks.gradients.check import gradcheck
+    from precaudit.checks.gradients.subjects import write
 
     lines = []
     for side in dict.fromkeys(f.side for f in found.found if f.verdict.status in ("fail", "nonfinite")):
@@ -136,7 +136,7 @@ def _saved(found: Any, it: Any, exact: Any, folder: Path) -> list[str]:
 
         inputs = found.failing[first.case]
         try:
-            from precaudit.gradients.shrinking import shrunk
+            from precaudit.checks.gradients.shrinking import shrunk
 
             inputs = shrunk(inputs, fails)
         except ImportError:

@@ -25,7 +25,7 @@ def command(dump: Path, names: Path | None, output: Path, force: bool) -> None:
 
     Compare it then: precaudit compare OUTPUT RUN. What no entry of the map takes, and what is not there, is listed.
     """
-    from precaudit.dumps.importing import import_dump
+    from precaudit.recording.dumps.importing import import_dump
 
     with progress_bar() as advance:
         found = import_dump(dump, output, names, force, " ".join(["precaudit", *sys.argv[1:]]), advance)

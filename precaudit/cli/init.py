@@ -17,7 +17,7 @@ def command(subject: str | None, reference: str | None, force: bool) -> None:
     SUBJECT is what they hold to its numbers: a precaudit.Program of your own as FILE.py:NAME or module:NAME (its code
     is run), a checkpoint's folder, a .gguf file or a hub id. It is asked for on a terminal.
     """
-    from precaudit.starter import init
+    from precaudit.workflows.starter import init
 
     for path in init(subject or _asked(), ".", reference, force):
         say(f"wrote {path}")

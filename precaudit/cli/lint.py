@@ -52,15 +52,15 @@ def command(
     from precaudit.reports import lint as report
 
     if listed:
-        from precaudit.lint.rules import every
+        from precaudit.checks.lint.rules import every
 
         for line in report.rules(every()):
             say(line)
         return 0
     if subject is None:
         raise UserError("SUBJECT is missing: a model such as tiny, or FILE.py:NAME")
-    from precaudit.lint.rules import every
-    from precaudit.records import encode
+    from precaudit.checks.lint.rules import every
+    from precaudit.schema.records import encode
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
     found = _linted(subject, tpu, device, own, run)
@@ -86,12 +86,12 @@ def command(
 
 
 def _linted(subject: str, tpu: str | None, device: str, own: dict[str, Any], folder: Path | None) -> Any:
+    from precaudit.checks.lint.linting import PHASES, lint_model, lint_program
+    from precaudit.checks.lint.recorded import recorded
     from precaudit.errors import UserError
-    from precaudit.lint.linting import PHASES, lint_model, lint_program
-    from precaudit.lint.recorded import recorded
-    from precaudit.policies import apply_settings, load_policy, parse_settings
-    from precaudit.programs.loading import is_reference, load
-    from precaudit.tpu.target import parse_target
+    from precaudit.interpreters.tpu.target import parse_target
+    from precaudit.recording.programs.loading import is_reference, load
+    from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     target, run = None if tpu is None else parse_target(tpu), None if folder is None else recorded(folder)
     with progress_bar("loading JAX") as advance:

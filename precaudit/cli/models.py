@@ -24,8 +24,8 @@ def command(subject: str | None, check: bool, allow_field: tuple[str, ...], as_j
             raise UserError("--check needs a SUBJECT: precaudit models --check tiny")
         click.echo(models.as_json(models.supported()) if as_json else models.text(models.supported()))
         return 0
-    from precaudit.checkpoints import open_checkpoint
-    from precaudit.checkpoints.inspection import checked
+    from precaudit.models.checkpoints import open_checkpoint
+    from precaudit.models.checkpoints.inspection import checked
 
     opened = open_checkpoint(subject, allow_field)
     if not check:

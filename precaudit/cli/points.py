@@ -20,12 +20,12 @@ def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> No
     Of every point: shape, format, bytes, and the line that makes it.
     """
     from precaudit.cli._options import console
-    from precaudit.programs.loading import load, renamed
-    from precaudit.programs.tracing import points
+    from precaudit.recording.programs.loading import load, renamed
+    from precaudit.recording.programs.tracing import points
 
     found = points(load(program) if rename is None else renamed(load(program), rename), taps)
     if as_json:
-        from precaudit.records import encode
+        from precaudit.schema.records import encode
 
         for point in found:
             click.echo(encode(point), nl=False)

@@ -41,14 +41,14 @@ def command(
     Exit code 0: every --fail-on holds, or none was given. 1: one does not. 3: one cannot be judged.
     """
     with progress_bar("loading JAX") as advance:
-        from precaudit.probing.probe import probe
+        from precaudit.checks.probing.probe import probe
 
         found = probe(
             shapes, formats, tpu=tpu, device=device, fail_on=fail_on, timed=not no_time, advance=advance
         )  # fmt: skip
-    from precaudit.records import encode
     from precaudit.reports import fitting
     from precaudit.reports import probe as report
+    from precaudit.schema.records import encode
 
     text = b"".join(map(encode, found.records)).decode()
     if output is not None:

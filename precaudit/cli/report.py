@@ -17,10 +17,10 @@ from precaudit.cli._options import announce, console
 def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbose: bool) -> None:
     """Show what compare recorded of RUN; computes nothing."""
     from precaudit.judging.gate import gate
+    from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.runs.written import recall
     from precaudit.reports import markdown, terminal
     from precaudit.reports.headline import headline
-    from precaudit.runs.programs import is_program_run
-    from precaudit.runs.written import recall
 
     if page is not None:
         from precaudit.cli._judged import write
@@ -43,9 +43,9 @@ def command(run: Path, as_markdown: bool, page: Path | None, every: bool, verbos
 def _program(run: Path, as_markdown: bool, every: bool) -> None:
     from precaudit.judging.gate import gate
     from precaudit.judging.programs import filed_errors
+    from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports import program
     from precaudit.reports.headline import headline
-    from precaudit.runs.programs import open_program_run
 
     opened = open_program_run(run)
     if as_markdown:

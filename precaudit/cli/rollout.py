@@ -10,11 +10,11 @@ from click.core import ParameterSource
 from precaudit.cli._options import announce, console, progress_bar, say
 
 if TYPE_CHECKING:
-    from precaudit.evidence.mismatch import Cause
-    from precaudit.rollouts.drawn import Drawn
-    from precaudit.rollouts.limits import Limit
-    from precaudit.rollouts.origin import RolloutRun
-    from precaudit.rollouts.parity import Parity
+    from precaudit.checks.rollouts.causes import Cause
+    from precaudit.checks.rollouts.drawn import Drawn
+    from precaudit.checks.rollouts.limits import Limit
+    from precaudit.checks.rollouts.origin import RolloutRun
+    from precaudit.checks.rollouts.parity import Parity
 
 DRAWS = (
     "prompts", "answers", "batch", "new_tokens", "n", "top_k", "top_p", "seed", "loops", "rounds", "policies",
@@ -84,9 +84,9 @@ def command(model: str, source: Path | None, **given: Any) -> int:
     drew other tokens. 3: a limit's metric is not defined, the interval of answers has the limit inside, one of several
     policies cannot run, or no answer parses.
     """
+    from precaudit.checks.rollouts.limits import ANSWERS, parse_limits
     from precaudit.errors import UserError
-    from precaudit.programs.loading import is_reference
-    from precaudit.rollouts.limits import ANSWERS, parse_limits
+    from precaudit.recording.programs.loading import is_reference
 
     context = click.get_current_context()
     told = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
@@ -117,18 +117,18 @@ def command(model: str, source: Path | None, **given: Any) -> int:
 
 def _read(model: str, source: Path, given: dict[str, Any], limits: "tuple[Limit, ...]") -> int:
     """Hold the rollouts of a file to a policy and FP64."""
+    from precaudit.checks.rollouts.reading import read_rollouts
     from precaudit.cli._explaining import code_of, explained, show
-    from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.reports import fitting
     from precaudit.reports import rollouts as report
-    from precaudit.rollouts.reading import read_rollouts
+    from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     rollouts = read_rollouts(source)
     policy = apply_settings(load_policy(given["policy"]), parse_settings(given["settings"]))
     with progress_bar("loading JAX") as advance:
-        from precaudit.rollouts.parity import parity
-        from precaudit.rollouts.recording import of_read
-        from precaudit.tracing.subject import load
+        from precaudit.checks.rollouts.parity import parity
+        from precaudit.checks.rollouts.recording import of_read
+        from precaudit.recording.tracing.subject import load
 
         subject = load(model, policy, device=given["device"], allow=given["allow_field"])
         found = parity(subject, rollouts, limits, given["temperature"], not given["no_fp64"], advance)
@@ -155,7 +155,7 @@ def found_records(found: "Parity") -> tuple[Any, ...]:
 def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
     """Write or print records where that was asked for; return whether they were printed."""
     from precaudit.cli._judged import write
-    from precaudit.records import encode
+    from precaudit.schema.records import encode
 
     text = b"".join(map(encode, records)).decode()
     if given["output"] is not None:

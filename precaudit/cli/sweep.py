@@ -9,7 +9,7 @@ import click
 from precaudit.cli._options import announce, cache_option, console, progress_bar, references, say
 
 if TYPE_CHECKING:
-    from precaudit.policies import Policy
+    from precaudit.schema.policies import Policy
 
 
 @click.command()
@@ -43,12 +43,12 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     Exit code 1 where a policy fails, 3 where one cannot run or be judged.
     """
     from precaudit.errors import UserError
-    from precaudit.policies import load_policy
-    from precaudit.prompts import Prompt
     from precaudit.reports import fitting
     from precaudit.reports import sweep as report
-    from precaudit.selection import Selection
-    from precaudit.sweep import Sweep, policies_of, sweep
+    from precaudit.schema.policies import load_policy
+    from precaudit.schema.prompts import Prompt
+    from precaudit.schema.selection import Selection
+    from precaudit.workflows.sweep import Sweep, policies_of, sweep
     from precaudit.writing import write_whole
 
     if text is not None and given["prompts"] is not None:
@@ -65,12 +65,12 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     source = [Prompt(id="text", prompt=text)] if text is not None else given["prompts"]
     folder = given["output"] or Path("traces") / "runs" / f"{Path(subject).stem}-sweep"
     with progress_bar("loading JAX") as advance, references(given["no_cache"]) as cache:
-        from precaudit.comparison.compare import Options as CompareOptions
+        from precaudit.checks.rollouts.sampling import Sampling
+        from precaudit.checks.rollouts.timing import How
         from precaudit.progress import Progress
-        from precaudit.rollouts.sampling import Sampling
-        from precaudit.rollouts.timing import How
-        from precaudit.tracing.subject import load
-        from precaudit.tracing.trace import Options
+        from precaudit.recording.tracing.subject import load
+        from precaudit.recording.tracing.trace import Options
+        from precaudit.references.comparison.compare import Options as CompareOptions
 
         def opened(policy: "Policy", device: str) -> Any:
             return load(subject, policy, device=device or given["device"], allow=given["allow_field"])
@@ -86,7 +86,7 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     for path in given["plots"]:
         write_whole(path, report.picture(rows, path))
     if given["as_json"]:
-        from precaudit.records import encode
+        from precaudit.schema.records import encode
 
         for row in rows:
             click.echo(encode(row), nl=False)

@@ -12,7 +12,7 @@ import click
 from precaudit.cli._options import console, progress_bar, say, selection_options
 
 if TYPE_CHECKING:
-    from precaudit.policies import Policy
+    from precaudit.schema.policies import Policy
 
 
 @click.command()
@@ -84,13 +84,13 @@ def command(
     if repeat is not None:
         return _again(context, repeat, output, force)
     from precaudit.errors import UserError
-    from precaudit.policies import apply_settings, load_policy, parse_settings
-    from precaudit.prompts import Prompt
-    from precaudit.selection import Selection
+    from precaudit.schema.policies import apply_settings, load_policy, parse_settings
+    from precaudit.schema.prompts import Prompt
+    from precaudit.schema.selection import Selection
 
     if subject is None:
         raise UserError("SUBJECT is missing: tiny, smollm2, a Hugging Face folder, a .gguf file, or FILE.py:NAME")
-    from precaudit.programs.loading import is_reference
+    from precaudit.recording.programs.loading import is_reference
 
     if is_reference(subject):
         return _program(context, subject, output, rename, layers, points, prompt, force, device, strict)
@@ -110,8 +110,8 @@ def command(
     source = [Prompt(id="text", prompt=text)] if text is not None else prompts
     with progress_bar("loading JAX") as advance, _told([folder] if len(chosen) == 1 else _folders(chosen, folder)):
         from precaudit.progress import Progress
-        from precaudit.tracing.subject import load
-        from precaudit.tracing.trace import Options, trace
+        from precaudit.recording.tracing.subject import load
+        from precaudit.recording.tracing.trace import Options, trace
 
         command = " ".join(["precaudit", *sys.argv[1:]])
         options = Options(decode_steps, batch, pad, tokens_from, force, command, resume)
@@ -123,7 +123,7 @@ def command(
         if len(chosen) == 1:
             runs = [trace(opened(chosen[0]), folder, source, select, options, progress)]
         else:
-            from precaudit.several import trace_policies
+            from precaudit.workflows.several import trace_policies
 
             found = trace_policies(opened, chosen, folder, source, select, options, progress)
             runs = [t.run for t in found if t.run is not None]
@@ -144,7 +144,7 @@ def _policies(text: str) -> list[str]:
 
 
 def _folders(policies: "Sequence[Policy]", folder: Path) -> list[Path]:
-    from precaudit.several import folders_of
+    from precaudit.workflows.several import folders_of
 
     return folders_of(policies, folder)
 
@@ -157,7 +157,7 @@ def _told(folders: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from precaudit.runs.unfinished import held
+        from precaudit.recording.runs.unfinished import held
 
         begun = [(f, n) for f in folders if (n := held(f)) is not None]
         finished = sum((f / "run.json").is_file() for f in folders) - len(begun)
@@ -195,14 +195,14 @@ def _program(
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
-    from precaudit.programs.loading import load, renamed, trust
-    from precaudit.programs.tracing import steps_of, trace
-    from precaudit.runs.programs import taken
-    from precaudit.selection import names_in, parse_layers
+    from precaudit.recording.programs.loading import load, renamed, trust
+    from precaudit.recording.programs.tracing import steps_of, trace
+    from precaudit.recording.runs.programs import taken
+    from precaudit.schema.selection import names_in, parse_layers
 
     if context.params["resume"]:
         raise UserError("a program's run is recorded whole: give --force in place of --resume")
-    from precaudit.tracing.predicting import target_of
+    from precaudit.recording.tracing.predicting import target_of
 
     target = target_of(device)
     if strict and target is not None:
@@ -257,7 +257,7 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     if other := _others(context, {"repeat", "output", "force"}):
         raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
     from precaudit.progress import Progress
-    from precaudit.tracing.repeat import repeat
+    from precaudit.recording.tracing.repeat import repeat
 
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
     with progress_bar("loading JAX") as advance:

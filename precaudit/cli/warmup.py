@@ -8,9 +8,9 @@ import click
 from precaudit.cli._options import console, progress_bar, say
 
 if TYPE_CHECKING:
-    from precaudit.rollouts.timing import Task
-    from precaudit.rollouts.warmup import Warmed
-    from precaudit.tracing.subject import Subject
+    from precaudit.checks.rollouts.timing import Task
+    from precaudit.checks.rollouts.warmup import Warmed
+    from precaudit.recording.tracing.subject import Subject
 
 
 @click.command()
@@ -54,12 +54,12 @@ def command(
     Programs are kept where `precaudit doctor` says; what runs the same shapes later reads them there. Shapes are those
     of buckets: 64, 256, then steps of an eighth. Of trace with the default points.
     """
+    from precaudit.checks.rollouts.sampling import Sampling
     from precaudit.cli._drawing import loops_of, policy_names
     from precaudit.errors import UserError
-    from precaudit.policies import apply_settings, load_policy, parse_settings
     from precaudit.reports import fitting
     from precaudit.reports.drawn import warmed
-    from precaudit.rollouts.sampling import Sampling
+    from precaudit.schema.policies import apply_settings, load_policy, parse_settings
 
     if prompts is not None and lengths is not None:
         raise UserError("give --prompts or --lengths, not both")
@@ -67,10 +67,10 @@ def command(
     chosen = [apply_settings(load_policy(name), changes) for name in policy_names(policies)]
     sampling, named = Sampling(temperature, top_k, top_p), loops_of(loops)
     with progress_bar("loading JAX") as advance:
-        from precaudit.checkpoints.ends import end_tokens
-        from precaudit.rollouts.timing import How, check
-        from precaudit.rollouts.warmup import for_rollouts, for_traces
-        from precaudit.tracing.subject import load
+        from precaudit.checks.rollouts.timing import How, check
+        from precaudit.checks.rollouts.warmup import for_rollouts, for_traces
+        from precaudit.models.checkpoints.ends import end_tokens
+        from precaudit.recording.tracing.subject import load
 
         found: list[Warmed] = []
         for i, policy in enumerate(chosen):
@@ -91,10 +91,10 @@ def command(
 
 def _tasks(subject: "Subject", prompts: Path | None, lengths: str | None, n: int) -> "list[Task]":
     """Return sequences of the lengths that were asked for."""
+    from precaudit.checks.rollouts.timing import tasks
     from precaudit.errors import UserError
-    from precaudit.rollouts.timing import tasks
-    from precaudit.selection import Selection
-    from precaudit.tracing.trace import encoded
+    from precaudit.recording.tracing.trace import encoded
+    from precaudit.schema.selection import Selection
 
     if lengths is None:
         found = encoded(subject, prompts, Selection(), lambda line: say(line, err=True))

@@ -1,8 +1,8 @@
 """What to record next, by what the run already has."""
 
-from precaudit.graphs.decoder import present
-from precaudit.records import Requested
-from precaudit.runs.recorded import Recorded
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import present
+from precaudit.schema.records import Requested
 
 
 def record_more(recorded: Recorded) -> str:

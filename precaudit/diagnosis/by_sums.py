@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from precaudit.evidence.records import Finding
-from precaudit.graphs.decoder import POINTS
-from precaudit.records import ErrorRecord, value
+from precaudit.diagnosis.evidence.records import Finding
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import ErrorRecord, value
 
 CAUSE = "its sums are not what its inputs give"
 NOT_FINITE = "not finite"

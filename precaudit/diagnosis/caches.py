@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.diagnosis.named import UNNAMED, Named, distances
 from precaudit.diagnosis.naming import read
 from precaudit.diagnosis.scales import OTHER, from_slot
 from precaudit.diagnosis.unwritten import NEVER
-from precaudit.limits.checks import SAME
-from precaudit.places import spans
+from precaudit.numbers.arrays import Array
 from precaudit.references.cached import MADE, Held
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import Pair, Textbook
+from precaudit.schema.limits.checks import SAME
+from precaudit.schema.places import spans
 
 
 def name_cache(book: Textbook, beside: Shown, pair: Pair, suspect: bool = False) -> Named | None:

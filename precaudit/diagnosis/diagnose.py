@@ -8,50 +8,50 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.brief import Brief
-from precaudit.checkpoints import open_checkpoint, recorded_source
-from precaudit.comparison.compare import Options, compare
-from precaudit.configs import attended
-from precaudit.coverage import config_of
 from precaudit.diagnosis.advice import record_more
 from precaudit.diagnosis.by_sums import by_sums
+from precaudit.diagnosis.evidence.between import recorded_probs
+from precaudit.diagnosis.evidence.caches import cache_state
+from precaudit.diagnosis.evidence.closure import Closure, closure
+from precaudit.diagnosis.evidence.exchanged import whose
+from precaudit.diagnosis.evidence.flips import flips, sentence
+from precaudit.diagnosis.evidence.formula import establish, right_until
+from precaudit.diagnosis.evidence.misread import misread
+from precaudit.diagnosis.evidence.positions import by_position
+from precaudit.diagnosis.evidence.program import Program
+from precaudit.diagnosis.evidence.record import broken_limit, unrecognised, worst_inside
+from precaudit.diagnosis.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
+from precaudit.diagnosis.evidence.streams import stream_state
+from precaudit.diagnosis.evidence.views import summary
 from precaudit.errors import UserError
-from precaudit.evidence.between import recorded_probs
-from precaudit.evidence.caches import cache_state
-from precaudit.evidence.closure import Closure, closure
-from precaudit.evidence.exchanged import whose
-from precaudit.evidence.flips import flips, sentence
-from precaudit.evidence.formula import establish, right_until
-from precaudit.evidence.misread import misread
-from precaudit.evidence.positions import by_position
-from precaudit.evidence.program import Program
-from precaudit.evidence.record import broken_limit, unrecognised, worst_inside
-from precaudit.evidence.records import Differs, Finding, FormulaRecord, Remedy, Shares, findings_frame
-from precaudit.evidence.streams import stream_state
-from precaudit.evidence.views import summary
-from precaudit.graphs.decoder import POINTS
 from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, inheriting
-from precaudit.limits import default_limits
-from precaudit.mutations.replay import Replay, replay
-from precaudit.mutations.variants import Class, Variant
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import LAST, ORDER, Place, spans
-from precaudit.policies import declared_policy, held_weights, recorded_policy
+from precaudit.models.checkpoints import open_checkpoint, recorded_source
+from precaudit.models.configs import attended
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
-from precaudit.records import ErrorRecord, number, value, write_lines
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.runs.written import Comparison, written
+from precaudit.recording.store import Run, open_run
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.references.mutations.replay import Replay, replay
+from precaudit.references.mutations.variants import Class, Variant
 from precaudit.references.textbook.alternatives import unrounded_inputs
 from precaudit.references.textbook.formula import recorded_program
 from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.operations import Operation, parts, prepare
 from precaudit.references.textbook.units import chosen, policy_at
-from precaudit.runs.recorded import Recorded
-from precaudit.runs.written import Comparison, written
-from precaudit.selection import Selection
-from precaudit.store import Run, open_run
-from precaudit.threads import one_blas_thread
+from precaudit.schema.brief import Brief
+from precaudit.schema.coverage import config_of
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import LAST, ORDER, Place, spans
+from precaudit.schema.policies import declared_policy, held_weights, recorded_policy
+from precaudit.schema.records import ErrorRecord, number, value, write_lines
+from precaudit.schema.selection import Selection
 
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
 

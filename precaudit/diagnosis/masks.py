@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.diagnosis.named import Named, distances
-from precaudit.limits.checks import SAME
-from precaudit.mutations.forms import Inputs, made, plain
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
+from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.schema.limits.checks import SAME
 
 OTHER = "another row's mask"
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.numbers.arrays import Array
 
 UNNAMED = "none reproduces it"
 

@@ -5,21 +5,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.diagnosis.masks import other_mask
 from precaudit.diagnosis.named import UNNAMED, Named, distances, norms
 from precaudit.diagnosis.scales import other_scale
-from precaudit.graphs.decoder import POINTS, inputs_of
-from precaudit.limits.checks import SAME
-from precaudit.mutations.candidates import variants
-from precaudit.mutations.fitting import Fit, fits, minimise
-from precaudit.mutations.forms import Form, Inputs, made, plain
-from precaudit.mutations.products import narrow_constants
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.policies import load_policy
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.mutations.candidates import variants
+from precaudit.references.mutations.fitting import Fit, fits, minimise
+from precaudit.references.mutations.forms import Form, Inputs, made, plain
+from precaudit.references.mutations.products import narrow_constants
 from precaudit.references.sequences import Tokens
+from precaudit.schema.graphs.decoder import POINTS, inputs_of
+from precaudit.schema.limits.checks import SAME
+from precaudit.schema.policies import load_policy
 
 EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
 FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place

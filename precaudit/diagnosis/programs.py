@@ -7,35 +7,35 @@ from typing import Any, NamedTuple
 import jax
 import msgspec
 
-from precaudit.arrays import Array
-from precaudit.brief import Brief
-from precaudit.comparison.programs import traced_program
 from precaudit.diagnosis.caches import name_cache
 from precaudit.diagnosis.diagnose import check_objective
+from precaudit.diagnosis.evidence.effects import Effects, effects
+from precaudit.diagnosis.evidence.held import told
+from precaudit.diagnosis.evidence.inside import formats_inside, inside_findings, sentence
+from precaudit.diagnosis.evidence.records import Finding, findings_frame
 from precaudit.diagnosis.named import UNNAMED, Named
 from precaudit.diagnosis.naming import name_formula
 from precaudit.diagnosis.unwritten import unwritten
 from precaudit.errors import UserError
-from precaudit.evidence.effects import Effects, effects
-from precaudit.evidence.held import told
-from precaudit.evidence.inside import formats_inside, inside_findings, sentence
-from precaudit.evidence.records import Finding, findings_frame
+from precaudit.interpreters.jaxpr.explicit import unmeshed
+from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
 from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.programs import errors_of, marks_of, placed, suspect
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, never_run
-from precaudit.limits import default_limits
-from precaudit.mutations.declared import where
-from precaudit.places import Place, calls_text
-from precaudit.programs.program import OUTPUT_LOGITS, Program
+from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
-from precaudit.records import ErrorRecord, number, value, write_lines
+from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
+from precaudit.recording.runs.programs import Opened
+from precaudit.references.comparison.programs import traced_program
 from precaudit.references.formula import Shown, shown, with_slots
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
+from precaudit.references.mutations.declared import where
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
-from precaudit.runs.programs import Opened
-from precaudit.transforms.explicit import unmeshed
-from precaudit.transforms.shadow import CannotLift, refusal
+from precaudit.schema.brief import Brief
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place, calls_text
+from precaudit.schema.records import ErrorRecord, number, value, write_lines
 
 
 class Case(NamedTuple):

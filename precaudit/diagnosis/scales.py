@@ -6,12 +6,12 @@ from math import gcd
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.diagnosis.named import Named, distances
-from precaudit.limits.checks import SAME
-from precaudit.mutations.fitting import logarithmic, minimise
-from precaudit.mutations.forms import Inputs, made, plain
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
+from precaudit.references.mutations.fitting import logarithmic, minimise
+from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.schema.limits.checks import SAME
 
 OTHER = "another scale of slots"
 GRID = logarithmic(1 / 64, 64, 97)

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.diagnosis.named import Named, distances
-from precaudit.graphs.decoder import KEYS, POINTS, QUERY, VALUES
-from precaudit.limits.checks import SAME
-from precaudit.numpy_decoder.model import attention
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.numpy_decoder.model import attention
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
 from precaudit.references.formula import Shown
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.sequences import Tokens
+from precaudit.schema.graphs.decoder import KEYS, POINTS, QUERY, VALUES
+from precaudit.schema.limits.checks import SAME
 
 NEVER = "slot never written"
 

@@ -14,11 +14,11 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.judging.placed import Placed
-from precaudit.places import Place
-from precaudit.policies import completed
-from precaudit.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
-from precaudit.runs.written import Comparison
-from precaudit.store import Run
+from precaudit.recording.runs.written import Comparison
+from precaudit.recording.store import Run
+from precaudit.schema.places import Place
+from precaudit.schema.policies import completed
+from precaudit.schema.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
 from precaudit.writing import whole
 
 S = TypeVar("S", bound=Record)  # the first line of a baseline: it has created, sha256 and chain

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from precaudit.errors import UserError, nearest
-from precaudit.graphs.decoder import POINTS
-from precaudit.limits.checks import narrow_checks
-from precaudit.records import ErrorRecord, of_table, value
-from precaudit.selection import PHASES, parse_layers
-from precaudit.toml import toml_bytes, toml_table
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits.checks import narrow_checks
+from precaudit.schema.records import ErrorRecord, of_table, value
+from precaudit.schema.selection import PHASES, parse_layers
+from precaudit.schema.toml import toml_bytes, toml_table
 
 METRICS = (
     "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",

@@ -5,19 +5,18 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from precaudit.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit, summed_places
-from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.judging import predictions
 from precaudit.judging.baselines import Judged
-from precaudit.judging.verdicts import Status, Verdict
-from precaudit.limits import Limits
-from precaudit.limits.checks import disturbance, logit_noise
-from precaudit.policies import KEYS, Policy
-from precaudit.records import ErrorRecord, PointRecord, PrefillDecodeRecord, Requested, value
-from precaudit.store import Run, positions_of
+from precaudit.judging.verdicts import Status, Verdict, other_products
+from precaudit.recording.store import Run, positions_of
+from precaudit.schema.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit, summed_places
+from precaudit.schema.graphs.decoder import LOGITS, POINTS
+from precaudit.schema.limits import Limits
+from precaudit.schema.limits.checks import disturbance, logit_noise
+from precaudit.schema.policies import KEYS, Policy
+from precaudit.schema.records import ErrorRecord, PointRecord, PrefillDecodeRecord, Requested, value
 
 if TYPE_CHECKING:
-    from precaudit.configs import DecoderConfig
+    from precaudit.models.configs import DecoderConfig
 
 
 def uncovered(run: Run, seen: Container[Judged]) -> Iterator[Verdict]:
@@ -135,7 +134,7 @@ def disturbed(run: Run, errors: Iterable[ErrorRecord], limits: Limits) -> Iterat
                 f"{_more(disturbance(n, noise), limits)}: the audit disturbs the program; record fewer points, or set "
                 "excess_precision=off, and look again",
             )  # fmt: skip
-        yield from predictions.moved(n.predicted, n.prompts, n.phase, n.step)
+        yield from other_products(n.predicted, n.prompts, n.phase, n.step)
     checked = {n.phase for n in run.record.neutrality}
     captured = {p.phase for p in run.points if p.point != LOGITS}
     for phase in asked.phases:

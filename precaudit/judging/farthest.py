@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from precaudit.places import Place
-from precaudit.records import ErrorRecord, Way, value
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord, Way, value
 
 Ways = Mapping[str, Sequence[Way]]
 

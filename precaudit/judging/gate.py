@@ -11,11 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from precaudit.brief import Brief
 from precaudit.errors import UserError
-from precaudit.filed import Filed, of_kinds, without_collector
-from precaudit.frames import flat, frame, joined, worst
-from precaudit.graphs.decoder import POINTS
 from precaudit.judging import programs
 from precaudit.judging.baselines import Baseline, drift, place_of, read_baseline, stale, version_suspects
 from precaudit.judging.budgets import Budget, Known, metric_of, read_budgets, resolve, select, within
@@ -25,13 +21,17 @@ from precaudit.judging.pooled import Pool
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, exit_code, inheriting, never_run
-from precaudit.limits import Limits, default_limits
-from precaudit.places import Place
-from precaudit.policies import besides
-from precaudit.records import ErrorRecord, value
-from precaudit.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
-from precaudit.runs.written import Comparison, recall
-from precaudit.store import Run, Seen, once
+from precaudit.recording.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
+from precaudit.recording.runs.written import Comparison, recall
+from precaudit.recording.store import Run, Seen, once
+from precaudit.schema.brief import Brief
+from precaudit.schema.filed import Filed, of_kinds, without_collector
+from precaudit.schema.frames import flat, frame, joined, worst
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits import Limits, default_limits
+from precaudit.schema.places import Place
+from precaudit.schema.policies import besides
+from precaudit.schema.records import ErrorRecord, value
 
 STATED = ("forward", "local")
 JUDGED = ("local", "forward", "state", "formula", "product", "sums")

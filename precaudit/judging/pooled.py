@@ -10,8 +10,8 @@ from math import isfinite
 from statistics import median
 
 from precaudit.judging.verdicts import Verdict
-from precaudit.limits import Limits
-from precaudit.records import ErrorRecord, value
+from precaudit.schema.limits import Limits
+from precaudit.schema.records import ErrorRecord, value
 
 FEWEST = 8  # records that are pooled; fewer have the limit of one
 ELEMENTS = 64  # of a record that is pooled: of fewer, eight draws do not say what noise is

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.filed import Filed, of_kinds
-from precaudit.graphs.decoder import CACHES, POINTS
-from precaudit.judging import predictions
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
-from precaudit.judging.verdicts import Verdict
-from precaudit.records import PROGRAM_CALL, ErrorRecord, device_kind
-from precaudit.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_of, places
-from precaudit.store import file_hash
+from precaudit.judging.verdicts import Verdict, other_products
+from precaudit.recording.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_of, places
+from precaudit.recording.store import file_hash
+from precaudit.schema import predictions
+from precaudit.schema.filed import Filed, of_kinds
+from precaudit.schema.graphs.decoder import CACHES, POINTS
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, device_kind
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
 At = tuple[str, int, int | None, str]  # case, call, layer, point
@@ -181,7 +181,7 @@ def uncovered(opened: Opened, seen: Container[object]) -> Iterator[Verdict]:
 def disturbed(opened: Opened) -> Iterator[Verdict]:
     """Yield ``unknown`` for every case of a predicted run whose products taps change in precision."""
     for n in opened.record.neutrality:
-        yield from predictions.moved(n.predicted, (n.case,), PROGRAM_CALL, 0)
+        yield from other_products(n.predicted, (n.case,), PROGRAM_CALL, 0)
 
 
 def provenance(opened: Opened) -> BaselineRecord:

@@ -1,10 +1,10 @@
 """The verdict rule: one record in, one verdict out (docs/design.md §1, verdict)."""
 
-from precaudit.graphs.decoder import POINTS
 from precaudit.judging.verdicts import HASHED, PASS, Verdict
-from precaudit.limits import Limits
-from precaudit.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks, sum_checks
-from precaudit.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits import Limits
+from precaudit.schema.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks, sum_checks
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:

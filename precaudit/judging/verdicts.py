@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from precaudit.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
-from precaudit.places import Place, order_of
-from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, Record, Worst, number
+from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
+from precaudit.schema.places import Place, order_of
+from precaudit.schema.records import ErrorRecord, Number, Prediction, PrefillDecodeRecord, Record, Worst, number
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run", "pass")
@@ -164,3 +164,13 @@ def inheriting(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
             yield msgspec.structs.replace(v, status="input suspect")
         else:
             yield v
+
+
+def other_products(p: Prediction | None, prompts: Sequence[str], phase: str, step: int) -> Iterator[Verdict]:
+    """Yield ``unknown`` where taps change the precision in which products are made."""
+    if p is not None and p.moved:
+        yield Verdict(
+            status="unknown", kind="neutrality", prompt=", ".join(prompts), phase=phase, step=step,
+            text=f"with taps the compiler makes products in another precision ({'; '.join(p.moved)}): what is recorded "
+            "is of another program; record fewer points, or ask for one precision (matmul=highest)",
+        )  # fmt: skip

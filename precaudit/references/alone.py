@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from precaudit.arrays import Array, rounder, widen
-from precaudit.formats import FORMATS
-from precaudit.limits import default_limits
-from precaudit.metrics.residue import Noise
-from precaudit.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
-from precaudit.records import ErrorRecord, Worst, number, value
+from precaudit.numbers.arrays import Array, rounder, widen
+from precaudit.numbers.formats import FORMATS
 from precaudit.references.closing import SINGLE, Yardstick
+from precaudit.schema.limits import default_limits
+from precaudit.schema.metrics.residue import Noise
+from precaudit.schema.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
+from precaudit.schema.records import ErrorRecord, Worst, number, value
 
 SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from precaudit.graphs.decoder import POINTS
-from precaudit.records import ErrorRecord, value
 from precaudit.references.closing import badness
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import ErrorRecord, value
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
 CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from precaudit.arrays import Array
 from precaudit.caching import READS, computed_by
-from precaudit.configs import DecoderConfig
-from precaudit.graphs.decoder import LOGITS
+from precaudit.models.configs import DecoderConfig
+from precaudit.numbers.arrays import Array
+from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.writing import whole
 
 DIGEST = 16  # bytes of an XXH3-128
@@ -57,7 +57,7 @@ class References:
     ) -> "References":
         """Return the place of a sequence; ``weights`` identifies the tensors as they are used.
 
-        ``lengths``: how long it was when its rows were turned, where that tells (precaudit/lengths.py).
+        ``lengths``: how long it was when its rows were turned, where that tells (precaudit/schema/lengths.py).
         """
         parts = (
             computed_by(READS), weights, msgspec.json.encode(config).decode(),

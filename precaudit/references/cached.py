@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import CACHES, KEYS
+from precaudit.numbers.arrays import Array
 from precaudit.references.mapped import Pair, Textbook, as_cache
 from precaudit.references.sequences import Tokens
+from precaudit.schema.graphs.decoder import CACHES, KEYS
 
 MADE = {cache: made for made, cache in CACHES.items()}
 

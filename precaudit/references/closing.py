@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.limits import default_limits
-from precaudit.limits.checks import local_checks
-from precaudit.metrics.axes import Found, as_scopes, worst_slices
-from precaudit.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
-from precaudit.metrics.sizes import norm, own_index, ratio, smallest_normal
-from precaudit.records import ErrorRecord, Scope, Unexplained, number
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import local_checks
+from precaudit.schema.metrics.axes import Found, as_scopes, worst_slices
+from precaudit.schema.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
+from precaudit.schema.metrics.sizes import norm, own_index, ratio, smallest_normal
+from precaudit.schema.records import ErrorRecord, Scope, Unexplained, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
 UNROUNDED = 0.9  # share of an error that an input read unrounded must explain
@@ -136,7 +136,7 @@ def left_of(candidate: Array, emulated: Array, reference: Array, sums: Array | N
         with np.errstate(invalid="ignore"):  # equal infinities of a mask
             difference: Array = candidate - (emulated if known.all() else np.where(known, emulated, reference))
         return difference
-    from precaudit.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
+    from precaudit.schema.metrics._residue_kernel import left_over, plain  # numba takes a third of a second to import
 
     out = np.empty(np.broadcast_shapes(candidate.shape, emulated.shape))
     flat = (plain(np.broadcast_to(x, out.shape)).reshape(-1) for x in (candidate, emulated, reference, sums))

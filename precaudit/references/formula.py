@@ -5,17 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array
 from precaudit.errors import UserError, nearest
-from precaudit.graphs.decoder import POINTS, row_shapes
-from precaudit.limits.checks import SAME
-from precaudit.places import spans
-from precaudit.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.numbers.arrays import Array
+from precaudit.recording.runs.programs import Opened, ProgramPoint, not_taken, places
 from precaudit.references.cached import Held, held
 from precaudit.references.mapped import Pair, Textbook, as_textbook, starts, whole_sequences
 from precaudit.references.padding import as_rows, padding
 from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
-from precaudit.runs.programs import Opened, ProgramPoint, not_taken, places
+from precaudit.schema.graphs.decoder import POINTS, row_shapes
+from precaudit.schema.limits.checks import SAME
+from precaudit.schema.places import spans
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, number
 
 ROUNDED = 0.05  # relative distance of queries as a format of 16 bits has them; of the next position's about 0.3
 Values = Mapping[str, Array]

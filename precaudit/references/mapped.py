@@ -27,20 +27,20 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.checkpoints.names import Layout, configured, entry_of, layer_axis, parsed, rearranged, turned
-from precaudit.checkpoints.opening import json_table
-from precaudit.configs import FAMILIES, DecoderConfig, expected_tensors, from_config_json
 from precaudit.errors import UserError, nearest
-from precaudit.graphs.decoder import POINTS, inputs_of, present
-from precaudit.numpy_decoder.forward import Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64
-from precaudit.programs.program import Program
+from precaudit.models.checkpoints.names import Layout, configured, entry_of, layer_axis, parsed, rearranged, turned
+from precaudit.models.checkpoints.opening import json_table
+from precaudit.models.configs import FAMILIES, DecoderConfig, expected_tensors, from_config_json
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
+from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import Opened, ProgramPoint
+from precaudit.recording.store import file_hash
 from precaudit.references.sequences import Tokens
-from precaudit.runs.programs import Opened, ProgramPoint
-from precaudit.store import file_hash
-from precaudit.toml import toml_bytes
+from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
+from precaudit.schema.toml import toml_bytes
 
 PARTS = 64  # of an array's first axis that a path may name
 PART = re.compile(r"(.+)\[(\d+)\]")

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.graphs.decoder import KEYS, MIX, POINTS, QUERY, VALUES
-from precaudit.numpy_decoder.model import Model, attention
-from precaudit.numpy_decoder.operators import Rule
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.numpy_decoder.model import Model, attention
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array, widen
+from precaudit.schema.graphs.decoder import KEYS, MIX, POINTS, QUERY, VALUES
 
 Shown = Mapping[tuple[int | None, str], Array]
 

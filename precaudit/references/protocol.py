@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from precaudit.arrays import Array
-from precaudit.places import Place
-from precaudit.records import ErrorRecord
+from precaudit.numbers.arrays import Array
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord
 
 
 class Reference(Protocol):

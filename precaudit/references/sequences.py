@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
-from precaudit.numpy_decoder.earlier import FIRST, Earlier
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.operators import rope, rope_frequencies
-from precaudit.numpy_decoder.rounding import FP64
+from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.operators import rope, rope_frequencies
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array, widen
 from precaudit.references.slots import NEAR, Cache, Written, caches
+from precaudit.schema.graphs.decoder import CACHES, KEYS, MIX, POINTS, QUERY, VALUES
 
 FAR = 1 << 17  # positions that are tried where no cache bounds them
 BLOCK = 1 << 10  # of these at once

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.configs import DecoderConfig
+from precaudit.models.configs import DecoderConfig
+from precaudit.numbers.arrays import Array, widen
 
 NEAR = 0.1  # relative distance of a row in float8 (e4m3: 0.03) from what was written; of another row about 1
 OWN_SCALE = 0.02  # relative distance of a cache's scale from a power of two, which alone is taken back exactly

@@ -5,12 +5,12 @@ from math import isfinite
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.evidence.alone import Alone, Slices, holding
+from precaudit.diagnosis.evidence.alone import Alone, Slices, holding
 from precaudit.judging.verdicts import Verdict
-from precaudit.metrics.sizes import norm, ratio
-from precaudit.records import ErrorRecord, value
+from precaudit.numbers.arrays import Array
 from precaudit.reports.escaping import terminal
+from precaudit.schema.metrics.sizes import norm, ratio
+from precaudit.schema.records import ErrorRecord, value
 
 MANY = 10  # times the reference, from which on that is no percentage
 LEADING = "axis"  # what an axis is called whose meaning nobody said

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Verdict, counts
-from precaudit.limits import default_limits
-from precaudit.places import Place, spans
-from precaudit.records import ErrorRecord, value
 from precaudit.reports.escaping import terminal
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place, spans
+from precaudit.schema.records import ErrorRecord, value
 
 if TYPE_CHECKING:
-    from precaudit.between import Between
+    from precaudit.checks.gradients.check import Checked
+    from precaudit.checks.probing.probe import Probed
     from precaudit.diagnosis.diagnose import Diagnosis
+    from precaudit.diagnosis.evidence.records import Finding
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.dumps.runs import Imported
-    from precaudit.evidence.records import Finding
-    from precaudit.gradients.check import Checked
     from precaudit.judging.gate import Judgement
-    from precaudit.probing.probe import Probed
-    from precaudit.programs.program import Program
-    from precaudit.runs.programs import Opened, ProgramErrors
-    from precaudit.runs.written import Comparison
-    from precaudit.store import Run
-    from precaudit.tracing.repeat import Repeat
-    from precaudit.tracing.subject import Subject
+    from precaudit.recording.dumps.runs import Imported
+    from precaudit.recording.programs.program import Program
+    from precaudit.recording.runs.programs import Opened, ProgramErrors
+    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.store import Run
+    from precaudit.recording.tracing.repeat import Repeat
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.references.comparison.between import Between
 
 WIDE, NAMES, WORST = 110, 4, 3  # characters of a line, names that are listed, verdicts and findings that are shown
 STYLE = "text-align:left"

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.evidence.mismatch import Cause
-from precaudit.graphs.decoder import POINTS
-from precaudit.records import value
+from precaudit.checks.rollouts.causes import Cause
 from precaudit.reports.fitting import Table
 from precaudit.reports.tables import short
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import value
 
 SHOWN = 4  # operations that are named
 MOST = 12  # that have a row

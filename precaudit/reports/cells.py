@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
 from typing import Any
 
-from precaudit.filed import of_kinds
 from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import STATUSES, Status
-from precaudit.limits import Limits, default_limits
-from precaudit.limits.checks import Check, forward_checks, local_checks
-from precaudit.places import ORDER, Place
-from precaudit.records import PROGRAM_CALL, ErrorRecord, Number, value
 from precaudit.references.attribution import attribute
 from precaudit.reports.summary import share_text
 from precaudit.reports.tables import short
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.limits import Limits, default_limits
+from precaudit.schema.limits.checks import Check, forward_checks, local_checks
+from precaudit.schema.places import ORDER, Place
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, Number, value
 
 KINDS = {"local": ("local", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?

@@ -10,12 +10,12 @@ from math import ceil, floor, isfinite, isnan, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from precaudit.diagnosis.evidence.records import LineRemedy, Remedy, Share, Shares
 from precaudit.errors import UserError
-from precaudit.evidence.records import LineRemedy, Remedy, Share, Shares
-from precaudit.filed import of_kinds
-from precaudit.graphs.decoder import POINTS, STREAM
-from precaudit.records import PROGRAM_CALL, ErrorRecord, value
 from precaudit.reports.cells import Cell, cells, ordered
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.graphs.decoder import POINTS, STREAM
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, value
 
 if TYPE_CHECKING:
     import altair as alt

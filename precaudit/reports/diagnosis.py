@@ -8,16 +8,16 @@ from statistics import median
 from typing import Any
 
 from precaudit.diagnosis.diagnose import Diagnosis
-from precaudit.evidence.closure import Closure
-from precaudit.evidence.records import Finding, Remedy, Share, Shares
-from precaudit.graphs.decoder import POINTS, STREAM
-from precaudit.limits.checks import disturbance, logit_noise
-from precaudit.places import spans
-from precaudit.policies import besides
-from precaudit.records import ErrorRecord, Neutrality, device_kind, value
+from precaudit.diagnosis.evidence.closure import Closure
+from precaudit.diagnosis.evidence.records import Finding, Remedy, Share, Shares
 from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS, Headline
 from precaudit.reports.tables import short
+from precaudit.schema.graphs.decoder import POINTS, STREAM
+from precaudit.schema.limits.checks import disturbance, logit_noise
+from precaudit.schema.places import spans
+from precaudit.schema.policies import besides
+from precaudit.schema.records import ErrorRecord, Neutrality, device_kind, value
 
 UNNAMED = "none reproduces it"
 # what a layer hands on, attention's output, and the last sum's second term

@@ -3,11 +3,11 @@
 from collections.abc import Container, Sequence
 from math import hypot, inf, isfinite
 
-from precaudit.limits import default_limits
-from precaudit.places import Place
-from precaudit.records import ErrorRecord, value
 from precaudit.reports.headline import Headline
 from precaudit.reports.judgement import digits
+from precaudit.schema.limits import default_limits
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord, value
 
 Known = Sequence[ErrorRecord] | None
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from precaudit.doctor.caches import SAYS, Cleared
-from precaudit.doctor.checkup import Checkup
+from precaudit.checks.doctor.caches import SAYS, Cleared
+from precaudit.checks.doctor.checkup import Checkup
 
 LABEL = 12
 

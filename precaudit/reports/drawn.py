@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.records import value
+from precaudit.checks.rollouts.answers import points, sentence
+from precaudit.checks.rollouts.drawn import Drawn
+from precaudit.checks.rollouts.program_loops import ProgramTiming
+from precaudit.checks.rollouts.questions import HeldAnswers
+from precaudit.checks.rollouts.timing import Spread, Timing
+from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.rollouts.answers import points, sentence
-from precaudit.rollouts.drawn import Drawn
-from precaudit.rollouts.program_loops import ProgramTiming
-from precaudit.rollouts.questions import HeldAnswers
-from precaudit.rollouts.timing import Spread, Timing
-from precaudit.rollouts.warmup import Warmed
+from precaudit.schema.records import value
 
 METRICS = (
     "kl", "k3_kl", "ppl_ratio", "rollout_is_eff_sample_size", "rollout_probs_diff_mean", "abs_diff_p99", "abs_diff_max",

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, NamedTuple
 from unittest.mock import patch
 
 from precaudit.errors import UserError
-from precaudit.frames import errors_frame
-from precaudit.records import ErrorRecord, value
 from precaudit.reports.escaping import csv as cell
 from precaudit.reports.escaping import markdown
+from precaudit.schema.frames import errors_frame
+from precaudit.schema.records import ErrorRecord, value
 from precaudit.writing import temporary
 
 EXTRAS = {"pandas": "frames", "pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from precaudit.evidence.records import Finding, LineRemedy, Remedy, Shares
+from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Shares
 from precaudit.judging.gate import Judgement, gate
 from precaudit.judging.programs import filed_errors
-from precaudit.records import ErrorRecord, Record, read_lines
+from precaudit.recording.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
+from precaudit.recording.runs.written import Comparison, recall
+from precaudit.recording.store import Seen, file_hash
 from precaudit.reports.headline import of_status
-from precaudit.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
-from precaudit.runs.written import Comparison, recall
-from precaudit.store import Seen, file_hash
+from precaudit.schema.records import ErrorRecord, Record, read_lines
 
 R = TypeVar("R", bound=Record)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from precaudit.gradients.check import Checked
+from precaudit.checks.gradients.check import Checked
 from precaudit.reports import gradients, markdown, templates
 from precaudit.reports.escaping import markdown as escaped
 from precaudit.reports.fitting import Table

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.gradients.case import KERNEL, REFERENCE, STRICT, Found
-from precaudit.gradients.check import Checked
-from precaudit.gradients.shipped import Shipped
+from precaudit.checks.gradients.case import KERNEL, REFERENCE, STRICT, Found
+from precaudit.checks.gradients.check import Checked
+from precaudit.checks.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
-from precaudit.records import value
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
+from precaudit.schema.records import value
 
 
 def headline(c: Checked) -> Headline:

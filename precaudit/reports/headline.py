@@ -12,9 +12,9 @@ from precaudit.judging.farthest import Farthest
 from precaudit.judging.gate import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
-from precaudit.places import LAST, Place
-from precaudit.records import PROGRAM_CALL, value
 from precaudit.reports.judgement import NOTHING, digits, not_finite
+from precaudit.schema.places import LAST, Place
+from precaudit.schema.records import PROGRAM_CALL, value
 
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}

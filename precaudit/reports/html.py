@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from precaudit.evidence.records import LineRemedy, Remedy
+from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.judging.verdicts import STATUSES
-from precaudit.records import value
+from precaudit.recording.store import Seen
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import KINDS, Cell, cells, story
 from precaudit.reports.diagnosis import details, first_of, headline, shared
@@ -22,7 +22,7 @@ from precaudit.reports.provenance import facts, subtitle, title
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import detail, prefill_decode, short
 from precaudit.reports.tokens import text_of, worst
-from precaudit.store import Seen
+from precaudit.schema.records import value
 
 ROWS = 3000  # of a table; what is more is counted
 POINTS = 80  # of a heat map: those that err most

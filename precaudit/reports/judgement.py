@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.places import LAST, Place
-from precaudit.records import value
+from precaudit.schema.places import LAST, Place
+from precaudit.schema.records import value
 
 P = TypeVar("P", bound=Hashable)
 SHOWN = 20  # groups in a pull request; the rest are counted

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from precaudit.lint.linting import Linted, numbers, products
-from precaudit.lint.rule import SEVERITIES, LintRecord, Rule, Severity
-from precaudit.lint.rules import every
+from precaudit.checks.lint.linting import Linted, numbers, products
+from precaudit.checks.lint.rule import SEVERITIES, LintRecord, Rule, Severity
+from precaudit.checks.lint.rules import every
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline, Mark
 

@@ -1,10 +1,10 @@
 """report.md: sentences, then tables."""
 
+from precaudit.recording.runs.written import Comparison
 from precaudit.reports.escaping import code, markdown
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import accumulation, detail, outside, overview, pair_table, prefill_decode
-from precaudit.runs.written import Comparison
 
 
 def render(comparison: Comparison) -> str:

@@ -1,6 +1,6 @@
 """What the words of a page mean, in a sentence each: the glossary's, and a few that stand on pages alone."""
 
-from precaudit.glossary import names, plain
+from precaudit.schema.glossary import names, plain
 
 OWN = {
     "top-1": "The token with the largest logit.",

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from precaudit.checkpoints.gguf_files import kinds
-from precaudit.checkpoints.inspection import TensorCheck, formats
-from precaudit.checkpoints.opening import Checkpoint, installed
-from precaudit.checkpoints.safetensors_files import DTYPES
-from precaudit.configs import FAMILIES, DecoderConfig
-from precaudit.configs.gguf import ARCHITECTURES
-from precaudit.coverage import predicted_bytes
-from precaudit.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
-from precaudit.policies import load_policy
-from precaudit.records import Requested
+from precaudit.models.checkpoints.gguf_files import kinds
+from precaudit.models.checkpoints.inspection import TensorCheck, formats
+from precaudit.models.checkpoints.opening import Checkpoint, installed
+from precaudit.models.checkpoints.safetensors_files import DTYPES
+from precaudit.models.configs import FAMILIES, DecoderConfig
+from precaudit.models.configs.gguf import ARCHITECTURES
 from precaudit.reports.escaping import terminal
-from precaudit.selection import PHASES
+from precaudit.schema.coverage import predicted_bytes
+from precaudit.schema.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
+from precaudit.schema.policies import load_policy
+from precaudit.schema.records import Requested
+from precaudit.schema.selection import PHASES
 
 TOKENS, STEPS = 512, 8  # the prompt a run's size is told for
 PACKAGES = ("jax", "jaxlib", "libtpu", "transformers", "tokenizers", "gguf", "safetensors", "huggingface_hub")

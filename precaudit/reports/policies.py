@@ -4,17 +4,17 @@ import shlex
 from collections.abc import Iterable, Sequence
 from math import isnan
 
-from precaudit.graphs.decoder import LOGITS
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import STATUSES
-from precaudit.policies import besides
-from precaudit.records import Count, ErrorRecord, Number, Record, number, value
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.runs.written import Comparison
 from precaudit.references.attribution import attribute
 from precaudit.reports.cells import over
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.runs.recorded import Recorded
-from precaudit.runs.written import Comparison
+from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.policies import besides
+from precaudit.schema.records import Count, ErrorRecord, Number, Record, number, value
 
 
 class PolicyRow(Record, frozen=True, omit_defaults=False):

@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from precaudit.checks.probing.probe import Probed
 from precaudit.judging.verdicts import Verdict
-from precaudit.probing.probe import Probed
-from precaudit.records import ProbeRecord, value
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline, how_bad
+from precaudit.schema.records import ProbeRecord, value
 
 FIRST = "@"
 LEFT = ("operands", "way", "result", "made of", "as asked")

@@ -9,18 +9,18 @@ from math import inf, isfinite, prod
 from statistics import median
 from typing import Any
 
-from precaudit.filed import of_kinds
-from precaudit.formats import FORMATS
 from precaudit.judging.rules import judge
-from precaudit.limits import default_limits
-from precaudit.limits.checks import SAME
-from precaudit.records import ErrorRecord, value
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
 from precaudit.reports import fitting
 from precaudit.reports.diagnosis import JUMP
 from precaudit.reports.escaping import code, markdown, terminal
 from precaudit.reports.judgement import digits
 from precaudit.reports.tables import short
-from precaudit.runs.programs import EQUATIONS, OWN_SUMS, Opened, ProgramPoint
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import SAME
+from precaudit.schema.records import ErrorRecord, value
 
 
 def listing(points: Sequence[ProgramPoint], console: Any) -> None:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from precaudit.diagnosis.evidence.effects import MOST, WORTH, worth
+from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed
-from precaudit.evidence.effects import MOST, WORTH, worth
-from precaudit.evidence.records import LineRemedy
-from precaudit.records import ErrorRecord, value
 from precaudit.reports.diagnosis import shared
 from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS
 from precaudit.reports.program import growth
 from precaudit.reports.tables import short
+from precaudit.schema.records import ErrorRecord, value
 
 FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
 

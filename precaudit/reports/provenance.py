@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from precaudit.places import spans
-from precaudit.records import RunRecord
+from precaudit.recording.runs.programs import ProgramRun, taken
 from precaudit.reports.gathered import Gathered
-from precaudit.runs.programs import ProgramRun, taken
+from precaudit.schema.places import spans
+from precaudit.schema.records import RunRecord
 
 
 def title(found: Gathered) -> str:

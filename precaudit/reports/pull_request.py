@@ -5,10 +5,10 @@ from pathlib import Path
 
 from precaudit.judging.gate import Judgement
 from precaudit.judging.verdicts import Verdict
-from precaudit.records import value
 from precaudit.reports.escaping import code, workflow, workflow_property
 from precaudit.reports.escaping import markdown as escaped
 from precaudit.reports.judgement import SHOWN, drift_lines, groups, message, place_text_of, rest, tally
+from precaudit.schema.records import value
 
 TITLES = {0: "passes", 1: "fails", 3: "cannot be judged"}
 

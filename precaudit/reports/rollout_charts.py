@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array
+from precaudit.numbers.arrays import Array
 from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing, powers, styled
 from precaudit.reports.escaping import terminal
 

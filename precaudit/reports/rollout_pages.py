@@ -3,9 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from precaudit.arrays import Array
-from precaudit.evidence.mismatch import Cause
-from precaudit.policies import load_policy
+from precaudit.checks.rollouts.causes import Cause
+from precaudit.checks.rollouts.drawn import Drawn
+from precaudit.checks.rollouts.limits import ENGINE
+from precaudit.checks.rollouts.mismatch import METRICS
+from precaudit.checks.rollouts.origin import RolloutRun
+from precaudit.checks.rollouts.parity import Parity
+from precaudit.numbers.arrays import Array
 from precaudit.reports import causes, drawn, markdown, rollout_charts, rollouts, templates
 from precaudit.reports.escaping import code
 from precaudit.reports.escaping import markdown as escaped
@@ -13,11 +17,7 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.reports.html import THEMED
 from precaudit.reports.meanings import meaning
-from precaudit.rollouts.drawn import Drawn
-from precaudit.rollouts.limits import ENGINE
-from precaudit.rollouts.mismatch import METRICS
-from precaudit.rollouts.origin import RolloutRun
-from precaudit.rollouts.parity import Parity
+from precaudit.schema.policies import load_policy
 
 SHOWN = 50  # rows of a Markdown table; what is more is counted
 ROWS = 3000  # of one of a page

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from precaudit.records import value
+from precaudit.checks.rollouts.limits import Held, RolloutRecord
+from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
+from precaudit.checks.rollouts.parity import Parity
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.rollouts.limits import Held, RolloutRecord
-from precaudit.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
-from precaudit.rollouts.parity import Parity
+from precaudit.schema.records import value
 
 SEQUENCES = 5
 QUANTILES = ("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_max", "clip_fraction")

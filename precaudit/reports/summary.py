@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
-from precaudit.filed import of_kinds
-from precaudit.graphs.decoder import CACHES, POINTS
-from precaudit.limits.checks import SAME, farthest
-from precaudit.places import ORDER
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.references.attribution import Attribution, attribute
 from precaudit.reports.judgement import beside
-from precaudit.selection import PHASES
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.graphs.decoder import CACHES, POINTS
+from precaudit.schema.limits.checks import SAME, farthest
+from precaudit.schema.places import ORDER
+from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.selection import PHASES
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from precaudit.errors import UserError
-from precaudit.graphs.decoder import LOGITS
-from precaudit.records import Count, Number, Record, value
 from precaudit.reports.charts import LIGHT, Palette, altair_of, data_of, drawing
 from precaudit.reports.escaping import terminal
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.reports.policies import PolicyRow, all_explained, short
+from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.records import Count, Number, Record, value
 
 
 class SweepRow(Record, frozen=True, omit_defaults=False):

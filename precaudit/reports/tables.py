@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from precaudit.filed import of_kinds
-from precaudit.graphs.decoder import POINTS
-from precaudit.records import ErrorRecord, Number, PrefillDecodeRecord, value
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import ErrorRecord, Number, PrefillDecodeRecord, value
 
 if TYPE_CHECKING:
-    from precaudit.between import Beside
+    from precaudit.references.comparison.between import Beside
 
 
 def short(x: Number | None) -> str:

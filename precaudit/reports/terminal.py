@@ -3,17 +3,17 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from precaudit.places import Place
+from precaudit.recording.runs.written import Comparison
 from precaudit.reports import differences, fitting
 from precaudit.reports.escaping import terminal
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import detail, pair_by_point, pair_table, prefill_decode, reported_table
 from precaudit.reports.tokens import quoted, top_tokens
 from precaudit.reports.worst import by_point, explained_by, largest, matrices, parted
-from precaudit.runs.written import Comparison
+from precaudit.schema.places import Place
 
 if TYPE_CHECKING:
-    from precaudit.between import Between
+    from precaudit.references.comparison.between import Between
 
 LEGEND = "d decode step, r rescore position, t position, h head. What a word means: precaudit explain excess"
 NOTES = 3  # the rest are counted

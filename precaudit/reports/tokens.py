@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import isnan
 
 from precaudit.errors import UserError
-from precaudit.filed import of_kinds
-from precaudit.places import Place
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
-from precaudit.runs.written import Comparison
-from precaudit.store import Run
+from precaudit.recording.runs.written import Comparison
+from precaudit.recording.store import Run
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
 
 Text = Callable[[Sequence[int]], str]
 SHOWN = 10
@@ -107,8 +107,8 @@ def text_of(run: Run) -> Text | None:
 
     Nothing is fetched. It is the one if it makes of the ids of every prompt the text that was recorded with them.
     """
-    from precaudit.checkpoints import open_checkpoint
-    from precaudit.checkpoints.opening import recorded_source
+    from precaudit.models.checkpoints import open_checkpoint
+    from precaudit.models.checkpoints.opening import recorded_source
 
     try:
         tokenizer = open_checkpoint(recorded_source(run.record.model.reference)).make_tokenizer()

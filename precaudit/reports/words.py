@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from textwrap import wrap
 
-from precaudit.glossary import KEY, POINT, Entry
+from precaudit.schema.glossary import KEY, POINT, Entry
 
 
 def paragraphs(entry: Entry, width: int | None) -> Iterator[str]:

@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Sequence
 from statistics import median
 
-from precaudit.filed import of_kinds
-from precaudit.graphs.decoder import POINTS
-from precaudit.records import ErrorRecord, PrefillDecodeRecord, value
 from precaudit.reports.fitting import Table
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
 from precaudit.reports.tables import short
+from precaudit.schema.filed import of_kinds
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
 
 SHOWN = 2  # layers a point, of each kind of error
 

@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array, rounder
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, inputs_of
-from precaudit.graphs.point import Point
-from precaudit.metrics.sizes import canonical, half_ulp
-from precaudit.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Form, honest_forms, on_single_rows
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.passes import summed
-from precaudit.numpy_decoder.rounding import Rounding, elisions, of_policy
-from precaudit.places import Place
-from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, device_kind, value
+from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, Form, honest_forms, on_single_rows
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.rounding import Rounding, elisions, of_policy
+from precaudit.numbers.arrays import Array, rounder
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.closing import TIES
 from precaudit.references.textbook.operations import Operation, parts, prepare
 from precaudit.references.textbook.units import chosen, policy_at
-from precaudit.runs.recorded import Recorded, Rows
+from precaudit.schema.graphs.decoder import POINTS, inputs_of
+from precaudit.schema.graphs.point import Point
+from precaudit.schema.metrics.sizes import canonical, half_ulp
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import ErrorRecord, device_kind, value
 
 DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
 UNIT = FORMATS["float32"].unit_roundoff

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.metrics.residue import Noise
-from precaudit.metrics.rows import masked
-from precaudit.metrics.sizes import canonical, half_ulp
-from precaudit.numpy_decoder.ensemble import FEW, common, ensemble, weights
-from precaudit.numpy_decoder.magnitudes import inner_roundoff
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import Rounding, formula, of_policy
-from precaudit.policies import Policy
+from precaudit.models.numpy_decoder.ensemble import FEW, common, ensemble, weights
+from precaudit.models.numpy_decoder.magnitudes import inner_roundoff
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import Rounding, formula, of_policy
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.textbook.operations import Operation
+from precaudit.schema.metrics.residue import Noise
+from precaudit.schema.metrics.rows import masked
+from precaudit.schema.metrics.sizes import canonical, half_ulp
+from precaudit.schema.policies import Policy
 
 LEAST = 0.1  # of u·|A||B|, that float32 noise has in every element, whatever three realisations leave there
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from precaudit.coverage import formula_keys
 from precaudit.errors import UserError
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
-from precaudit.records import ErrorRecord, Number, number
-from precaudit.runs.recorded import Recorded
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.schema.coverage import formula_keys
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord, Number, number
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
 OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"
@@ -56,7 +56,7 @@ def recorded_program(recorded: Recorded, subject: Any = None, where: str | None 
         if subject is not None:
             return subject
         try:
-            from precaudit.tracing.subject import program_of
+            from precaudit.recording.tracing.subject import program_of
         except ImportError as error:
             raise UserError(f"the formula needs JAX ({error}); compare without --formula") from None
         return program_of(recorded.run, device, where)
@@ -68,9 +68,9 @@ def _shadowed(
     recorded: Recorded, model: Model, batch: tuple[str, ...], subject: Any, phases: list[str]
 ) -> tuple[dict[Place, dict[str, Any]], str]:
     """Return the numbers of every place of a batch, or why there are none."""
-    from precaudit.tracing import shadowed
-    from precaudit.tracing.session import batches
-    from precaudit.transforms import CannotLift
+    from precaudit.interpreters.jaxpr import CannotLift
+    from precaudit.recording.tracing import shadowed
+    from precaudit.recording.tracing.session import batches
 
     groups = dict.fromkeys(recorded.batch_of(p) for p in recorded.requested.prompts if p in recorded.run.prompts)
     each = ([recorded.run.prompts[p] for p in group] for group in groups)

@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
 from precaudit.caching import prune
-from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.lengths import telling
-from precaudit.metrics.logits import distribution
-from precaudit.metrics.rows import measured
-from precaudit.metrics.sizes import Difference, norm, ratio
-from precaudit.numpy_decoder.forward import Wanted, forward, seconds_for
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import FP64, single_precision_dot
-from precaudit.places import Place
-from precaudit.policies import Policy
+from precaudit.models.numpy_decoder.forward import Wanted, forward, seconds_for
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64, single_precision_dot
+from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance
-from precaudit.records import ErrorRecord, Selected, number
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.pooled import emulate, layers_told
 from precaudit.references.textbook.whole import Sequenced, Whole, sequence_of
-from precaudit.runs.recorded import Recorded
-from precaudit.selection import PHASES
+from precaudit.schema.graphs.decoder import LOGITS, POINTS
+from precaudit.schema.lengths import telling
+from precaudit.schema.metrics.logits import distribution
+from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.sizes import Difference, norm, ratio
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import ErrorRecord, Selected, number
+from precaudit.schema.selection import PHASES
 
 
 def establish(
@@ -140,6 +140,6 @@ def _length(reference: Array, point: str) -> int:
 
 
 def _rows(recorded: Recorded, place: Place) -> Any:
-    from precaudit.store import unpack_positions
+    from precaudit.recording.store import unpack_positions
 
     return unpack_positions(recorded.index[place])

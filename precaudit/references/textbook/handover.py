@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from precaudit.arrays import Array, as_format, single, widen
-from precaudit.configs import EMBEDDING
-from precaudit.graphs.decoder import POINTS, STREAM
-from precaudit.metrics.rows import measured
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
-from precaudit.records import ErrorRecord
-from precaudit.runs.recorded import Recorded, Rows
+from precaudit.models.configs import EMBEDDING
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import Array, as_format, single, widen
+from precaudit.recording.runs.recorded import Recorded, Rows
+from precaudit.schema.graphs.decoder import POINTS, STREAM
+from precaudit.schema.metrics.rows import measured
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord
 
 POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
 

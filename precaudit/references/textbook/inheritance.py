@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.graphs.decoder import POINTS, parts_of
-from precaudit.numpy_decoder.model import all_probs
-from precaudit.numpy_decoder.rounding import Rounding
+from precaudit.models.numpy_decoder.model import all_probs
+from precaudit.models.numpy_decoder.rounding import Rounding
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.operations import Operation, keys_of
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import POINTS, parts_of
 
 
 def from_between(recorded: Recorded, o: Operation, step: int, rounding: Rounding) -> Iterator[tuple[str, Array]]:

@@ -7,25 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS
-from precaudit.metrics.rows import measured
-from precaudit.metrics.sizes import canonical, explained, norm, ratio
-from precaudit.numpy_decoder.accumulation import accumulating
-from precaudit.numpy_decoder.honest import on_single_rows
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.passes import PRESETS
-from precaudit.numpy_decoder.rounding import (
+from precaudit.models.numpy_decoder.accumulation import accumulating
+from precaudit.models.numpy_decoder.honest import on_single_rows
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.passes import PRESETS
+from precaudit.models.numpy_decoder.rounding import (
     FP64,
     Rounding,
     elisions,
     formula,
     of_policy,
 )
-from precaudit.places import Place
-from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, device_kind, number
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.attribution import CLEARLY
 from precaudit.references.closing import Residue, Yardstick
 from precaudit.references.textbook.alternatives import Alternative, Alternatives
@@ -33,7 +28,12 @@ from precaudit.references.textbook.closing import honest, measure, rounds_inputs
 from precaudit.references.textbook.inheritance import from_between
 from precaudit.references.textbook.operations import Operation, parts, prepare
 from precaudit.references.textbook.units import chosen, factors, multiplies_integers, policy_at, undecided
-from precaudit.runs.recorded import Recorded, Rows
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.metrics.rows import measured
+from precaudit.schema.metrics.sizes import canonical, explained, norm, ratio
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import ErrorRecord, device_kind, number
 
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
 

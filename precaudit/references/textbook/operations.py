@@ -7,19 +7,19 @@ from typing import Protocol
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.graphs.decoder import CACHES, POINTS, inputs_of
-from precaudit.graphs.point import Point
-from precaudit.lengths import row_lengths
-from precaudit.metrics.rows import masked, visible
-from precaudit.numpy_decoder.earlier import FIRST, Earlier
-from precaudit.numpy_decoder.honest import Form
-from precaudit.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
-from precaudit.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
-from precaudit.numpy_decoder.operators import Rule, attend, softmax
-from precaudit.numpy_decoder.rounding import Rounding, sharing_products
-from precaudit.places import Place
-from precaudit.runs.recorded import Recorded, Rows
+from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
+from precaudit.models.numpy_decoder.honest import Form
+from precaudit.models.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
+from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
+from precaudit.models.numpy_decoder.operators import Rule, attend, softmax
+from precaudit.models.numpy_decoder.rounding import Rounding, sharing_products
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.recorded import Recorded, Rows
+from precaudit.schema.graphs.decoder import CACHES, POINTS, inputs_of
+from precaudit.schema.graphs.point import Point
+from precaudit.schema.lengths import row_lengths
+from precaudit.schema.metrics.rows import masked, visible
+from precaudit.schema.places import Place
 
 Magnitude = Callable[[float], Array]
 
@@ -39,7 +39,7 @@ class Operation:
     |A|·|B| of every element, for roundings of unit roundoff u inside; ``window``: keys a row of the layer sees, None
     all; ``last``: keys and values that the last row of attn_out read, where decode read others there; ``start``: the
     slot of the sequence's first key, after padding on the left; ``lengths``: how long the sequence was when each row
-    was turned (precaudit/lengths.py).
+    was turned (precaudit/schema/lengths.py).
     """
 
     id: str

@@ -6,20 +6,20 @@ from functools import cached_property
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.configs import DecoderConfig
-from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.metrics.logits import expected_kl, kl, roundoff_kl
-from precaudit.metrics.rows import unseen
-from precaudit.metrics.sizes import canonical
-from precaudit.numpy_decoder.forward import Decoding, Wanted, forward
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.passes import summed
-from precaudit.numpy_decoder.rounding import FP64, of_policy, redrawn
-from precaudit.policies import Policy
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.forward import Decoding, Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.passes import summed
+from precaudit.models.numpy_decoder.rounding import FP64, of_policy, redrawn
+from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.whole import Energies, Sequenced, Whole
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import LOGITS, POINTS
+from precaudit.schema.metrics.logits import expected_kl, kl, roundoff_kl
+from precaudit.schema.metrics.rows import unseen
+from precaudit.schema.metrics.sizes import canonical
+from precaudit.schema.policies import Policy
 
 RUNS = 8  # draws of the emulated rounding errors that forward noise is pooled over
 ROWS = 8  # logits rows of a prompt whose errors are kept, to pool the noise of KL over

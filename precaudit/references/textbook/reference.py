@@ -5,16 +5,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from precaudit.arrays import Array
-from precaudit.checkpoints import Checkpoint
-from precaudit.configs import attended
-from precaudit.graphs.decoder import LOGITS, POINTS
-from precaudit.numpy_decoder.honest import honest_forms
-from precaudit.numpy_decoder.model import Model
-from precaudit.places import Place
-from precaudit.policies import Policy, held_weights, recorded_policy
+from precaudit.models.checkpoints import Checkpoint
+from precaudit.models.configs import attended
+from precaudit.models.numpy_decoder.honest import honest_forms
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
-from precaudit.records import ErrorRecord, Selected
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.references.textbook.forward import establish, forward_errors
 from precaudit.references.textbook.handover import handover_errors
@@ -22,7 +19,10 @@ from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.textbook.pooled import emulate
 from precaudit.references.textbook.sums import sum_errors
 from precaudit.references.textbook.whole import Whole
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import LOGITS, POINTS
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy, held_weights, recorded_policy
+from precaudit.schema.records import ErrorRecord, Selected
 
 LACKS = "weights"  # why there are no numbers where there are none
 

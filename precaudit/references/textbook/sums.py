@@ -10,26 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.coverage import HASH_FORMAT, point_format, summed_places, unrecorded
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, STREAM, inputs_of
-from precaudit.metrics.rows import unseen, visible
-from precaudit.metrics.sizes import norm, ratio
-from precaudit.numpy_decoder.honest import on_single_rows
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import formula, of_policy
-from precaudit.places import Place, row_spans
-from precaudit.policies import Policy
-from precaudit.records import ErrorRecord, device_kind, number
+from precaudit.models.numpy_decoder.honest import on_single_rows
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import formula, of_policy
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.numbers.row_sums import RowSums, hashes_of, sums_of
+from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.textbook.handover import POINT as HANDED
 from precaudit.references.textbook.handover import embedded, handed
 from precaudit.references.textbook.local import not_emulated
 from precaudit.references.textbook.operations import prepare
 from precaudit.references.textbook.units import chosen, policy_at, undecided
 from precaudit.references.textbook.unrecorded import Made, before_norm, made_through
-from precaudit.row_sums import RowSums, hashes_of, sums_of
-from precaudit.runs.recorded import Recorded, Rows
+from precaudit.schema.coverage import HASH_FORMAT, point_format, summed_places, unrecorded
+from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of
+from precaudit.schema.metrics.rows import unseen, visible
+from precaudit.schema.metrics.sizes import norm, ratio
+from precaudit.schema.places import Place, row_spans
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import ErrorRecord, device_kind, number
 
 SINGLE = FORMATS["float32"].unit_roundoff
 DRAWS, MORE_DRAWS = (0, 1), tuple(range(2, 8))

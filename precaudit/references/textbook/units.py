@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from precaudit.formats import INTEGERS
-from precaudit.graphs.decoder import POINTS, parts_of
-from precaudit.graphs.point import Point
-from precaudit.numpy_decoder.passes import PRESETS
-from precaudit.places import Place
-from precaudit.policies import Policy
-from precaudit.records import FROM_JAXPR, Way, device_kind
-from precaudit.runs.compiled import ways_of
-from precaudit.runs.recorded import Recorded
+from precaudit.models.numpy_decoder.passes import PRESETS
+from precaudit.numbers.formats import INTEGERS
+from precaudit.recording.runs.compiled import ways_of
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import POINTS, parts_of
+from precaudit.schema.graphs.point import Point
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import FROM_JAXPR, Way, device_kind
 
 SETTINGS: dict[Way, str] = {
     "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "highest", "float32": "F32_F32_F32",

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.coverage import point_format, unrecorded
-from precaudit.formats import FORMATS
-from precaudit.graphs.decoder import POINTS, inputs_of
-from precaudit.numpy_decoder.honest import on_single_rows
-from precaudit.numpy_decoder.model import Model
-from precaudit.numpy_decoder.rounding import Rounding, formula, of_policy, redrawn, single_precision_dot
-from precaudit.places import Place
-from precaudit.policies import Policy
-from precaudit.records import device_kind
+from precaudit.models.numpy_decoder.honest import on_single_rows
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import Rounding, formula, of_policy, redrawn, single_precision_dot
+from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.textbook.operations import lengths_at
 from precaudit.references.textbook.units import chosen, policy_at
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.coverage import point_format, unrecorded
+from precaudit.schema.graphs.decoder import POINTS, inputs_of
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import device_kind
 
 
 class Stream(NamedTuple):

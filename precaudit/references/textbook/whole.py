@@ -7,21 +7,21 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.configs import DecoderConfig
-from precaudit.graphs.decoder import LOGITS
-from precaudit.lengths import View, row_lengths, telling, view_of
-from precaudit.numpy_decoder.forward import Wanted
-from precaudit.places import Place
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.forward import Wanted
+from precaudit.numbers.arrays import Array
+from precaudit.recording.runs.recorded import Recorded
 from precaudit.references.cache import References
-from precaudit.runs.recorded import Recorded
+from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.lengths import View, row_lengths, telling, view_of
+from precaudit.schema.places import Place
 
 OPEN = 256
 T = TypeVar("T")
 
 
 class Sequenced(NamedTuple):
-    """A sequence of FP64: its prompt, the tokens fed to it, and whose lengths turn its rows (precaudit/lengths.py)."""
+    """A sequence of FP64: its prompt, the tokens fed to it, and whose lengths turn its rows (schema/lengths.py)."""
 
     prompt: str
     tokens: tuple[int, ...]

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import structs
 
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.records import PROGRAM_CALL, ErrorRecord
-from precaudit.runs.programs import Opened
-from precaudit.transforms.choices import choices
-from precaudit.transforms.shadow import CannotLift, refusal
-from precaudit.transforms.sites import STATE, Site, numbered
-from precaudit.transforms.tag import Tagged
+from precaudit.interpreters.jaxpr.choices import choices
+from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
+from precaudit.interpreters.jaxpr.sites import STATE, Site, numbered
+from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.programs import Opened
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
 
 ROUNDINGS = 4.0  # unit roundoffs that two values may be apart, of which a compiler compares the unrounded ones
 

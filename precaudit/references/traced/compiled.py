@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.records import ErrorRecord, Way
+from precaudit.interpreters.jaxpr.emulate import Realisation
+from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.multiplying import narrow_product
+from precaudit.interpreters.jaxpr.sums import sums_narrow
+from precaudit.numbers.arrays import Array
 from precaudit.references.traced.judged import At, Call, Segments
 from precaudit.references.traced.remade import (
     DRAWS,
@@ -27,10 +30,7 @@ from precaudit.references.traced.remade import (
 from precaudit.references.traced.search import Closing, Search
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
-from precaudit.transforms.emulate import Realisation
-from precaudit.transforms.jax_versions import equations
-from precaudit.transforms.multiplying import narrow_product
-from precaudit.transforms.sums import sums_narrow
+from precaudit.schema.records import ErrorRecord, Way
 
 Cut = Callable[[Place, Array], Array]  # a place's rows [rows, N] out of a point's values
 # What is said of products that a GPU's compiled program does not name.

@@ -10,21 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.metrics.axes import worst_line
-from precaudit.metrics.logits import distribution, expected_kl, roundoff_kl
-from precaudit.metrics.sizes import canonical, norm, ratio, sizes
-from precaudit.programs.program import Program
-from precaudit.records import Distribution, number
+from precaudit.interpreters.jaxpr import reap
+from precaudit.interpreters.jaxpr.effort import least_effort
+from precaudit.interpreters.jaxpr.emulate import Realisation, elidable, whole
+from precaudit.interpreters.jaxpr.multiplying import TF32
+from precaudit.interpreters.jaxpr.sites import STATE, TAKEN
+from precaudit.interpreters.jaxpr.sums import sums_narrow
+from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import Opened
 from precaudit.references.traced.units import Units
-from precaudit.runs.programs import Opened
-from precaudit.transforms import reap
-from precaudit.transforms.effort import least_effort
-from precaudit.transforms.emulate import Realisation, elidable, whole
-from precaudit.transforms.multiplying import TF32
-from precaudit.transforms.sites import STATE, TAKEN
-from precaudit.transforms.sums import sums_narrow
-from precaudit.transforms.tag import Tagged
+from precaudit.schema.metrics.axes import worst_line
+from precaudit.schema.metrics.logits import distribution, expected_kl, roundoff_kl
+from precaudit.schema.metrics.sizes import canonical, norm, ratio, sizes
+from precaudit.schema.records import Distribution, number
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
 ROUNDED = Realisation("converted", sums="single")

@@ -8,22 +8,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.formats import FORMATS
-from precaudit.limits import default_limits
-from precaudit.limits.checks import local_checks
-from precaudit.metrics.axes import along, clusters
-from precaudit.metrics.residue import Noise, finite
-from precaudit.metrics.sizes import canonical, explained, half_ulp, norm, ratio, smallest_normal
-from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.records import PROGRAM_CALL, ErrorRecord
+from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.numbers.threads import each
+from precaudit.recording.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
 from precaudit.references.closing import SINGLE, TIES, Yardstick
 from precaudit.references.traced.remade import DRAWS, INPUTS, SOME, UNSHARED, restored
 from precaudit.references.traced.undrawn import fields, undrawn
 from precaudit.references.traced.units import flushes_of
 from precaudit.references.traced.unrounded import Name, Place, Rows
-from precaudit.runs.programs import OWN_SUMS, Opened, ProgramPoint, ProgramRun, cut, not_taken
-from precaudit.threads import each
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import local_checks
+from precaudit.schema.metrics.axes import along, clusters
+from precaudit.schema.metrics.residue import Noise, finite
+from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm, ratio, smallest_normal
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 # Times the emulation's own error that a draw's may be: honest ones stay below a quarter of it in formats of 16 bits and

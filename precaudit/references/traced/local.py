@@ -9,8 +9,14 @@ import jax
 import msgspec
 import numpy as np
 
-from precaudit.arrays import Array
-from precaudit.records import ErrorRecord
+from precaudit.interpreters.jaxpr.opaque import KNOWN, Opaque
+from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
+from precaudit.interpreters.jaxpr.sites import numbered
+from precaudit.interpreters.jaxpr.stepped import Step
+from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.threads import each, one_blas_thread
+from precaudit.recording.runs.programs import CARRIED, Opened, index_of, places
 from precaudit.references.traced.compiled import Compiled, realisations
 from precaudit.references.traced.judged import At, Call, unknown
 from precaudit.references.traced.origins import Origins
@@ -18,13 +24,7 @@ from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
-from precaudit.runs.programs import CARRIED, Opened, index_of, places
-from precaudit.threads import each, one_blas_thread
-from precaudit.transforms.opaque import KNOWN, Opaque
-from precaudit.transforms.shadow import CannotLift, refusal
-from precaudit.transforms.sites import numbered
-from precaudit.transforms.stepped import Step
-from precaudit.transforms.tag import Tagged
+from precaudit.schema.records import ErrorRecord
 
 Begin = Callable[[], Callable[[], list[ErrorRecord]]]  # begins what places make, and returns what judges them
 

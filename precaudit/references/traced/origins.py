@@ -7,11 +7,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.formats import FORMATS
+from precaudit.interpreters.jaxpr.exceptions import Operation, Watched, Watching
+from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.references.traced.remade import Tapped, Values
-from precaudit.runs.programs import ProgramPoint
-from precaudit.transforms.exceptions import Operation, Watched, Watching
 
 INVALID = dict.fromkeys(("add", "cumsum", "reduce_sum", "sub"), "inf − inf")
 INVALID |= dict.fromkeys(("conv_general_dilated", "dot_general", "ragged_dot_general"), "inf − inf or 0 · inf in a sum")

@@ -6,23 +6,23 @@ from typing import Any
 
 import jax
 
-from precaudit.arrays import Array
-from precaudit.limits import default_limits
-from precaudit.limits.checks import forward_checks
-from precaudit.places import Place
-from precaudit.programs.program import OUTPUT_LOGITS, Program
+from precaudit.interpreters.jaxpr.opaque import Opaque, without_opaque
+from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
+from precaudit.interpreters.jaxpr.sites import numbered
+from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
-from precaudit.records import ErrorRecord
+from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
+from precaudit.recording.runs.programs import Opened, ProgramPoint, places
 from precaudit.references.traced.chosen import Choices
 from precaudit.references.traced.forward import CallValues, Chains, NotChained, forward_numbers, recorded_calls
 from precaudit.references.traced.judged import lacks_of, record_of, step_of
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.units import flushes_of, units_of
-from precaudit.runs.programs import Opened, ProgramPoint, places
-from precaudit.transforms.opaque import Opaque, without_opaque
-from precaudit.transforms.shadow import CannotLift, refusal
-from precaudit.transforms.sites import numbered
-from precaudit.transforms.tag import Tagged
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import forward_checks
+from precaudit.schema.places import Place
+from precaudit.schema.records import ErrorRecord
 
 CHAINED = "calls in FP64 and as drawn realisations"
 At = tuple[int, int | None, str]  # call, layer, point

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.arrays import Array, widen
+from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation, emulated, exactly
+from precaudit.interpreters.jaxpr.magnitudes import magnitudes
+from precaudit.interpreters.jaxpr.narrow import held, moved_as_bits
+from precaudit.interpreters.jaxpr.plant import Planted, Wanted
+from precaudit.interpreters.jaxpr.reads import reads
+from precaudit.interpreters.jaxpr.shadow import traced
+from precaudit.interpreters.jaxpr.sites import Site, numbered, sites
+from precaudit.interpreters.jaxpr.stepped import BEFORE, Step, steps_of
+from precaudit.interpreters.jaxpr.sums import float_bits
+from precaudit.interpreters.jaxpr.tag import Tagged
+from precaudit.interpreters.jaxpr.together import Interpreter, together
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.programs import OWN_SUMS
 from precaudit.references.traced.forward import effort, small
-from precaudit.runs.programs import OWN_SUMS
-from precaudit.transforms.emulate import Emulated, Realisation, emulated, exactly
-from precaudit.transforms.magnitudes import magnitudes
-from precaudit.transforms.narrow import held, moved_as_bits
-from precaudit.transforms.plant import Planted, Wanted
-from precaudit.transforms.reads import reads
-from precaudit.transforms.shadow import traced
-from precaudit.transforms.sites import Site, numbered, sites
-from precaudit.transforms.stepped import BEFORE, Step, steps_of
-from precaudit.transforms.sums import float_bits
-from precaudit.transforms.tag import Tagged
-from precaudit.transforms.together import Interpreter, together
 
 # How the equations may round, the best kept; and realisations more, of which noise is made.
 INSIDE = ("results inside",)

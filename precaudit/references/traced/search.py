@@ -6,10 +6,10 @@ from functools import partial
 
 from msgspec import structs
 
+from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.traced.judged import CLEARLY, At, Call, Segments, closes, judged
 from precaudit.references.traced.remade import INPUTS, Redrawn, Remade, Several
 from precaudit.references.traced.unrounded import Left, Name, Place, Rows, Unrounded
-from precaudit.runs.programs import EQUATIONS
 
 Closing = dict[str, list[Name]]  # ways that closed a point in steps before, none of the first, the last one first
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.arrays import Array, widen
-from precaudit.formats import FORMATS
-from precaudit.metrics.axes import Found, worst_of_rows
-from precaudit.metrics.moments import BFLOAT16
-from precaudit.metrics.residue import Noise, Sums, finite
-from precaudit.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
-from precaudit.numpy_decoder.ensemble import RECIPROCAL
-from precaudit.records import number
+from precaudit.models.numpy_decoder.ensemble import RECIPROCAL
+from precaudit.numbers.arrays import Array, widen
+from precaudit.numbers.formats import FORMATS
+from precaudit.numbers.threads import each
+from precaudit.recording.runs.programs import EQUATIONS
 from precaudit.references.closing import SINGLE, TIES, Residue, left_of, residue_of
 from precaudit.references.traced.remade import restored
 from precaudit.references.traced.unrounded import Name
-from precaudit.runs.programs import EQUATIONS
-from precaudit.threads import each
+from precaudit.schema.metrics.axes import Found, worst_of_rows
+from precaudit.schema.metrics.moments import BFLOAT16
+from precaudit.schema.metrics.residue import Noise, Sums, finite
+from precaudit.schema.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
+from precaudit.schema.records import number
 
 BLOCK = 1 << 21  # elements
 
@@ -114,7 +114,7 @@ def _part(
     stored: Array, exact: Array, emulated: Array, relative: float
 ) -> tuple[Array, Array, tuple[float, ...], float, int]:
     """Return cells, channels, the sums of squares, the farthest element and its place, of a block of rows."""
-    from precaudit.metrics import _residue_kernel as kernel  # numba takes a third of a second to import
+    from precaudit.schema.metrics import _residue_kernel as kernel  # numba takes a third of a second to import
 
     dtype, form = stored.dtype.name, FORMATS[stored.dtype.name]
     tie = -1.0 if dtype in ("float32", "float64") else TIES * SINGLE

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precaudit.records import FROM_JAXPR, Way, device_kind
-from precaudit.runs.programs import ProgramRun
-from precaudit.transforms.emulate import Realisation
-from precaudit.transforms.jax_versions import equations
-from precaudit.transforms.multiplying import OPEN_ON_GPU, PASSES, chosen, on_gpu
-from precaudit.transforms.products import GROUPED, labels, products
+from precaudit.interpreters.jaxpr.emulate import Realisation
+from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.multiplying import OPEN_ON_GPU, PASSES, chosen, on_gpu
+from precaudit.interpreters.jaxpr.products import GROUPED, labels, products
+from precaudit.recording.runs.programs import ProgramRun
+from precaudit.schema.records import FROM_JAXPR, Way, device_kind
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.arrays import Array
-from precaudit.formats import FORMATS
-from precaudit.metrics.sizes import EXPONENT, smallest_normal
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
 from precaudit.references.traced.remade import INPUTS, SOME, Redrawn, Remade, Several, Tapped, Values, widened
+from precaudit.schema.metrics.sizes import EXPONENT, smallest_normal
 
 Name = tuple[str, ...]
 Place = tuple[str, int | None]  # a point and its layer

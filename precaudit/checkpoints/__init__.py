@@ -1,5 +1,0 @@
-"""Readers of model files: named arrays by mmap, the configuration and the tokenizer."""
-
-from precaudit.checkpoints.opening import Checkpoint, file_hashes, open_checkpoint, recorded_source
-
-__all__ = ["Checkpoint", "file_hashes", "open_checkpoint", "recorded_source"]

@@ -1,0 +1,1 @@
+"""What is checked beside a run: rollouts, gradients and kernels, programs as text, devices."""

@@ -1,0 +1,200 @@
+"""The verb ``lint``: what rules say of a program, phase by phase."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from precaudit.checks.lint.placing import missing, placed
+from precaudit.checks.lint.recorded import Recorded
+from precaudit.checks.lint.rule import SEVERITIES, Hit, LintRecord, Rule, Severity
+from precaudit.checks.lint.rules import every
+from precaudit.checks.lint.view import View
+from precaudit.errors import UserError
+from precaudit.interpreters.tpu import units
+from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
+from precaudit.interpreters.tpu.units import counted
+from precaudit.models.jax_decoder.arithmetic import check_device, compiler_options
+from precaudit.progress import Advance, silent
+from precaudit.recording.programs.preparing import prepared, told
+from precaudit.recording.programs.program import Program
+from precaudit.recording.tracing.programs import CACHE
+from precaudit.recording.tracing.subject import Subject, load
+from precaudit.schema.lengths import bucket
+from precaudit.schema.policies import Policy
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Linted:
+    """What was found, worst first; what was read of every phase; notes a reader needs."""
+
+    findings: tuple[LintRecord, ...]
+    views: tuple[View, ...]
+    notes: tuple[str, ...] = ()
+
+    def exit_code(self, fail_on: Severity = "error") -> int:
+        """Return 1 where something is as severe as ``fail_on``, 3 where something is only unknown, 0 otherwise."""
+        found = {f.severity for f in self.findings}
+        worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on != "unknown" else ("error", "unknown")
+        if found & (set(worse) - {"unknown"} if fail_on != "unknown" else set(worse)):
+            return 1
+        return 3 if "unknown" in found else 0
+
+
+def lint_model(
+    name: str,
+    policy: Policy,
+    target: Target | None = None,
+    phases: Sequence[str] = PHASES,
+    platform: str = "cpu",
+    tokens: int = 64,
+    batch: int = 1,
+    tell: Advance = silent,
+    run: Recorded | None = None,
+) -> Linted:
+    """Lint the shipped decoder on a model, without running it.
+
+    ``tokens``: length of the prompt, and of the cache with room for eight more; ``run``: a recorded run, whose values
+    these formats may not hold. Raises UserError for what cannot be loaded or compiled and for a run of other points,
+    TooLarge where the chip's memory does not hold it.
+    """
+    if target is not None:
+        check_policy(policy, target)
+    else:
+        check_device(policy, platform)
+    if bad := [p for p in phases if p not in PHASES]:
+        raise UserError(f"--phase {bad[0]}: known are {', '.join(PHASES)}")
+    subject = replace(load(name, replace(policy, matmul="highest"), device="cpu"), policy=policy)
+    views = []
+    for i, phase in enumerate(phases):
+        tell(i, len(phases), f"compiling {phase}" if target else f"reading {phase}")
+        call = getattr(subject.decoder, phase)
+        given = arguments(subject, phase, tokens, batch)
+        views.append(_view(phase, call, given, (CACHE,), compiler_options(policy), target, platform, policy))
+    return found(views if run is None else placed(views, run))
+
+
+def lint_program(
+    program: Program,
+    target: Target | None = None,
+    platform: str = "cpu",
+    tell: Advance = silent,
+    run: Recorded | None = None,
+) -> Linted:
+    """Lint a program of the user's: its call, without running it. ``run``, and what it raises: as ``lint_model``."""
+    tell(0, 1, "compiling call" if target else "reading call")
+    shaped = _shapes((program.params, *next(iter(program.cases.values()))))
+    view = _view("call", traceable(program.call), shaped, (), {}, target, platform, None)
+    if run is None:
+        return found([view])
+    made = prepared(program, run.renamed or None, loops=(), taps=run.taps)
+    return found(placed([replace(view, taps=jax.make_jaxpr(made.call)(*shaped))], run))
+
+
+def traceable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's function that raises UserError, with the user's line, for what it raises."""
+
+    def called(*given: Any) -> Any:
+        try:
+            return call(*given)
+        except Exception as error:
+            raise UserError(f"the program cannot be traced: {told(error)}") from None
+
+    return called
+
+
+def found(views: Sequence[View], rules: Iterable[Rule] | None = None) -> Linted:
+    """Return what the rules that apply say of these views."""
+    kinds = {"jaxpr"}
+    kinds |= {"tpu"} if all(v.compiled is not None for v in views) else set()
+    kinds |= {"run"} if all(v.extents is not None for v in views) else set()
+    records = []
+    for rule in every() if rules is None else rules:
+        if rule.needs in kinds:
+            records += _records(rule, list(rule.check(views)), views)
+    notes = [note for v in views[:1] if v.compiled is not None and (note := untested(v.compiled.libtpu))]
+    notes += missing(views)
+    order = {s: i for i, s in enumerate(SEVERITIES)}
+    return Linted(tuple(sorted(records, key=lambda r: order[r.severity])), tuple(views), tuple(notes))
+
+
+def arguments(subject: Subject, phase: str, tokens: int, batch: int) -> tuple[Any, ...]:
+    """Return the shapes of what a phase of the decoder is given, one row of logits a sequence."""
+    length = bucket(tokens + 8)
+
+    def ints(*dims: int) -> Any:
+        return jax.ShapeDtypeStruct(dims, jnp.int32)
+
+    cache = jax.eval_shape(lambda: subject.decoder.init_cache(batch, length))
+    own = (ints(batch, tokens), ints(batch), ints(batch, 1)) if phase == "prefill" else (ints(batch),) * 3
+    return (*_shapes((subject.parameters, subject.tables(length))), *own, cache)
+
+
+def numbers(view: View) -> Mapping[str, Any]:
+    """Return what a phase takes: seconds, bytes on the chip, flops, and products by the unit and passes that make them.
+
+    Bytes of temporaries are the compiler's, which reads 0 of some programs that are instrumented.
+    """
+    c = view.compiled
+    if c is None:
+        return {"products": sum(e.primitive == "dot_general" for e in view.equations)}
+    return {
+        "seconds": c.seconds, "arguments": c.arguments, "outputs": c.outputs, "temporaries": c.temporaries,
+        "flops": c.flops, **products(view),
+    }  # fmt: skip
+
+
+def products(view: View) -> dict[str, int]:
+    """Return how many products the matrix unit makes in 1, 3 and 6 passes, and how many the vector unit makes."""
+    assert view.module is not None
+    return counted(units.products(view.module))
+
+
+def _view(
+    phase: str,
+    call: Callable[..., Any],
+    given: tuple[Any, ...],
+    donated: tuple[int, ...],
+    options: Mapping[str, Any],
+    target: Target | None,
+    platform: str,
+    policy: Policy | None,
+) -> View:
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for i in donated for x in jax.tree.leaves(given[i]))
+    if target is None:
+        return View(phase, platform, jax.jit(call).trace(*given).jaxpr, policy, donated=size)
+    made: Compiled = compile_for(target, call, given, donated, options)
+    return View(phase, "tpu", made.jaxpr, policy, target, made, parse(made.text), size)
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def _layers(hit: Hit, views: Sequence[View]) -> int | None:
+    """Return how many layers a hit is in, where the views of its phase agree; one of no phase is of all."""
+    found = {v.layers(hit.source, hit.point) for v in views if hit.phase in ("", v.phase)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _records(rule: Rule, hits: Sequence[Hit], views: Sequence[View]) -> list[LintRecord]:
+    """Join the hits of one line, point and phase that say the same."""
+    counted: dict[Hit, int] = {}
+    for hit in hits:
+        counted[hit] = counted.get(hit, 0) + 1
+    on = {v.phase: v.target.name if v.target else v.platform for v in views}
+    rests = f"{rule.rests}; libtpu {TESTED[-1]}" if rule.needs == "tpu" else rule.rests
+    return [
+        LintRecord(
+            rule=rule.id, severity=hit.severity or rule.severity, phase=hit.phase, point=hit.point, source=hit.source,
+            count=n, says=hit.says or rule.why, fix=hit.fix or rule.fix, rests=rests, target=on.get(hit.phase, ""),
+            layers=_layers(hit, views),
+        )
+        for hit, n in counted.items()
+    ]  # fmt: skip

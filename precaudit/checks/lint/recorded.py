@@ -1,0 +1,75 @@
+"""What a recorded run says of the values of its points: the least and the largest. Runs of models and of programs."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
+from precaudit.recording.store import open_run
+from precaudit.schema.records import value
+
+OCCURRENCE = re.compile(r"#\d+$")  # of a name that the program has several taps of
+
+
+class Extent(NamedTuple):
+    """The least and the largest value of a point; an infinity where one was recorded."""
+
+    low: float
+    high: float
+
+    @property
+    def most(self) -> float:
+        """The largest magnitude."""
+        return max(-self.low, self.high)
+
+
+class Recorded(NamedTuple):
+    """The extents of a run's points, of all layers, calls and cases; ``renamed``: as its program's points were.
+
+    ``taps``: which of a program's it holds.
+    """
+
+    folder: Path
+    extents: Mapping[str, Extent]
+    renamed: Mapping[str, str]
+    taps: Literal["own", "automatic", "both"] | None = None
+
+
+def recorded(folder: Path) -> Recorded:
+    """Read what a run recorded, of a model or of a program; raises UserError for what is no whole run."""
+    run = open_program_run(folder) if is_program_run(folder) else None
+    found: dict[str, Extent] = {}
+    for point, extent in _of_model(folder) if run is None else _of_program(run):
+        for name in {point, OCCURRENCE.sub("", point)}:
+            known = found.get(name, extent)
+            found[name] = Extent(min(known.low, extent.low), max(known.high, extent.high))
+    if run is None:
+        return Recorded(folder, found, {})
+    return Recorded(folder, found, run.record.renamed, run.record.taps)
+
+
+def _of_program(run: Opened) -> Iterator[tuple[str, Extent]]:
+    for case in run.record.cases:
+        for call in range(run.record.calls):
+            taps = run.tensors(case, call, "taps")
+            yield from ((p.name, _extent(taps[p.name])) for p in run.record.points if p.name in taps)
+
+
+def _of_model(folder: Path) -> Iterator[tuple[str, Extent]]:
+    run = open_run(folder)
+    for p in run.points:
+        if p.stats.inf:  # what the statistics say is of finite values alone
+            yield p.point, _extent(run.tensor(p))
+        else:
+            yield p.point, _extent(np.array([value(p.stats.min), value(p.stats.max)]))
+
+
+def _extent(x: Array) -> Extent:
+    """Return the extent of an array, NaN aside; of nothing but NaN, zero."""
+    wide = widen(x)
+    wide = wide[~np.isnan(wide)]
+    return Extent(float(wide.min()), float(wide.max())) if wide.size else Extent(0.0, 0.0)

@@ -1,0 +1,63 @@
+"""The first line of rollouts.jsonl, of what was drawn and of what was read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from precaudit.checks.rollouts.drawn import Checks, Drawn
+from precaudit.checks.rollouts.origin import RolloutRun, digest
+from precaudit.checks.rollouts.parity import Parity
+from precaudit.checks.rollouts.questions import Question
+from precaudit.checks.rollouts.reading import Rollout
+from precaudit.checks.rollouts.timing import How, Task
+from precaudit.recording.tracing.manifest import device_of, versions
+from precaudit.recording.tracing.subject import Subject
+from precaudit.schema.records import SCHEMA
+
+
+def of_drawn(
+    found: Drawn,
+    subjects: Sequence[Subject],
+    given: Sequence[Task],
+    how: How,
+    checks: Checks,
+    questions: Sequence[Question] = (),
+) -> RolloutRun:
+    """Return the first line of what was drawn after ``given``. Another batch is no other request."""
+    ends = ",".join(map(str, how.ends))
+    asked = {"rollouts": "drawn", "new_tokens": how.new_tokens, "end_tokens": ends, **asdict(how.sampling)}
+    return _record(
+        subjects, found.parities[0], (t.prompt for t in given), asked, checks.trainer,
+        [f"{q.id} {q.how} {q.final}" for q in questions], {r.policy: r.why for r in found.refused}, found.apart,
+    )  # fmt: skip
+
+
+def of_read(found: Parity, subject: Subject, rollouts: Sequence[Rollout], temperature: float) -> RolloutRun:
+    """Return the first line of rollouts that were made elsewhere."""
+    asked = {"rollouts": "read", "temperature": temperature}
+    return _record([subject], found, (r.prompt for r in rollouts), asked)
+
+
+def _record(
+    subjects: Sequence[Subject],
+    parity: Parity,
+    prompts: Iterable[Sequence[int]],
+    asked: Mapping[str, object],
+    trainer: Subject | None = None,
+    questions: Sequence[str] = (),
+    refused: Mapping[str, str] | None = None,
+    apart: Sequence[str] = (),
+) -> RolloutRun:
+    first = subjects[0]
+    return RolloutRun(
+        schema=SCHEMA, model=first.checkpoint.name, weights=first.checkpoint.hashes.sha256(),
+        policies={s.policy.name: s.policy.settings() for s in subjects}, refused=dict(refused or {}),
+        apart=tuple(apart), sides=tuple((r.rollout, r.trainer) for r in parity.whole),
+        trainer={} if trainer is None else _trainer(trainer),
+        prompts=digest(",".join(map(str, ids)) for ids in prompts), questions=digest(questions),
+        asked={k: str(x) for k, x in asked.items() if x is not None}, device=device_of(first), versions=versions(),
+    )  # fmt: skip
+
+
+def _trainer(trainer: Subject) -> dict[str, str]:
+    sha256 = trainer.checkpoint.hashes.sha256()
+    return {"name": trainer.checkpoint.name, "weights_sha256": sha256, **trainer.policy.settings()}

@@ -1,0 +1,129 @@
+"""Log-probabilities of given tokens: as a policy's prefill makes them, and in FP64. No [B, T, V] is kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.checks.rollouts.reading import Rollout
+from precaudit.errors import UserError
+from precaudit.models.jax_decoder.arithmetic import compiler_options
+from precaudit.models.numpy_decoder.forward import Wanted, forward
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import Array
+from precaudit.progress import Advance
+from precaudit.recording.tracing.programs import jitted
+from precaudit.recording.tracing.subject import Subject
+from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.lengths import bucket
+from precaudit.schema.metrics.logits import log_softmax
+from precaudit.schema.prompts import check_tokens
+
+BATCH = 8
+ROWS = 32  # logits rows of a sequence that are there at once
+ELEMENTS = 1 << 25  # FP64 logits that are there at once: 256 MiB
+
+
+def check(subject: Subject, rollouts: Sequence[Rollout]) -> None:
+    """Raise UserError where a rollout's tokens are not of the model's vocabulary or exceed its context."""
+    for r in rollouts:
+        try:
+            check_tokens(r.id, (*r.prompt, *r.tokens), 0, subject.config.vocab, subject.config.context)
+        except UserError as error:
+            raise UserError(str(error).replace("prompt ", "rollout ", 1)) from None
+
+
+def padded(values: Sequence[Sequence[float]]) -> tuple[Array, Array]:
+    """Return [sequences, tokens] in FP64, padded with 0, and the mask of what is there."""
+    out = np.zeros((len(values), max(map(len, values), default=0)))
+    mask = np.zeros(out.shape, bool)
+    for i, x in enumerate(values):
+        out[i, : len(x)], mask[i, : len(x)] = x, True
+    return out, mask
+
+
+def by_policy(subject: Subject, rollouts: Sequence[Rollout], temperature: float, tell: Advance) -> list[Array]:
+    """Return log-probabilities [T] in FP64 of each rollout's tokens, by one prefill under the subject's policy.
+
+    The logits, rounded to the policy's format, are divided by ``temperature`` in float32, and log softmax is taken in
+    float32: a trainer's view.
+    """
+    found: list[Array] = [np.zeros(0)] * len(rollouts)
+    score = _program(subject.decoder, tuple(compiler_options(subject.policy).items()), subject.platform)
+    done, total = 0, sum(bool(r.tokens) for r in rollouts)
+    for length, rows, chosen in _batches(rollouts):
+        tokens, at, next_ = (np.zeros((BATCH, n), np.int32) for n in (length, rows, rows))
+        turned = np.zeros(tokens.shape, np.int64)  # a trainer's prefill has the last token, too
+        for b, i in enumerate(chosen):
+            r = rollouts[i]
+            whole, n = (*r.prompt, *r.tokens), len(r.tokens)
+            tokens[b, : len(whole) - 1], next_[b, :n] = whole[:-1], r.tokens
+            turned[b] = len(whole)
+            at[b, :n] = np.arange(len(r.prompt) - 1, len(whole) - 1)
+        given = jax.device_put((tokens, np.zeros(BATCH, np.int32), at, next_), subject.device)
+        made = score(subject.parameters, subject.tables(length, turned), *given, jnp.float32(temperature))
+        values = np.asarray(made, np.float64)
+        for b, i in enumerate(chosen):
+            found[i] = values[b, : len(rollouts[i].tokens)]
+        done += len(chosen)
+        tell(done, total, "scoring under the policy")
+    return found
+
+
+def _batches(rollouts: Sequence[Rollout]) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield (padded length, padded logits rows, which rollouts) of rollouts that have tokens, like with like."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, r in enumerate(rollouts):
+        if r.tokens:
+            groups.setdefault(buckets_of(r), []).append(i)
+    for (length, rows), members in sorted(groups.items()):
+        yield from ((length, rows, members[k : k + BATCH]) for k in range(0, len(members), BATCH))
+
+
+def buckets_of(r: Rollout) -> tuple[int, int]:
+    """Return the lengths that a rollout, and what was drawn of it, are padded to."""
+    return bucket(len(r.prompt) + len(r.tokens)), bucket(len(r.tokens))
+
+
+@lru_cache(maxsize=4)
+def _program(decoder: Any, options: tuple[Any, ...], platform: str) -> Callable[..., Any]:
+    """Return jitted (params, tables, tokens [B, T], starts, rows [B, R], targets [B, R], temperature) → [B, R]."""
+
+    def score(params: Any, tables: Any, tokens: Any, starts: Any, rows: Any, targets: Any, temperature: Any) -> Any:
+        def block(logits: Any, ids: Any) -> Any:
+            shares = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
+            return jnp.take_along_axis(shares, ids[..., None], axis=-1)[..., 0]
+
+        return decoder.of_rows(params, tables, tokens, starts, rows, targets, block, ROWS)
+
+    return jitted(score, platform, compiler_options=dict(options) or None)
+
+
+def by_fp64(model: Model, rollouts: Sequence[Rollout], temperature: float, tell: Advance) -> list[Array]:
+    """Return log-probabilities [T] of each rollout's tokens by the FP64 reference."""
+    found: list[Array] = [np.zeros(0)] * len(rollouts)
+    most = max(1, ELEMENTS // model.config.vocab)
+    waiting = [i for i, r in enumerate(rollouts) if r.tokens]
+    total = len(waiting)
+    while waiting:
+        group = [waiting.pop(0)]
+        held = len(rollouts[group[0]].tokens)
+        while waiting and held + len(rollouts[waiting[0]].tokens) <= most:
+            held += len(rollouts[waiting[0]].tokens)
+            group.append(waiting.pop(0))
+        chosen = [rollouts[i] for i in group]
+        sequences = [np.array((*r.prompt, *r.tokens)[:-1]) for r in chosen]
+        rows = [np.arange(len(r.prompt) - 1, len(s)) for r, s in zip(chosen, sequences, strict=True)]
+
+        def emit(i: int, _layer: int | None, _point: str, logits: Array, group: Sequence[int] = group) -> None:
+            ids = np.array(rollouts[group[i]].tokens)
+            found[group[i]] = log_softmax(logits / temperature)[np.arange(len(ids)), ids]
+
+        turned = [np.full(len(s), len(s) + 1) for s in sequences]
+        forward(model, sequences, [FP64], Wanted({LOGITS}, (), rows), emit, lengths=turned)
+        tell(total - len(waiting), total, "scoring in FP64")
+    return found

@@ -1,0 +1,86 @@
+"""Is it the formula? Where the program's FP64 shadow first leaves the independent FP64 reference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from precaudit.diagnosis.evidence.kept import held, keep
+from precaudit.diagnosis.evidence.records import Differs, FormulaRecord
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.runs.written import written
+from precaudit.recording.store import Run, file_hash
+from precaudit.references.textbook.formula import ProgramOn, formula_errors
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits.checks import SAME, farthest
+from precaudit.schema.places import LAST, ORDER, Place
+from precaudit.schema.records import ErrorRecord, number, read_lines, value
+
+PHASES = ("prefill", "decode")
+NAME = "formula.json"
+replace = msgspec.structs.replace
+
+
+def establish(recorded: Recorded, model: Model, prompt: str, program_on: ProgramOn, kept: bool = True) -> FormulaRecord:
+    """Return where shadow and reference first part: from compare's formula records, formula.json, or computed now.
+
+    ``program_on``: as ``recorded_program`` gives; ``kept``: formula.json is read and written, as the program is the
+    shipped decoder. Computed are the prompts of the batch ``prompt`` ran in.
+    """
+    run = recorded.run
+    given = FormulaRecord(run=file_hash(run.folder / "run.json"), prompt=prompt, differs=(), largest=0.0)
+    compared = [e for e in _compared(run) if e.phase in PHASES and e.unknown is None]
+    if compared:
+        return _summary(given, compared)
+    if kept and (before := held(run.folder, NAME, FormulaRecord)):
+        return before[0]
+    asked = [p for p in PHASES if p in recorded.requested.phases]
+    if not asked:
+        return replace(given, unknown="neither prefill nor decode was recorded: nothing was compared")
+    found = list(formula_errors(recorded, model, recorded.batch_of(prompt), program_on, asked))
+    if unknown := next((e.unknown for e in found if e.unknown is not None), None):
+        return replace(given, unknown=unknown)
+    made = _summary(given, [e for e in found if e.missing is None])
+    return keep(run.folder, NAME, [made])[0] if kept else made
+
+
+def _summary(given: FormulaRecord, records: Sequence[ErrorRecord]) -> FormulaRecord:
+    """Return where records first part in each phase, the prompt that is of, and the largest distance."""
+    found = [(e.prompt, Differs(**_place(e), distance=number(farthest(e)[0]))) for e in records if e.rel_l2 is not None]
+    first: dict[str, tuple[str, Differs]] = {}
+    for prompt, d in sorted(found, key=lambda x: _order(x[1])):
+        if not value(d.distance) <= SAME:
+            first.setdefault(d.phase, (prompt, d))
+    largest = max((value(d.distance) for _, d in found), default=0.0)
+    prompt = next((p for p, _ in first.values()), given.prompt)
+    return replace(given, prompt=prompt, differs=tuple(d for _, d in first.values()), largest=number(largest))
+
+
+def _place(e: ErrorRecord) -> dict[str, Any]:
+    return {"phase": e.phase, "step": e.step, "layer": e.layer, "point": e.point}
+
+
+def _compared(run: Run) -> list[ErrorRecord]:
+    """Return the formula records compare wrote about this very run."""
+    held = written(run)
+    if held is None or not any(selected.formula for selected in held.selections):
+        return []
+    return [e for e in read_lines(run.folder / "errors.jsonl", ErrorRecord) if e.kind == "formula"]
+
+
+def right_until(formula: FormulaRecord, place: Place) -> bool:
+    """Whether the shadow equals the reference up to a place and at it: its formula is no cause there.
+
+    Never where the shadow does not tell: RoPE's tables are made for it, and scores are compared by what attention
+    makes of them, to which a constant is nothing.
+    """
+    row = POINTS[place.point]
+    if formula.unknown is not None or place.prompt != formula.prompt or row.keyed or row.rotates:
+        return False
+    here = (place.step, LAST if place.layer is None else place.layer, ORDER[place.point])
+    return not any(_order(d) <= here for d in formula.differs if d.phase == place.phase)
+
+
+def _order(d: Differs) -> tuple[int, int, int]:
+    return (d.step, LAST if d.layer is None else d.layer, ORDER[d.point])

@@ -1,0 +1,29 @@
+"""What a program's record says by itself of its cause: whole numbers that are others, sums in a narrow format."""
+
+from typing import NamedTuple
+
+from precaudit.recording.runs.programs import ProgramPoint
+from precaudit.schema.records import ErrorRecord, value
+
+
+class Told(NamedTuple):
+    """A finding's kind, cause and words."""
+
+    kind: str
+    cause: str
+    says: str
+
+
+def told(e: ErrorRecord, p: ProgramPoint) -> Told | None:
+    """Return what a local record of a point tells of its cause; None where it tells nothing."""
+    at = f"{p.name} ({p.source})"
+    if e.lost:
+        off = "" if e.max_diff is None else f", by up to {value(e.max_diff):g}"
+        says = f"{e.lost:,} of {e.n:,} whole numbers are held as others{off}: {p.dtype} does not have them; {at}"
+        return Told("format", f"whole numbers in {p.dtype}", says)
+    if e.summed is not None:
+        # the error over that of the honest emulation, which sums in float32 and rounds once
+        gain = "" if e.ratio is None else f"; preferred_element_type=float32: × {value(e.ratio):.3g} less error"
+        off = "" if e.rel_l2 is None else f", {value(e.rel_l2):.2e} off"
+        return Told("format", f"XLA sums this product in {e.summed}", f"the backend sums {at} in {e.summed}{off}{gain}")
+    return None

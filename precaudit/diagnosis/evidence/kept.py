@@ -1,0 +1,47 @@
+"""What diagnosis keeps beside a run, and whether it still holds: the run, the code and the bytes are what they were."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from precaudit.caching import DIAGNOSES, computed_by
+from precaudit.diagnosis.evidence.records import Kept
+from precaudit.recording.store import file_hash
+from precaudit.schema.records import Record, read_lines, write_lines
+
+NAME = "kept.json"
+MANIFESTS = ("run.json", "program.json")
+R = TypeVar("R", bound=Record)
+
+
+def held(folder: Path, name: str, kind: type[R]) -> tuple[R, ...] | None:
+    """Return what was kept in a file of JSON lines; None where it is not there, of another run, code or content."""
+    before, path = _read(folder), folder / name
+    if before is None or not path.is_file() or before.files.get(name) != file_hash(path):
+        return None
+    return tuple(read_lines(path, kind))
+
+
+def keep(folder: Path, name: str, records: Sequence[R]) -> tuple[R, ...]:
+    """Write records to a file that ``held`` will return; return them."""
+    before = _read(folder)
+    write_lines(folder / name, records)
+    files = {**(before.files if before is not None else {}), name: file_hash(folder / name)}
+    write_lines(folder / NAME, [Kept(*_identity(folder), files)])
+    return tuple(records)
+
+
+def _identity(folder: Path) -> tuple[str, str]:
+    """Return the hashes of a run's manifest, a model's or a program's, and of the code."""
+    manifest = next(p for name in MANIFESTS if (p := folder / name).is_file())
+    return file_hash(manifest), computed_by(DIAGNOSES)
+
+
+def _read(folder: Path) -> Kept | None:
+    try:
+        found = msgspec.json.decode((folder / NAME).read_bytes(), type=Kept)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if (found.run, found.code) == _identity(folder) else None

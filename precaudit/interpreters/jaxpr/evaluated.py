@@ -1,0 +1,89 @@
+"""Evaluation of a jaxpr as it is, but for what is asked for: taps on some variables, some while loops run otherwise."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from precaudit.interpreters.jaxpr.jax_versions import bind, bodies, called, closed, located
+from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
+from precaudit.interpreters.jaxpr.primitives import CALLS
+
+Meaning = Callable[["Evaluated", Any, list[Any]], list[Any]]  # of a loop: (interpreter, parameters, inputs) → outputs
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Evaluates jaxprs.
+
+    ``names``: the name of the tap on a variable; ``loops``: what is made of a while loop, by the id of its equation;
+    ``labels``: a scope's name for an equation, by its id. ``own``: those of the program's own
+    taps that are kept, by their names (None: all).
+    """
+
+    names: Mapping[Any, str] = field(default_factory=dict)
+    loops: Mapping[int, Meaning] = field(default_factory=dict)
+    labels: Mapping[int, str] = field(default_factory=dict)
+    own: Collection[str] | None = None
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """Evaluate an open jaxpr."""
+        values: dict[Any, Any] = {}
+
+        def put(variables: Sequence[Any], given: Sequence[Any]) -> None:
+            for v, x in zip(variables, given, strict=True):
+                name = self.names.get(v)
+                values[v] = x if name is None else checkpoint_name(x, name)
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, jex.Literal) else values[v]
+
+        put(jaxpr.constvars, consts)
+        put(jaxpr.invars, args)
+        for e in jaxpr.eqns:
+            with located(e):
+                put(e.outvars, self.equation(e, [read(v) for v in e.invars]))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, e: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate an equation."""
+        name, params = e.primitive.name, e.params
+        if id(e) in self.loops:
+            return self.loops[id(e)](self, params, inputs)
+        if self.drops(e):
+            return inputs
+        if id(e) in self.labels:
+            with jax.named_scope(self.labels[id(e)]):
+                return bind(e, inputs)
+        if not self.within(e):
+            return bind(e, inputs)
+        if name in LOOPS:
+            return LOOPS[name](self.run, jnp.asarray, params, inputs)
+        if name == "shard_map":
+            return shard_map(self.run, jnp.asarray, params, inputs, params["check_vma"])
+        if name == "remat2":
+            jaxpr, consts = closed(params["jaxpr"])
+            how = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
+            return list(jax.checkpoint(lambda *a: self.run(jaxpr, consts, a), **how)(*inputs))
+        return self.run(*called(params, CALLS[name]), inputs) if name in CALLS else bind(e, inputs)
+
+    def drops(self, e: Any) -> bool:
+        """Whether an equation is a tap of the program's own that is not kept."""
+        return e.primitive.name == "name" and self.own is not None and e.params["name"] not in self.own
+
+    def within(self, e: Any) -> bool:
+        """Whether anything that is asked for lies in a body of an equation."""
+        return any(self.touches(body) for value in e.params.values() for body in bodies(value))
+
+    def touches(self, jaxpr: Any) -> bool:
+        """Whether anything that is asked for lies in a jaxpr."""
+        if any(v in self.names for v in (*jaxpr.constvars, *jaxpr.invars)):
+            return True
+        return any(
+            any(v in self.names for v in e.outvars) or id(e) in self.loops or self.drops(e) or self.within(e)
+            for e in jaxpr.eqns
+        )

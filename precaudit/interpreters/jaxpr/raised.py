@@ -1,0 +1,156 @@
+"""What a line of a program's source would gain: the emulated program with float32 where the line makes less.
+
+Every line whose results are of a narrow format, or whose products a device makes of narrower parts of float32 operands,
+has a place in a vector of truth values that the compiled function takes, so that one compilation tries them all. Where
+a line is raised its results are rounded to float32 instead, what only moves or selects them rounds nothing, its
+products are those of float32, and everything that reads them computes as before.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from linecache import getline
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.interpreters.jaxpr.emulate import EXACT, Emulated, Realisation, holding, rounded
+from precaudit.interpreters.jaxpr.jax_versions import bodies, equations
+from precaudit.interpreters.jaxpr.labels import of_equation
+from precaudit.interpreters.jaxpr.multiplying import chosen
+from precaudit.interpreters.jaxpr.plant import Values
+from precaudit.interpreters.jaxpr.products import PRODUCTS
+from precaudit.interpreters.jaxpr.shadow import Lift
+from precaudit.interpreters.jaxpr.sums import float_bits
+
+WIDE = np.dtype(np.float32)
+MANTISSA = 23  # bits of float32's
+NOTHING_ELSE = Realisation()
+
+
+class Line(NamedTuple):
+    """A line of a program's source that rounds to less than float32."""
+
+    file: str
+    number: int
+
+    @property
+    def source(self) -> str:
+        """Return ``file.py:12``."""
+        return f"{Path(self.file).name}:{self.number}"
+
+    @property
+    def text(self) -> str:
+        """Return what stands there; empty where the file is not there any more."""
+        return getline(self.file, self.number).strip()
+
+
+def rounding_lines(jaxpr: Any, how: Realisation = NOTHING_ELSE, times: int = 1) -> dict[Line, int]:
+    """Return the lines that make less than float32 in an open jaxpr, in its order, and the bytes that float32 adds.
+
+    ``how``: as the device makes them.
+    """
+    found: dict[Line, int] = {}
+    for e in jaxpr.eqns:
+        inside = [body for value in e.params.values() for body in bodies(value)]
+        steps = times * (e.params["length"] if e.primitive.name == "scan" else 1)
+        for body in inside:
+            for inner, size in rounding_lines(body, how, steps).items():
+                found[inner] = found.get(inner, 0) + size
+        if not inside and e.primitive.name not in EXACT and (line := line_of(e)) is not None:
+            size = sum((WIDE.itemsize - n) * prod(v.aval.shape) for v in e.outvars if (n := _narrow(v)))
+            if size or _reduces(e) or in_parts(e, how):
+                found[line] = found.get(line, 0) + times * size
+    return found
+
+
+def product_lines(jaxpr: Any, how: Realisation) -> set[Line]:
+    """Return the lines of an open jaxpr's products that a device makes of narrower parts of float32 operands."""
+    found = ((e, line_of(e)) for e in equations(jaxpr) if in_parts(e, how))
+    return {line for _, line in found if line is not None}
+
+
+def line_of(equation: Any) -> Line | None:
+    """Return the innermost line of the user's code that an equation was made in; None where JAX kept none."""
+    stack = of_equation(equation).stack
+    return Line(*stack[0][:2]) if stack else None
+
+
+def raising(
+    jaxpr: Any, how: Realisation, lines: Sequence[Line], lift: Mapping[str, Lift] | None = None
+) -> Callable[..., list[Any]]:
+    """Return ``g(seed, raised, *leaves) → outputs`` of a closed jaxpr as its equations round, some lines in float32.
+
+    ``raised``: a truth value [len(lines)] for every line. All else as ``precaudit.interpreters.jaxpr.emulate.whole``.
+    """
+    order = {line: i for i, line in enumerate(lines)}
+
+    def run(seed: Any, raised: Any, *leaves: Any, held: Values | None = None) -> list[Any]:
+        def interpreter(names: Collection[str]) -> _Raised:
+            return _Raised(dict(lift or {}), names, how, seed, order, raised)
+
+        return holding(interpreter, jaxpr, leaves, held)
+
+    return run
+
+
+class _Raised(Emulated):
+    """Evaluates an emulated program with some lines in float32."""
+
+    def __init__(
+        self, lift: Mapping[str, Lift], names: Collection[str], how: Realisation, seed: Any, order: Mapping[Line, int],
+        raised: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(lift, names, how, seed)
+        self.order, self.raised = order, raised
+        self.place: int | None = None
+        self.moved = False
+
+    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate one operation and round what it gives, to float32 where its line is raised."""
+        line = line_of(equation)
+        self.place = None if line is None else self.order.get(line)
+        self.moved = equation.primitive.name in EXACT
+        out = super().operation(equation, inputs)
+        if self.place is None:
+            return out
+        if in_parts(equation, self.how):
+            return self._or_whole(equation, inputs, out)
+        return [jnp.where(self.raised[self.place], inputs[0], out[0])] if _reduces(equation) else out
+
+    def _or_whole(self, equation: Any, inputs: list[Any], out: list[Any]) -> list[Any]:
+        """Return a product of float32 operands where its line is raised, with the same draws."""
+        how, self.how = self.how, replace(self.how, unit="any", made=None)
+        self.count -= 1
+        product = super().operation(equation, inputs)
+        self.how = how
+        return [jnp.where(self.raised[self.place], x, y) for x, y in zip(product, out, strict=True)]
+
+    def stored(self, variable: Any, x: Any, factor: float) -> Any:
+        """Return a result as its format holds it, or float32 where that is raised."""
+        narrow = super().stored(variable, x, factor)
+        if not _narrow(variable):
+            return narrow
+        if self.moved:
+            return x
+        if self.place is None:
+            return narrow
+        return jnp.where(self.raised[self.place], rounded(x, WIDE, factor), narrow)
+
+
+def in_parts(equation: Any, how: Realisation) -> bool:
+    """Whether a device makes a product of narrower parts of float32 operands: below the highest precision."""
+    return how.unit in ("matrix", "gpu") and equation.primitive.name in PRODUCTS and chosen(equation)
+
+
+def _reduces(equation: Any) -> bool:
+    """Whether an equation rounds to less than float32 and gives that in a wider format: no compiler leaves it out."""
+    return equation.primitive.name == "reduce_precision" and equation.params["mantissa_bits"] < MANTISSA
+
+
+def _narrow(variable: Any) -> int:
+    """Return the bytes of an element of a float format narrower than float32; 0 of others."""
+    bits = float_bits(getattr(variable.aval, "dtype", None))
+    return bits // 8 if bits < WIDE.itemsize * 8 else 0

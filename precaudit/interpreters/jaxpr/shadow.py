@@ -1,0 +1,188 @@
+"""The FP64 shadow of a JAX program: ``shadow(f)(*args)`` evaluates f's own jaxpr with every float in FP64.
+
+Casts between float formats and roundings to them vanish, products and sums are FP64. What is left of the program is its
+formula: candidate − shadow is rounding, shadow − an independent reference is a formula that differs. What happens to
+every primitive is in docs/shadow.md.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from precaudit.interpreters.jaxpr import large
+from precaudit.interpreters.jaxpr.jax_versions import bind, called, source, walk
+from precaudit.interpreters.jaxpr.loops import LOOPS, shard_map
+from precaudit.interpreters.jaxpr.primitives import PRODUCTS, lifting
+from precaudit.interpreters.jaxpr.rules import RULES
+from precaudit.interpreters.jaxpr.wide import given, traced_as, up, wide
+
+# Parameters that name a format.
+DTYPES = ("preferred_element_type", "dtype", "new_dtype", "accum_dtype", "out_dtype", "input_dtype")
+
+# Where the operand is not lifted yet: what is cut out of it is lifted (rows of an embedding, not the table), and what
+# only moves it leaves it so.
+SLICES = {"gather", "slice", "dynamic_slice"}
+MOVES = {"transpose", "reshape", "squeeze"}
+
+Lift = Callable[..., Any]
+
+
+class CannotLift(Exception):
+    """A primitive that has no FP64 meaning of its own; ``name`` is what ``lift`` may name it by.
+
+    ``why``: the reason; ``where``: the line of the program, empty where JAX kept none; ``said``: these in words,
+    without what only commands with --lift take.
+    """
+
+    def __init__(self, name: str, why: str = "", where: str = "") -> None:
+        told = (f" ({why})" if why else "") + (f" at {where}" if where else "")
+        self.name, self.why, self.where, self.said = name, why, where, f"{name} cannot be lifted to FP64{told}"
+        super().__init__(f"{self.said}; give its meaning with --lift {name}=module:function")
+
+
+def refusal(error: Exception) -> str:
+    """Return why something cannot be made in FP64, for commands that take no --lift."""
+    return error.said if isinstance(error, CannotLift) else str(error)
+
+
+def refused_of(equation: Any) -> CannotLift | None:
+    """Return why an equation has no FP64 meaning of its own, None where it has one."""
+    name = equation.primitive.name
+    how = lifting(name)
+    if how.kind == "refused":
+        return CannotLift(_name_of(equation) or name, how.why, source(equation))
+    if name == "bitcast_convert_type" and not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.integer):
+        return CannotLift(name, "it reads the bits of a float", source(equation))
+    return None
+
+
+def _name_of(equation: Any) -> str:
+    """Return a primitive's name, or a Pallas kernel's."""
+    name, params = equation.primitive.name, equation.params
+    return name if name != "pallas_call" else str(params.get("name") or params.get("name_and_src_info") or "")
+
+
+def shadow(function: Callable[..., Any], lift: Mapping[str, Lift] | None = None) -> Callable[..., Any]:
+    """Return a function that evaluates ``function``'s jaxpr in FP64 and returns its outputs, floats in FP64.
+
+    The jaxpr is traced with the arguments' own formats, FP64 as float32 and complex128 as complex64. Arguments, any
+    pytrees, stay narrow until they are read: parameters scanned over layers are lifted one layer at a time. Complex
+    numbers become complex128; integers (64-bit ones read as 32-bit) and PRNG keys stay. ``lift`` maps a primitive's or
+    a Pallas kernel's name to a function on FP64 arrays. Must be called, and its results used, under
+    ``jax.enable_x64(True)``. Raises CannotLift for a primitive docs/shadow.md has as refused or has not, and for one
+    that does not take FP64 operands or gives another shape or format on them.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import precaudit
+    >>> third = lambda x: x / 3
+    >>> with jax.enable_x64(True):
+    ...     wide = float(precaudit.shadow(third)(jnp.float32(1)))
+    >>> wide, float(third(jnp.float32(1)))
+    (0.3333333333333333, 0.3333333432674408)
+    """
+    known = dict(lift or {})
+
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        jaxpr, structure = traced(function, args, kwargs)
+        with jax.enable_x64(True):
+            out = Shadow(known).run(jaxpr.jaxpr, jaxpr.consts, leaves(jaxpr, args, kwargs))
+            return jax.tree.unflatten(structure, [up(x) for x in out])
+
+    return lifted
+
+
+def traced(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the jaxpr of a function on arguments of 32 bits or less, and the structure of its output."""
+    with jax.enable_x64(False):
+        seen, named = jax.tree.map(traced_as, (tuple(args), dict(kwargs)))
+        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*seen, **named)
+    return jaxpr, jax.tree.structure(shape)
+
+
+def leaves(jaxpr: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments a traced jaxpr takes, in its order."""
+    return [given(x, a) for x, a in zip(jax.tree.leaves((tuple(args), dict(kwargs))), jaxpr.in_avals, strict=True)]
+
+
+def literal(variable: Any) -> Any:
+    """Return a literal's value in its own format."""
+    return np.asarray(variable.val, variable.aval.dtype)
+
+
+def _as_stored(equation: Any, inputs: Sequence[Any]) -> bool:
+    """Whether an equation's first operand is still in its own narrow format: what is cut out of it is lifted alone."""
+    x, aval = inputs[0], equation.invars[0].aval
+    return getattr(x, "dtype", None) == aval.dtype != wide(aval.dtype)
+
+
+class Shadow:
+    """Evaluates jaxprs in FP64."""
+
+    def __init__(self, lift: Mapping[str, Lift]) -> None:
+        self.lift = lift
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """Evaluate an open jaxpr; arguments and constants narrow or lifted."""
+        return walk(jaxpr, consts, args, self.equation, literal)
+
+    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate one equation."""
+        name, params = equation.primitive.name, equation.params
+        named = _name_of(equation)
+        for key, meaning in self.lift.items():
+            if key == name or (name == "pallas_call" and key in named):
+                found = meaning(*map(up, inputs))
+                return _checked(equation, [up(x) for x in (found if isinstance(found, list | tuple) else [found])])
+        if (refused := refused_of(equation)) is not None:
+            raise refused
+        how = lifting(name)
+        if how.kind == "call":
+            return self.run(*called(params, how.body), inputs)
+        if name in LOOPS:
+            return LOOPS[name](self.run, _lifted, params, inputs)
+        if name == "shard_map":
+            return shard_map(self.run, _lifted, params, inputs)
+        if name in MOVES | SLICES and _as_stored(equation, inputs):
+            moved = bind(equation, inputs)
+            return moved if name in MOVES else _checked(equation, [up(x) for x in moved])
+        return self.operation(equation, [x if large.stays(equation, i, x) else up(x) for i, x in enumerate(inputs)])
+
+    def operation(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate one operation on lifted operands; what it raises and what it gives wrongly are CannotLift."""
+        name = equation.primitive.name
+        try:
+            if any(large.stays(equation, i, x) for i, x in enumerate(inputs)):
+                out = [large.product(equation, inputs)]
+            elif name in RULES:
+                out = RULES[name](self.run, equation.params, inputs)
+            else:
+                out = bind(equation, inputs, _raised(equation))
+        except (TypeError, ValueError, NotImplementedError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CannotLift(name, why, source(equation)) from error
+        return _checked(equation, out)
+
+
+def _lifted(x: Any) -> Any:
+    """Return what a loop carries: lifted, and an array."""
+    return up(jnp.asarray(x))
+
+
+def _raised(equation: Any) -> dict[str, Any]:
+    """Return an equation's parameters with formats raised, and without the precision of a product."""
+    params = {k: wide(v) if k in DTYPES and v is not None else v for k, v in equation.params.items()}
+    return params | ({"precision": None} if equation.primitive.name in PRODUCTS.split() else {})
+
+
+def _checked(equation: Any, out: list[Any]) -> list[Any]:
+    """Return an equation's results; raises CannotLift unless they have its shapes and its formats, lifted."""
+    wanted = [(wide(v.aval.dtype), v.aval.shape) for v in equation.outvars if hasattr(v.aval, "dtype")]
+    made = [(x.dtype, np.shape(x)) for x in out if hasattr(x, "dtype")]
+    if made != wanted or len(out) != len(equation.outvars):
+        told = [", ".join(f"{dtype}{list(shape)}" for dtype, shape in each) for each in (made, wanted)]
+        raise CannotLift(equation.primitive.name, f"it gives {told[0]} for {told[1]}", source(equation))
+    return out

@@ -1,0 +1,152 @@
+"""Sums of an emulated program: in float32, in any order, or rounded to their own format after every term."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from precaudit.interpreters.jaxpr.jax_versions import bind, equations
+from precaudit.interpreters.jaxpr.primitives import PRODUCTS
+from precaudit.interpreters.jaxpr.rules import RULES, monoid_of
+from precaudit.interpreters.jaxpr.wide import wide
+
+Ordered = Callable[..., Any]  # order(x, axis, n=n): an array with one of its axes, a sum's n-th, in another order
+WINDOW = 32  # terms of a sum that XLA:CPU adds up before it adds up the parts
+# Their results are linear in the operands that are named here.
+LINEAR: dict[str, tuple[int, ...]] = dict.fromkeys(
+    (*PRODUCTS.split(), "reduce_sum", "cumsum", "reduce_window_sum", "fft"), (0,)
+)
+LINEAR |= {"scatter-add": (0, 2), "scatter-sub": (0, 2)}
+# Formulas and factorisations of the platform's own: their error is no rounding of their result.
+LIBRARY = {
+    "bessel_i0e", "bessel_i1e", "cholesky", "cholesky_update", "cumlogsumexp", "cumprod", "digamma", "eig", "eigh",
+    "erf_inv", "hessenberg", "householder_product", "igamma", "igamma_grad_a", "igammac", "lgamma", "lu", "ormqr",
+    "polygamma", "qr", "reduce_prod", "regularized_incomplete_beta", "schur", "svd", "symmetric_product",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve", "zeta",
+}  # fmt: skip
+OWN = {
+    "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum", "scatter-add", "scatter-sub",
+}  # fmt: skip
+
+
+def float_bits(dtype: Any) -> int:
+    """Return the width of a float format; 0 of others, and of None."""
+    if dtype is None:
+        return 0
+    return int(jnp.finfo(dtype).bits) if jnp.issubdtype(dtype, jnp.floating) else 0
+
+
+def sums_narrow(jaxpr: Any) -> bool:
+    """Whether a jaxpr, or a body in it, sums in a narrow format what it does not convert before."""
+    return any(map(narrow_sum, equations(jaxpr)))
+
+
+def narrow_sum(equation: Any) -> bool:
+    """Whether an equation adds or multiplies up terms, and its format has less than 32 bits."""
+    adds = equation.primitive.name in OWN or monoid(equation) in ("add", "mul")
+    return adds and 8 < float_bits(equation.outvars[0].aval.dtype) < 32
+
+
+def monoid(equation: Any) -> str:
+    """Return the operation that a reduction is of, such as ``add``; "" where it is none, or of several arrays."""
+    if equation.primitive.name not in ("reduce", "reduce_window") or len(equation.outvars) > 1:
+        return ""
+    return monoid_of(equation.params)
+
+
+def in_single(equation: Any) -> bool:
+    """Whether an equation sums floats of 32 bits or less, or is a formula of the platform's own."""
+    if equation.primitive.name not in LINEAR.keys() | LIBRARY and monoid(equation) != "add":
+        return False
+    dtype = equation.outvars[0].aval.dtype
+    return 0 < float_bits(dtype) <= 32 or bool(dtype == np.complex64)
+
+
+def summed(equation: Any, inputs: Sequence[Any], factor: Any, order: Ordered | None) -> list[Any]:
+    """Return what an equation gives in float32, lifted; of what is linear times ``factor`` inside.
+
+    ``order``: what puts the terms of a sum into another order, axis by axis (None: as they are). Of terms that are
+    equal every addition rounds the same way; which way, the factor draws.
+    """
+    name, params = equation.primitive.name, dict(equation.params)
+    linear = (0, 1) if monoid(equation) == "add" else LINEAR.get(name, ())
+    narrow = [_narrow(x * factor if i in linear else x) for i, x in enumerate(inputs)]
+    if name in PRODUCTS.split():
+        params |= {"preferred_element_type": _single(equation.outvars[0].aval.dtype)}
+        params |= {"precision": lax.Precision.HIGHEST}
+    if order is not None:
+        for i, axes in enumerate(_axes(equation)):
+            for n, (axis, groups) in enumerate(axes):
+                narrow[i] = _in_groups(narrow[i], axis, groups, partial(order, n=n))
+    made = RULES[name](None, params, narrow) if name in RULES else bind(equation, narrow, params)  # type: ignore[arg-type]
+    return [_lifted(x) / factor if linear else _lifted(x) for x in made]
+
+
+def _axes(equation: Any) -> Iterable[Sequence[tuple[int, int]]]:
+    """Return the axes that each operand is summed over, with how many groups of them are summed each by itself."""
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return [[(axis, 1) for axis in axes] for axes in params["dimension_numbers"][0]]
+    if name == "conv_general_dilated" and params["batch_group_count"] == 1:
+        numbers = params["dimension_numbers"]
+        return [(numbers.lhs_spec[1], params["feature_group_count"])], [(numbers.rhs_spec[1], 1)]
+    if name == "reduce_sum":
+        return [[(axis, 1) for axis in params["axes"]]]
+    return []
+
+
+def own(equation: Any, inputs: Sequence[Any], stored: Callable[[Any], Any]) -> list[Any]:
+    """Return a sum rounded to its own format after every term, lifted.
+
+    ``reduce_sum`` as XLA:CPU adds; others as the platform makes them in that format.
+    """
+    if equation.primitive.name == "reduce_sum":
+        return [own_sum(inputs[0], equation.params["axes"], stored)]
+    dtype = equation.outvars[0].aval.dtype
+    narrow = [stored(x).astype(dtype) if float_bits(x.dtype) else x for x in inputs]
+    name = equation.primitive.name
+    made = RULES[name](None, equation.params, narrow) if name in RULES else bind(equation, narrow)  # type: ignore[arg-type]
+    return [_lifted(x) for x in made]
+
+
+def own_sum(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+    """Return the sum over axes rounded after every term, as XLA:CPU adds: by windows of 32 while an axis is longer.
+
+    Windows are padded on both sides as ``lax.reduce_window`` does for SAME (XLA's tree reduction; bit for bit).
+    """
+    axes = sorted(axes)
+    while any(x.shape[a] > WINDOW for a in axes):
+        size = [min(WINDOW, n) if i in axes else 1 for i, n in enumerate(x.shape)]
+        lacks = [-n % w for n, w in zip(x.shape, size, strict=True)]
+        x = jnp.pad(x, [(n // 2, n - n // 2) for n in lacks])
+        split = x.reshape([k for n, w in zip(x.shape, size, strict=True) for k in (n // w, w)])
+        x = _term_by_term(split, range(1, split.ndim, 2), stored)
+    return _term_by_term(x, axes, stored)
+
+
+def _term_by_term(x: Any, axes: Sequence[int], stored: Callable[[Any], Any]) -> Any:
+    """Return the sum over axes, rounded after every term, in the order in which they lie."""
+    kept = [i for i in range(x.ndim) if i not in axes]
+    terms = jnp.transpose(x, (*axes, *kept)).reshape(-1, *(x.shape[i] for i in kept))
+    return lax.scan(lambda total, term: (stored(total + term), None), jnp.zeros(terms.shape[1:]), terms)[0]
+
+
+def _in_groups(x: Any, axis: int, groups: int, order: Callable[[Any, int], Any]) -> Any:
+    """Return an array with an axis in another order, the same in each of its groups."""
+    split = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    return order(split, axis + 1).reshape(x.shape)
+
+
+def _single(dtype: Any) -> Any:
+    return np.dtype(np.complex64 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float32)
+
+
+def _narrow(x: Any) -> Any:
+    return x.astype(_single(x.dtype)) if x.dtype in (np.float64, np.complex128) else x
+
+
+def _lifted(x: Any) -> Any:
+    return x.astype(wide(x.dtype))

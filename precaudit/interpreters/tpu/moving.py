@@ -1,0 +1,138 @@
+"""Operations that move elements: layouts, slices, gathers."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from precaudit.interpreters.tpu.calls import Call, alike, dtype_of
+from precaudit.interpreters.tpu.hlo import Shape
+
+
+def broadcast(call: Call) -> Any:
+    """Broadcast; the operand's dimensions may come in any order."""
+    axes = call.ints("dimensions")
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    return lax.broadcast_in_dim(lax.transpose(call.inputs[0], order), call.shape.dims, sorted(axes))
+
+
+def reshape(call: Call) -> Any:
+    """Reshape. Raises ValueError for another number of elements."""
+    return _shaped(call.inputs[0], call.shape.dims)
+
+
+def _shaped(x: Any, dims: Sequence[int]) -> Any:
+    if x.size != math.prod(dims):
+        raise ValueError(f"{list(x.shape)} made {list(dims)}")
+    return lax.reshape(x, dims)
+
+
+def transpose(call: Call) -> Any:
+    """Transpose."""
+    return turned(call.inputs[0], call.ints("dimensions"))
+
+
+def turned(x: Any, order: Sequence[int]) -> Any:
+    """Return x with its dimensions in an order; those of size 1 and those that stay side by side are not told apart.
+
+    Of a matrix that a product reads that is one transposition, which XLA:CPU makes none of: the product reads it so.
+    """
+    real = [i for i in range(x.ndim) if x.shape[i] != 1]
+    groups: list[list[int]] = []
+    for i in order:
+        if x.shape[i] == 1:
+            continue
+        if groups and real.index(i) == real.index(groups[-1][-1]) + 1:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    before = sorted(groups)
+    merged = lax.reshape(x, [math.prod(x.shape[i] for i in group) for group in before])
+    moved = lax.transpose(merged, [before.index(group) for group in groups])
+    return lax.reshape(moved, [x.shape[i] for i in order])
+
+
+def bitcast(call: Call) -> Any:
+    """Read the same elements in the order of another layout, or the same bits as another format of their width.
+
+    One of fewer elements in the same layout reads a corner: rows are padded to the same whole tiles.
+    """
+    x, source = call.inputs[0], call.declared[0]
+    if not isinstance(source, Shape):
+        raise ValueError("a bitcast of a tuple")
+    dims = call.shape.dims
+    alike_stored = (source.dtype, source.layout) == (call.shape.dtype, call.shape.layout)
+    if alike_stored and x.size > math.prod(dims) and all(map(int.__ge__, source.dims, dims)):
+        return lax.slice(x, [0] * x.ndim, dims)
+    line = lax.reshape(turned(x, source.layout[::-1]), (x.size,))
+    slowest = call.shape.layout[::-1]
+    line = line if source.dtype == call.shape.dtype else _same_bits(line.astype(dtype_of(source)), call.dtype)
+    physical = _shaped(line, tuple(dims[i] for i in slowest))
+    return turned(physical, sorted(range(len(slowest)), key=lambda i: slowest[i]))
+
+
+def _same_bits(x: Any, dtype: np.dtype[Any]) -> Any:
+    """Return x's bits as another format. Raises ValueError where widths differ: tiles say which bits lie together."""
+    if x.dtype.itemsize != dtype.itemsize:
+        raise ValueError(f"a bitcast from {x.dtype} to {dtype}, of another width")
+    if bool in (x.dtype, dtype):
+        return x.astype(dtype)
+    return lax.bitcast_convert_type(x, dtype)
+
+
+def cut(call: Call) -> Any:
+    """Slice, by steps."""
+    found = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", call.instruction.attributes.get("slice", ""))
+    starts, limits, steps = ([int(x[i] or 1) for x in found] for i in range(3))
+    return lax.slice(call.inputs[0], starts, limits, steps)
+
+
+def _starts(indices: Sequence[Any]) -> list[Any]:
+    return [i.astype(np.int32) for i in indices]
+
+
+def dynamic_slice(call: Call) -> Any:
+    """Slice from where indices say; what reaches outside is moved in."""
+    starts = _starts(call.inputs[1:])
+    return lax.dynamic_slice(call.inputs[0], starts, call.ints("dynamic_slice_sizes"), allow_negative_indices=False)
+
+
+def dynamic_update_slice(call: Call) -> Any:
+    """Replace a slice; what reaches outside is moved in."""
+    x, update = alike(*call.inputs[:2])
+    return lax.dynamic_update_slice(x, update, _starts(call.inputs[2:]), allow_negative_indices=False)
+
+
+def pad(call: Call) -> Any:
+    """Pad, cut and spread with a value."""
+    written = call.instruction.attributes.get("padding", "")
+    pads = [(*map(int, x.split("_")), 0)[:3] for x in written.split("x") if x]
+    return lax.pad(*alike(*call.inputs), pads)
+
+
+def concatenate(call: Call) -> Any:
+    """Concatenate."""
+    return lax.concatenate(alike(*call.inputs), call.ints("dimensions")[0])
+
+
+def reverse(call: Call) -> Any:
+    """Reverse."""
+    return lax.rev(call.inputs[0], call.ints("dimensions"))
+
+
+def vectors(call: Call) -> Any:
+    """Return indices with the vectors they are made of along the last axis."""
+    indices, axis = call.inputs[1], call.ints("index_vector_dim")[0]
+    return lax.expand_dims(indices, [axis]) if axis == indices.ndim else jnp.moveaxis(indices, axis, -1)
+
+
+def gather(call: Call) -> Any:
+    """Gather; what lies outside is clamped into the operand."""
+    names = ("offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims",
+             "start_indices_batching_dims")  # fmt: skip
+    dims = lax.GatherDimensionNumbers(*map(call.ints, names))
+    return lax.gather(call.inputs[0], vectors(call), dims, call.ints("slice_sizes"), mode="clip")

@@ -1,0 +1,1 @@
+"""Configurations, checkpoints, and the two decoders that share no numerics."""

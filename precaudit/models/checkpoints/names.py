@@ -1,0 +1,167 @@
+"""Names maps: where the tensors of a model lie in somebody's tree of arrays, and how their axes become the tensor's."""
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from precaudit.errors import UserError, nearest
+from precaudit.models.configs import DecoderConfig
+from precaudit.numbers.arrays import Array
+from precaudit.schema.toml import toml_table
+
+NAMES = "names.toml"
+SIZES = {"two": 2}  # axes of a pattern that no array tells
+ROPE = {"linear": "halves", "llama3": "interleaved"}  # by how its frequencies are stretched
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a tensor lies, and the einops pattern of its axes: ``l`` is the layer's, ``two`` has size 2.
+
+    Without ``axes`` it is as it is stored.
+    """
+
+    path: str
+    axes: str = ""
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A names map. ``tensors``: by Hugging Face name, ``{i}`` for the layer; empty: names are the paths themselves.
+
+    ``ignore``: paths below ``prefix`` that the model does not have, or what they begin with. ``interleaved``: entries
+    of trees whose RoPE turns neighbouring elements of a head; ``rope``: whether this one does (``rotated``).
+    """
+
+    checkpoint: str = "."
+    layout: str = ""
+    prefix: str = ""
+    config: dict[str, float | str] = {}
+    tensors: dict[str, Entry] = {}
+    ignore: tuple[str, ...] = ()
+    rope: Literal["", "halves", "interleaved"] = ""
+    interleaved: dict[str, Entry] = {}
+
+
+Map = TypeVar("Map", bound=Layout)
+
+
+def read_layout(folder: Path) -> Layout:
+    """Return a folder's names map, a shipped one filled in; raises UserError naming file and field."""
+    own = parsed(folder / NAMES, (folder / NAMES).read_bytes(), Layout)
+    if not own.layout:
+        return own
+    maps = resources.files("precaudit") / "models" / "checkpoints" / "maps"
+    known = sorted(p.name.removesuffix(".toml") for p in maps.iterdir() if p.name.endswith(".toml"))
+    if own.layout not in known:
+        raise UserError(f"{folder / NAMES}: unknown layout {own.layout!r}{nearest(own.layout, known)}")
+    shipped = parsed(Path(own.layout), (maps / f"{own.layout}.toml").read_bytes(), Layout)
+    others = {name: entry for name, entry in shipped.interleaved.items() if name not in own.tensors}
+    return Layout(
+        own.checkpoint, own.layout, own.prefix or shipped.prefix, shipped.config | own.config,
+        shipped.tensors | own.tensors, shipped.ignore + own.ignore, own.rope, others | own.interleaved,
+    )  # fmt: skip
+
+
+def parsed(where: Path, data: bytes, kind: type[Map]) -> Map:
+    """Return a names map of a kind; raises UserError naming file and field."""
+    table = toml_table(data, str(where))
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def configured(config: DecoderConfig, layout: Layout, where: str) -> DecoderConfig:
+    """Return the configuration with a map's constants; raises UserError for one that is not known."""
+    names = {"1/sqrt(width)": 1 / sqrt(config.width), "sqrt(width)": sqrt(config.width)}
+    changed: dict[str, Any] = {}
+    for key, value in layout.config.items():
+        if key not in ("query_scale", "norm_offset", "embed_scale", "logit_scale", "residual_scale"):
+            raise UserError(f"{where}: [config] {key} cannot be set by a names map")
+        if isinstance(value, str) and value not in names:
+            raise UserError(f"{where}: [config] {key} = {value!r}; a number, or one of {', '.join(names)}")
+        if not isinstance(value, str) and not isfinite(value):
+            raise UserError(f"{where}: [config] {key} = {value} is no finite number")
+        changed[key] = names[value] if isinstance(value, str) else float(value)
+    return msgspec.structs.replace(config, **changed)
+
+
+def rotated(layout: Layout, config: DecoderConfig, where: str) -> Layout:
+    """Return a map with the entries of its tree's RoPE: those of ``rope``, else those that the configuration decides.
+
+    MaxText 0.2.5 turns a head's halves, stretched linearly or not at all; Llama 3.1's stretched RoPE turns neighbours
+    (maxtext/layers/attentions.py, init_rotary_embedding). Raises UserError where a configuration leaves it open.
+    """
+    if not layout.interleaved:
+        if layout.rope:
+            raise UserError(f"{where}: rope = {layout.rope!r}, but its map knows one RoPE alone; leave rope out")
+        return layout
+    kind = config.rope_scaling.kind if config.rope_scaling else "linear"
+    rope = layout.rope or ROPE.get(kind)
+    if rope is None:
+        raise UserError(
+            f"{where}: config.json's rope_type = {kind!r} does not tell how q and k are stored; "
+            'give rope = "interleaved" (rope_interleave = true in MaxText) or rope = "halves"'
+        )
+    tensors = layout.tensors | (layout.interleaved if rope == "interleaved" else {})
+    return msgspec.structs.replace(layout, tensors=tensors)
+
+
+def entry_of(name: str, layout: Layout, stored: Mapping[str, str], where: str) -> tuple[Entry, int]:
+    """Return where a tensor lies, its path whole, and its layer."""
+    parts = name.split(".")
+    layer = int(parts[2]) if name.startswith("model.layers.") else 0
+    general = ".".join([*parts[:2], "{i}", *parts[3:]]) if name.startswith("model.layers.") else name
+    if not layout.tensors:
+        candidates = [Entry(name), Entry(name.replace(".", "/"))]
+    elif general in layout.tensors:
+        candidates = [layout.tensors[general]]
+    else:
+        raise UserError(f"{where}: no entry for {general!r}{nearest(general, layout.tensors)}")
+    for entry in candidates:
+        path = "/".join(x for x in (layout.prefix, entry.path.replace("{i}", str(layer))) if x)
+        if path in stored:
+            return msgspec.structs.replace(entry, path=path), layer
+    raise UserError(f"{where}: {name!r} should lie at {path!r}, which is not there{nearest(path, stored)}")
+
+
+def _stored_axes(entry: Entry) -> list[str]:
+    """Return the left side of a pattern, an axis of the stored array each."""
+    return re.findall(r"\([^)]*\)|[^\s()]+", entry.axes.partition("->")[0])
+
+
+def layer_axis(entry: Entry) -> int | None:
+    """Return the axis of the stored array that is the layers'; None where there is none."""
+    axes = _stored_axes(entry)
+    return axes.index("l") if "l" in axes else None
+
+
+def turned(entry: Entry, x: Array, name: str) -> Array:
+    """Return an array without its layers' axis, its other axes as the pattern has them; raises UserError."""
+    before = " ".join(a for a in _stored_axes(entry) if a != "l")
+    return rearranged(x, f"{before} ->{entry.axes.partition('->')[2]}", f"names map: {name!r} of {entry.path!r}")
+
+
+def rearranged(x: Array, pattern: str, where: str, given: Mapping[str, int] | None = None) -> Array:
+    """Return an array's axes as an einops pattern has them; raises UserError where it does not fit.
+
+    ``given``: sizes of axes that no array tells.
+    """
+    try:
+        import einops
+    except ImportError:
+        raise UserError(f"{where}: axes = {pattern!r} needs einops: pip install einops") from None
+    named = re.findall(r"\w+", pattern.partition("->")[0])
+    sizes = {a: n for a, n in (SIZES | dict(given or {})).items() if a in named}
+    try:
+        found: Array = einops.rearrange(x, pattern, **sizes)
+    except (einops.EinopsError, ValueError) as error:  # the latter for a pattern without an arrow
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"{where}: axes {pattern!r} do not fit {list(x.shape)} ({reason}); for example 'd l h k -> (h k) d'"
+        ) from None
+    return found

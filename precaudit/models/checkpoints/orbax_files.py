@@ -1,0 +1,187 @@
+"""Orbax checkpoints: arrays read where they lie, a layer at a time, under the names a map gives them.
+
+A folder with ``names.toml`` beside ``config.json`` holds one:
+
+    checkpoint = "items"          # folder of the Orbax checkpoint in this one, or gs://bucket/path, s3://bucket/path
+    layout = "maxtext-llama"      # a shipped map (precaudit/models/checkpoints/maps), or a [tensors] table of one's own
+
+A map's entry names the path of an array in the parameter tree and how its axes become the tensor's, an einops
+pattern: ``d l h k -> (h k) d`` takes layer l and flattens heads; ``d h (k two) -> (h two k) d`` makes halves of pairs.
+[config] replaces constants that such a program computes otherwise. Orbax reads the metadata, TensorStore the arrays.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precaudit.errors import UserError
+from precaudit.models.checkpoints.names import NAMES, Entry, Layout, entry_of, layer_axis, turned
+from precaudit.models.checkpoints.tensors import ALL, check_format
+from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.numbers.arrays import Array
+
+INSTALL = "pip install 'precaudit[orbax]'"
+REMOTE = ("gs://", "s3://")
+
+
+LOUD = ("gcsfs", "google.auth", "absl")  # what they log, with tracebacks, is raised as well
+
+
+@dataclass(frozen=True)
+class OrbaxFiles:
+    """Tensors of an Orbax checkpoint at ``root``: ``entries`` by name with their layers; ``stored``: a path's key."""
+
+    root: Any
+    ocdbt: bool
+    zarr3: bool
+    stored: Mapping[str, str]
+    entries: Mapping[str, tuple[Entry, int]]
+    _opened: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, layout: Layout, config: DecoderConfig) -> "OrbaxFiles":
+        """Read the checkpoint's metadata; raises UserError where it is broken or lacks a tensor of the map."""
+        root = place(folder, layout)
+        stored, ocdbt, zarr3 = _metadata(root)
+        entries = {}
+        for name in expected_tensors(config):
+            entries[name] = entry_of(name, layout, stored, str(folder / NAMES))
+        below = f"{layout.prefix}/" if layout.prefix else ""
+        passed = tuple(below + path for path in layout.ignore)
+        used = {entry.path for entry, _ in entries.values()}
+        for path in stored:
+            if path.startswith(below) and path not in used and not (passed and path.startswith(passed)):
+                raise UserError(
+                    f"{folder / NAMES}: array {path!r} is not in the map, so the model may not be that; "
+                    f"if it is, ignore = [{path.removeprefix(below)!r}]"
+                )
+        return cls(root, ocdbt, zarr3, stored, entries)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, as the map turns it."""
+        found = {}
+        for name, (entry, layer) in self.entries.items():
+            shape = tuple(self._array(entry.path).shape)
+            if not entry.axes:
+                found[name] = shape
+                continue
+            at = layer_axis(entry)
+            if at is not None and at < len(shape) and layer >= shape[at]:
+                raise UserError(f"{self.root}: {entry.path!r} {list(shape)} has no layer {layer}")
+            left = tuple(n for axis, n in enumerate(shape) if axis != at)
+            found[name] = turned(entry, np.broadcast_to(np.int8(0), left), name).shape
+        return found
+
+    def read(self, name: str) -> Array:
+        """Return a tensor; of a stacked one only its layer is read."""
+        entry, layer = self.entries[name]
+        array = self._array(entry.path)
+        if not entry.axes:
+            return self._values(array, entry.path)
+        at = layer_axis(entry)
+        part = array if at is None else array[(slice(None),) * at + (layer,)]
+        return np.ascontiguousarray(turned(entry, self._values(part, entry.path), name))
+
+    def original(self, _name: str, _rows: slice = ALL) -> None:
+        """Nothing is rounded: stored values are the model."""
+        return
+
+    def _values(self, array: Any, path: str) -> Array:
+        """Read an array or a slice of one; raises UserError where any of its data is missing or broken."""
+        try:
+            return np.asarray(array.read().result())
+        except (ValueError, OSError) as error:
+            text = str(error).splitlines()[0][:200]
+            raise UserError(f"{self.root}: array {path!r} cannot be read: {text}") from None
+
+    def _array(self, path: str) -> Any:
+        """Open an array, which reads its metadata alone."""
+        if path in self._opened:
+            return self._opened[path]
+        import tensorstore
+        from etils import epath
+        from orbax.checkpoint import type_handlers
+
+        key = self.stored[path]
+        if isinstance(self.root, Path) and not self.ocdbt and not (self.root / key).resolve().is_relative_to(self.root):
+            raise UserError(f"{self.root}: array {path!r} lies outside the checkpoint")
+        context = type_handlers.get_ts_context(use_ocdbt=self.ocdbt)
+        info = type_handlers.ParamInfo(
+            name=key, parent_dir=epath.Path(self.root), use_zarr3=self.zarr3, ts_context=context
+        )
+        try:
+            spec = type_handlers.get_json_tspec_read(info, self.ocdbt)
+            array = tensorstore.open(spec, open=True, read=True, context=context).result()
+        except (ValueError, OSError) as error:
+            text = str(error).splitlines()[0][:200]
+            raise UserError(f"{self.root}: array {path!r} cannot be read: {text}") from None
+        check_format(str(array.dtype.name), path, str(self.root))
+        self._opened[path] = array
+        return array
+
+
+def place(folder: Path, layout: Layout) -> Any:
+    """Return where the checkpoint lies: a folder below ``folder``, or a path in a bucket; raises UserError."""
+    if layout.checkpoint.startswith(REMOTE):
+        _installed(layout.checkpoint)
+        from etils import epath
+
+        return epath.Path(layout.checkpoint)
+    root = (folder / layout.checkpoint).resolve()
+    if not root.is_relative_to(folder.resolve()):
+        raise UserError(f"{folder / NAMES}: checkpoint = {layout.checkpoint!r} lies outside the folder")
+    return root
+
+
+def listing(root: Any) -> str:
+    """Return names, sizes and times of what lies in a bucket: its contents are not read to tell it from another."""
+
+    def files(folder: Any) -> Iterator[Any]:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield from files(path)
+            else:
+                yield path
+
+    return "".join(f"{p.relative_to(root)} {p.stat().length} {p.stat().mtime}\n" for p in files(root))
+
+
+def _installed(where: Any) -> None:
+    try:
+        import orbax.checkpoint  # noqa: F401
+    except ImportError:
+        raise UserError(f"{where}: Orbax checkpoints need orbax-checkpoint: {INSTALL}") from None
+
+
+def _metadata(root: Any) -> tuple[dict[str, str], bool, bool]:
+    """Return every array's key by its path, and whether they lie in an OCDBT and as Zarr 3."""
+    _installed(root)
+    import orbax.checkpoint
+    from orbax.checkpoint import type_handlers
+
+    for name in LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        if not (root / "_METADATA").exists():
+            raise UserError(f"{root}: no Orbax checkpoint here (no _METADATA)")
+        ocdbt = bool(type_handlers.is_ocdbt_checkpoint(root))
+        with orbax.checkpoint.PyTreeCheckpointer() as reader:
+            meta = reader.metadata(root)
+        tree = meta.item_metadata
+        if tree is None:
+            raise ValueError("Orbax reads no tree of arrays from it")
+        flat = orbax.checkpoint.tree.to_flat_dict(tree.tree)
+        stored = {"/".join(map(str, keys)): str(leaf.name) for keys, leaf in flat.items()}
+    except UserError:
+        raise
+    except ImportError as error:  # what reads a bucket is a package of its own
+        raise UserError(f"{root}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{root}: cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the library raises whatever broken metadata leads to
+        raise UserError(f"{root}: not the metadata of an Orbax checkpoint: {type(error).__name__}: {error}") from None
+    return stored, ocdbt, bool(tree.use_zarr3)

@@ -1,0 +1,332 @@
+"""Hugging Face config.json, field by field; a field that would change the mathematics and is not mapped is refused.
+
+What is read, its type, its default and what goes before what are transformers' own (tests/test_configs.py holds the two
+together); what transformers refuses is refused.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from precaudit.errors import UserError
+from precaudit.models.configs.fields import Raw, number, take
+from precaudit.models.configs.rope import read_rope
+from precaudit.models.configs.unread import UNREAD
+from precaudit.schema.configuration import DecoderConfig
+
+# Fields that would change the mathematics: the values under which they do not.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "rope_interleaved": (False,),
+    "use_bidirectional_attention": (False, None),
+    "use_mrope": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
+    "lm_head_bias": (False,),
+    "shared_expert_intermediate_size": (0,),
+    "per_layer_config": (),
+}
+# The same of single families, which others read.
+OWN_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
+    "phi3": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen2": {"attention_bias": (True,)},
+    "qwen3_moe": {"use_qk_norm": (True,), "qkv_bias": (False,)},
+    "mistral": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "olmo2": {"mlp_bias": (False,)},
+}
+HANDLED = frozenset(
+    [
+        "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "intermediate_size", "vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
+        "max_position_embeddings", "original_max_position_embeddings", "tie_word_embeddings", "partial_rotary_factor",
+        "hidden_act", "hidden_activation", "quantization_config",
+    ]
+)  # fmt: skip
+MOST_LAYERS = 10_000  # more is a broken file
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a family's config.json is read.
+
+    ``fields``: those it has beyond HANDLED; ``more``: what they set in DecoderConfig. The rest are the defaults
+    transformers takes for a missing field. ``heads_if_null``: null key/value heads are as many as query heads;
+    ``head_dim_null``: so may the size of a head be, the width over heads.
+    """
+
+    more: Callable[[Raw], dict[str, Any]]
+    fields: frozenset[str] = frozenset()
+    context: int = 2048
+    theta: float = 10000.0
+    tied: bool = False
+    head_dim: int | None = None
+    eps: float = 1e-6
+    kv_heads: int | None = None
+    heads_if_null: bool = True
+    head_dim_null: bool = False
+
+
+def _llama(raw: Raw) -> dict[str, Any]:
+    biased = take(raw, "attention_bias", bool, False)
+    return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": take(raw, "mlp_bias", bool, False)}
+
+
+def _kinds(raw: Raw, usual: list[str]) -> list[str]:
+    """Return layer_types, or ``usual`` where there are none; raises UserError for others than a kind a layer."""
+    given = raw.get("layer_types")
+    if given is None:
+        return usual
+    if not isinstance(given, list) or len(given) != len(usual):
+        raise UserError(f"layer_types = {given!r} is not a list of {len(usual)}")
+    unknown = set(map(str, given)) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise UserError(f"layer_types has {sorted(unknown)}, which is not supported")
+    return given
+
+
+def _windows(kinds: list[str], window: int | None) -> dict[str, Any]:
+    """Return window and the layers without, of a kind for every layer."""
+    full = tuple(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    if len(full) == len(kinds):
+        return {}
+    if window is None:
+        raise UserError("layer_types has sliding_attention, and no sliding_window is set")
+    return {"window": window, "full_layers": full}
+
+
+def _switched(raw: Raw) -> dict[str, Any]:
+    """Windows as Qwen has them: off unless use_sliding_window, from layer max_window_layers on."""
+    window = take(raw, "sliding_window", int, 4096, null=True)
+    if not take(raw, "use_sliding_window", bool, False):
+        window = None
+    first = take(raw, "max_window_layers", int, 28)
+    slides = [window is not None and i >= first for i in range(raw["num_hidden_layers"])]
+    return _windows(_kinds(raw, ["sliding_attention" if s else "full_attention" for s in slides]), window)
+
+
+def _everywhere(raw: Raw, window: int | None) -> dict[str, Any]:
+    """One window for every layer, whatever layer_types says: so transformers reads it. Refused where they differ."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    usual = [kind] * raw["num_hidden_layers"]
+    if _kinds(raw, usual) != usual:
+        raise UserError(
+            f"layer_types = {raw['layer_types']!r}: this family has one kind for all layers ({kind}, by sliding_window)"
+        )
+    return _windows(usual, window)
+
+
+def _mistral(raw: Raw) -> dict[str, Any]:
+    return _everywhere(raw, take(raw, "sliding_window", int, 4096, null=True))
+
+
+def _qwen3(raw: Raw) -> dict[str, Any]:
+    biased = take(raw, "attention_bias", bool, False)
+    return {"qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **_switched(raw)}
+
+
+def _gemma(raw: Raw, pattern: int, caps: tuple[float | None, float | None]) -> dict[str, Any]:
+    biased = take(raw, "attention_bias", bool, False)
+    usual = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(raw["num_hidden_layers"])]
+    scalar = take(raw, "query_pre_attn_scalar", int, 256)
+    if scalar <= 0:
+        raise UserError(f"query_pre_attn_scalar = {scalar} must be positive")
+    return {
+        "norms": "around", "norm_offset": 1.0, "embed_scale": sqrt(raw["hidden_size"]), "qkv_bias": biased,
+        "o_bias": biased, "query_scale": float(scalar) ** -0.5,
+        "score_cap": take(raw, "attn_logit_softcapping", float, caps[0], null=True),
+        "logit_cap": take(raw, "final_logit_softcapping", float, caps[1], null=True),
+        **_windows(_kinds(raw, usual), take(raw, "sliding_window", int, 4096, null=True)),
+    }  # fmt: skip
+
+
+def _gemma2(raw: Raw) -> dict[str, Any]:
+    return _gemma(raw, 2, (50.0, 30.0))
+
+
+def _gemma3(raw: Raw) -> dict[str, Any]:
+    pattern = take(raw, "sliding_window_pattern", int, 6, null=True)
+    if not pattern and raw.get("layer_types") is None:
+        raise UserError(f"sliding_window_pattern is {pattern}")
+    found = _gemma(raw, pattern or 6, (None, None))
+    if found.pop("score_cap") is not None:  # transformers reads the field and does not use it
+        raise UserError("attn_logit_softcapping is not supported in gemma3_text")
+    local: dict[Any, Any] = (raw.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if set(local) - {"rope_theta", "rope_type"} or local.get("rope_type", "default") != "default":
+        raise UserError(f"rope_parameters.sliding_attention = {local!r}: only the default RoPE is supported there")
+    theta = number({"rope_theta": raw.get("rope_local_base_freq", 10000.0)} | local, "rope_theta")
+    if not theta > 0:
+        raise UserError(f"rope_theta of sliding_attention = {theta} must be positive")
+    return {"qk_norm": "head", "local_rope_theta": theta if found.get("window") else None, **found}
+
+
+def _phi3(raw: Raw) -> dict[str, Any]:
+    return _everywhere(raw, take(raw, "sliding_window", int, None, null=True))
+
+
+def _olmo2(raw: Raw) -> dict[str, Any]:
+    biased = take(raw, "attention_bias", bool, False)
+    return {"norms": "after", "qk_norm": "row", "qkv_bias": biased, "o_bias": biased}
+
+
+def _granite(raw: Raw) -> dict[str, Any]:
+    scaling = number(raw, "logits_scaling", 1.0)
+    if not scaling:
+        raise UserError("logits_scaling is 0")
+    return {
+        "embed_scale": number(raw, "embedding_multiplier", 1.0),
+        "residual_scale": number(raw, "residual_multiplier", 1.0),
+        "query_scale": number(raw, "attention_multiplier", 1.0), "logit_scale": 1.0 / scaling, **_llama(raw),
+    }  # fmt: skip
+
+
+def _qwen3_moe(raw: Raw) -> dict[str, Any]:
+    if raw.get("mlp_only_layers") or take(raw, "decoder_sparse_step", int, 1) != 1:
+        raise UserError(
+            "mlp_only_layers and decoder_sparse_step: only models whose every layer has experts are supported"
+        )
+    experts = take(raw, "num_experts", int, raw.get("num_local_experts", 128))
+    if not 1 <= experts <= MOST_LAYERS:
+        raise UserError(f"num_experts = {experts} is not between 1 and {MOST_LAYERS}")
+    if take(raw, "num_local_experts", int, experts) != experts:
+        raise UserError(f"num_local_experts = {raw['num_local_experts']} is not num_experts = {experts}")
+    window = take(raw, "sliding_window", int, 4096, null=True)
+    windows = _everywhere(raw, window if take(raw, "use_sliding_window", bool, False) else None)
+    biased = take(raw, "attention_bias", bool, False)
+    return {
+        "qk_norm": "head", "qkv_bias": biased, "o_bias": biased, **windows,
+        "mlp_width": take(raw, "moe_intermediate_size", int, 768), "experts": experts,
+        "experts_used": take(raw, "num_experts_per_tok", int, 8),
+        "renormalise": take(raw, "norm_topk_prob", bool, False),
+    }  # fmt: skip
+
+
+WINDOWS = frozenset(["sliding_window", "layer_types"])
+SWITCHED = WINDOWS | {"use_sliding_window", "max_window_layers"}
+EXPERTS = frozenset(
+    [
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "mlp_only_layers", "decoder_sparse_step", "output_router_logits", "router_aux_loss_coef",
+    ]
+)  # fmt: skip
+GEMMA = WINDOWS | {"attention_bias", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}
+MULTIPLIERS = frozenset(["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"])
+SOURCES = {
+    "llama": Source(_llama, frozenset(["attention_bias", "mlp_bias"]), head_dim_null=True),
+    "qwen2": Source(lambda raw: {"qkv_bias": True, **_switched(raw)}, SWITCHED, 32768, kv_heads=32),
+    "qwen3": Source(_qwen3, SWITCHED | {"attention_bias"}, 32768, head_dim=128, kv_heads=32),
+    "qwen3_moe": Source(
+        _qwen3_moe, SWITCHED | EXPERTS | {"attention_bias"}, 32768, kv_heads=4, heads_if_null=False
+    ),
+    "mistral": Source(_mistral, WINDOWS, 4096 * 32, kv_heads=8, heads_if_null=False, head_dim_null=True),
+    "gemma2": Source(_gemma2, GEMMA, 8192, tied=True, head_dim=256, kv_heads=4, heads_if_null=False),
+    "gemma3_text": Source(
+        _gemma3, GEMMA | {"rope_local_base_freq", "sliding_window_pattern"}, 131072, 1e6, True, 256,
+        kv_heads=4, heads_if_null=False,
+    ),
+    "phi3": Source(_phi3, WINDOWS, 4096, eps=1e-5),
+    "olmo2": Source(_olmo2, frozenset(["attention_bias"]), eps=1e-5),
+    "granite": Source(_granite, MULTIPLIERS | {"attention_bias", "mlp_bias"}),
+}  # fmt: skip
+FAMILIES = tuple(SOURCES)
+DIVIDED = ("llama", "gemma2", "gemma3_text")  # whose width has to be a multiple of the heads, head_dim or not
+
+
+def from_config_json(raw: Raw, where: str, allowed: Collection[str] = ()) -> DecoderConfig:
+    """Map a Hugging Face config.json (already parsed) to a DecoderConfig; ``allowed``: unknown fields to pass over.
+
+    Raises UserError naming the field that is missing, contradictory, of another type, or not known to leave the
+    mathematics unchanged.
+    """
+    try:
+        return _mapped(raw, allowed)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except KeyError as error:
+        raise UserError(f"{where}: field {error.args[0]!r} is missing") from None
+    except (TypeError, ValueError, OverflowError, AttributeError, ZeroDivisionError) as error:
+        raise UserError(f"{where}: a field has the wrong kind of value: {error}") from None
+
+
+def _mapped(raw: Raw, allowed: Collection[str]) -> DecoderConfig:
+    family = raw.get("model_type")
+    if family == "gemma3" and "text_config" in raw:
+        raise UserError("a Gemma 3 with vision; only its text model (model_type gemma3_text) is supported")
+    if not isinstance(family, str) or family not in SOURCES:
+        raise UserError(f"model_type = {family!r} is not supported; supported are {', '.join(sorted(SOURCES))}")
+    source = SOURCES[family]
+    _refuse_unmapped(raw, source, allowed)
+    _check_quantisation(raw.get("quantization_config"))
+    layers = take(raw, "num_hidden_layers", int)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UserError(f"num_hidden_layers = {layers} must be at least 1, at most {MOST_LAYERS}")
+    heads, width = take(raw, "num_attention_heads", int), take(raw, "hidden_size", int)
+    if not 1 <= heads <= width:
+        raise UserError(f"num_attention_heads = {heads} must be 1 to hidden_size = {width}")
+    if width % heads and (family in DIVIDED or ("head_dim" not in raw and source.head_dim is None)):
+        raise UserError(f"hidden_size = {width} is not a multiple of num_attention_heads = {heads}")
+    usual = source.head_dim or width // heads
+    head_dim = usual if source.head_dim_null and raw.get("head_dim") is None else take(raw, "head_dim", int, usual)
+    kv_heads = take(raw, "num_key_value_heads", int, source.kv_heads, source.heads_if_null)
+    context = take(raw, "max_position_embeddings", int, source.context)
+    eps = take(raw, "rms_norm_eps", float, source.eps)
+    if eps < 0:
+        raise UserError(f"rms_norm_eps = {eps} must not be negative")
+    theta, scaling, share, context = read_rope(raw, source.theta, context)
+    gemma = "gemma" in family
+    name = take(raw, *(("hidden_activation", str, "gelu_pytorch_tanh") if gemma else ("hidden_act", str, "silu")))
+    if name not in ACTIVATIONS:
+        field = "hidden_activation" if gemma else "hidden_act"
+        raise UserError(f"{field} = {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    known: dict[str, Any] = {
+        "family": family,
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "kv_heads": heads if kv_heads is None else kv_heads,
+        "head_dim": head_dim,
+        "mlp_width": take(raw, "intermediate_size", int),
+        "vocab": take(raw, "vocab_size", int),
+        "norm_eps": eps,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rotary": None if share == 1.0 else int(head_dim * share),
+        "context": context,
+        "tied": take(raw, "tie_word_embeddings", bool, source.tied),
+        "activation": ACTIVATIONS[name],
+    }
+    return DecoderConfig(**(known | source.more(raw)))
+
+
+def _refuse_unmapped(raw: Raw, source: Source, allowed: Collection[str]) -> None:
+    neutral = NEUTRAL | OWN_NEUTRAL.get(str(raw.get("model_type")), {})
+    for key, value in raw.items():
+        if key == "sliding_window_size":  # the older name of the same
+            if value != raw.get("sliding_window", value):
+                raise UserError(f"sliding_window_size = {value!r} is not sliding_window = {raw['sliding_window']!r}")
+        elif key in allowed:
+            continue
+        elif key in neutral:
+            if value not in neutral[key] and value is not None:
+                raise UserError(f"{key} = {value!r} changes the model and is not supported")
+        elif key not in UNREAD and key not in HANDLED and key not in source.fields and value is not None:
+            if key == "max_window_layers" or (key == "use_sliding_window" and value is False):
+                continue
+            if key == "layer_types" and value == ["full_attention"] * raw["num_hidden_layers"]:
+                continue
+            raise UserError(
+                f"field {key!r} = {value!r} is not known to leave the mathematics unchanged; "
+                f"if it does, --allow-field {key}"
+            )
+
+
+def _check_quantisation(given: Any) -> None:
+    """Raise UserError unless weights are stored as they are, or as float8 with scales (weights alone are quantised)."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise UserError("quantization_config is not a table")
+    method = given.get("quant_method")
+    compressed = method == "compressed-tensors" and given.get("format") == "float-quantized"
+    if not compressed and method not in ("fp8", "fbgemm_fp8"):
+        raise UserError(f"quantization_config.quant_method = {method!r} is not supported; only float8 with scales is")

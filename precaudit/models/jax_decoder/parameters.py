@@ -1,0 +1,160 @@
+"""Checkpoint tensors as the decoder's parameters: layers stacked on a leading axis, in the format they are used in."""
+
+import math
+from collections.abc import Callable, Collection
+from functools import reduce
+from typing import Any
+
+import jax
+import numpy as np
+
+from precaudit.models.configs import EMBEDDING, HEAD, DecoderConfig, RopeScaling, expected_tensors
+from precaudit.models.jax_decoder.family import EXPERT_TENSORS, fused_tensors, layer_tensors
+from precaudit.models.jax_decoder.integers import IntegerMatrix
+from precaudit.numbers.arrays import Array, as_format, release, wider
+from precaudit.schema.policies import Policy
+
+Parameters = dict[str, Any]
+Integers = Callable[[str], tuple[Array, Array] | None]
+ALIGNED = 64  # bytes, for which XLA asks on a CPU
+
+
+def parameters(
+    config: DecoderConfig,
+    read: Callable[[str], Array],
+    integers: Integers,
+    activations: Any,
+    device: Any,
+    fused: str = "none",
+) -> Parameters:
+    """Return ``{"embed", "layers": {name: [L, …]}, "final_norm", "lm_head"}`` on ``device``.
+
+    ``read`` returns a tensor by checkpoint name, ``integers`` its integers and scales where it is held so. Tensors
+    narrower than the activations are widened, exactly. ``fused``: the policy's, which tensors are put together.
+    """
+    expected = expected_tensors(config)
+
+    def load(names: Array) -> Any:
+        """Return tensors [..., rows, …] by names [..., P]; the rows of P tensors are one after another."""
+        each = names.reshape(-1, names.shape[-1]).tolist()
+        if integers(each[0][0]) is not None:
+            return _integers(each, names.shape[:-1], integers, expected[each[0][0]][1], device)
+        first = [read(name) for name in each[0]]
+        dtype = reduce(wider, [part.dtype for part in first], activations)
+        edges = [0, *np.cumsum([len(part) for part in first]).tolist()]
+        out = aligned((len(each), edges[-1], *first[0].shape[1:]), dtype)
+        for i, parts in enumerate(each):
+            for start, end, name in zip(edges, edges[1:], parts, strict=False):
+                part = read(name)
+                out[i, start:end] = part
+                release(part)
+        return jax.device_put(out.reshape(names.shape[:-1] + out.shape[1:]), device).block_until_ready()
+
+    params: Parameters = {
+        "embed": load(np.array([EMBEDDING])),
+        "layers": {ours: load(names) for ours, names in _names(config, expected, fused).items()},
+        "final_norm": load(np.array(["model.norm.weight"])),
+    }
+    if not config.tied:
+        params["lm_head"] = load(np.array([HEAD]))
+    return params
+
+
+def _names(config: DecoderConfig, expected: Collection[str], fused: str) -> dict[str, Array]:
+    """Return checkpoint names [L, P] of a layer's tensors, [L, E, P] of its experts', by this decoder's names."""
+    found, layers = {}, range(config.layers)
+    for ours, theirs in layer_tensors(config).items():
+        if f"model.layers.0.{theirs}" in expected:
+            found[ours] = np.array([[f"model.layers.{i}.{theirs}"] for i in layers])
+    for ours, theirs in EXPERT_TENSORS.items() if config.sparse else ():
+        name, experts = f"model.layers.{{}}.mlp.experts.{{}}.{theirs}.weight", range(config.experts)
+        found[ours] = np.array([[[name.format(i, e)] for e in experts] for i in layers])
+    for name, parts in fused_tensors(fused).items():
+        if found.keys() >= set(parts):
+            found[name] = np.concatenate([found.pop(part) for part in parts], axis=-1)
+    return found
+
+
+def _integers(
+    names: list[list[str]], shape: tuple[int, ...], integers: Integers, width: int, device: Any
+) -> IntegerMatrix:
+    """Return tensors as one IntegerMatrix with ``shape`` in front; the rows of each list's are one after another."""
+    made = []
+    for parts in names:
+        pairs = [found for name in parts if (found := integers(name)) is not None]
+        made.append([np.concatenate(x, axis=1) for x in zip(*pairs, strict=True)])
+    values, scales = (np.stack(x) for x in zip(*made, strict=True))
+    held, beside = (jax.device_put(x.reshape(shape + x.shape[1:]), device) for x in (values, scales))
+    return IntegerMatrix(held.block_until_ready(), beside.block_until_ready(), width)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an array, its values not set, that begins where a CPU device takes it as it is, without a copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNED, np.uint8)
+    start = -raw.ctypes.data % ALIGNED
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def rope_tables(
+    config: DecoderConfig, positions: int, policy: Policy, lengths: Array | None = None
+) -> tuple[list[Array], list[Array]]:
+    """Return cos and sin [positions, R/2] of full layers, and of windowed ones where they have a RoPE of their own.
+
+    Angles in FP64, rounded once to the policy's format. ``lengths`` [B, positions]: how long each sequence was when a
+    row of it was turned, where that matters; the tables of scaled RoPE are [B, positions, R/2] then.
+    """
+    bases = [(config.rope_theta, config.rope_scaling)]
+    if config.local_rope_theta is not None:
+        bases.append((config.local_rope_theta, None))
+    cos, sin = [], []
+    for theta, scaling in bases:
+        speed, factor = frequencies(theta, config.turned, scaling, lengths)
+        angles = np.arange(positions, dtype=np.float64)[:, None] * speed
+        cos.append(as_format(np.cos(angles) * factor, policy.rope))
+        sin.append(as_format(np.sin(angles) * factor, policy.rope))
+    return cos, sin
+
+
+def frequencies(
+    theta: float, turned: int, scaling: RopeScaling | None, lengths: Array | None = None
+) -> tuple[Array, float]:
+    """Return RoPE's angle per position [turned/2] and the factor on cos and sin, stretched as ``scaling`` says.
+
+    With ``lengths`` [...] the angles are [..., turned/2] where the scaling depends on them.
+    """
+    exponents = np.arange(0, turned, 2, dtype=np.float64) / turned
+    speed = theta**-exponents
+    if scaling is None:
+        return speed, 1.0
+    if scaling.kind == "linear":
+        return speed / scaling.factor, 1.0
+    if scaling.kind == "longrope":
+        short, long = (np.asarray(d, np.float64) for d in (scaling.divisors, scaling.long))
+        if lengths is None:
+            return speed / short, scaling.attention
+        return np.stack([speed / short, speed / long])[(lengths > scaling.original).astype(int)], scaling.attention
+    if scaling.kind == "dynamic":
+        if lengths is None:
+            return speed, 1.0
+        ratio = scaling.factor * np.maximum(lengths, scaling.original) / scaling.original
+        bases = theta * (ratio - (scaling.factor - 1)) ** (turned / (turned - 2))
+        return bases[..., None] ** -exponents, 1.0
+    slow = speed / scaling.factor
+    if scaling.kind == "llama3":
+        length = 2 * np.pi / speed
+        smooth = (scaling.original / length - scaling.low) / (scaling.high - scaling.low)
+        mixed = (1 - smooth) * slow + smooth * speed
+        mixed = np.where(length > scaling.original / scaling.low, slow, mixed)
+        return np.where(length < scaling.original / scaling.high, speed, mixed), 1.0
+
+    def dimension(rotations: float) -> float:
+        return turned * math.log(scaling.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(scaling.fast), dimension(scaling.slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, turned - 1)
+    last = last + 0.001 if first == last else last
+    stretched = np.clip((np.arange(turned // 2) - first) / (last - first), 0, 1)
+    return slow * stretched + speed * (1 - stretched), scaling.attention

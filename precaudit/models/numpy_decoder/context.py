@@ -1,0 +1,40 @@
+"""What an operation needs besides its inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.rounding import Rounding
+from precaudit.numbers.arrays import Array
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an operation needs besides its inputs.
+
+    ``weight`` returns a tensor of this layer in FP64 by its name without the layer prefix (None: the model has none);
+    ``positions`` [T] are the rows' positions in their sequences, ``lengths`` [T] how long these were where RoPE depends
+    on it (None: within the original context); ``layer`` is None outside layers. ``out``: where the result may be made.
+    """
+
+    config: DecoderConfig
+    weight: Callable[[str], Array | None]
+    positions: Array
+    rounding: Rounding
+    layer: int | None = None
+    lengths: Array | None = None
+    out: Array | None = None
+
+    def rows(self, a: int, b: int) -> "Context":
+        """Return the same for rows a to b."""
+        lengths = None if self.lengths is None else self.lengths[a:b]
+        return replace(self, positions=self.positions[a:b], lengths=lengths)
+
+    def tensor(self, name: str) -> Array:
+        """Return a tensor every model of the family has."""
+        found = self.weight(name)
+        assert found is not None, name
+        return found
+
+
+Operation = Callable[..., Array]

@@ -1,0 +1,194 @@
+"""The whole model over several sequences together, one layer's tensors in FP64 at a time."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from precaudit.models.configs import DecoderConfig, expected_tensors
+from precaudit.models.numpy_decoder.context import Context
+from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
+from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention
+from precaudit.models.numpy_decoder.operations import operations
+from precaudit.models.numpy_decoder.operators import Rule
+from precaudit.models.numpy_decoder.rounding import Rounding
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.threads import WORKERS, each, one_blas_thread, row_ranges
+from precaudit.schema.graphs.decoder import LOGITS, POINTS, inputs_of, parts_of, present, row_shapes
+
+Emit = Callable[[int, int | None, str, Array], None]
+SHARE = 0.7  # of the rate of one large product, that the whole model reaches (benchmarks/main_job.py measures it)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Rows that attend over the cache: from ``first[i]`` on in sequence i, under ``roundings``, one for each pass."""
+
+    first: Sequence[int]
+    roundings: Sequence[Rounding]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to emit: points, layers (None: all), and for each sequence the rows whose logits are wanted."""
+
+    points: Collection[str]
+    layers: Collection[int] | None
+    logit_rows: Sequence[Array]
+
+
+def forward(
+    model: Model,
+    sequences: Sequence[Array],
+    roundings: Sequence[Rounding],
+    wanted: Wanted,
+    emit: Emit,
+    progress: Callable[[int], None] = lambda _layer: None,
+    decoding: Decoding | None = None,
+    lengths: Sequence[Array] | None = None,
+    earlier: Sequence[Earlier] | None = None,
+) -> None:
+    """Run token ids ``sequences`` under each rounding and emit every wanted point, on several threads at once.
+
+    ``emit(sequence, layer, point, values)`` is called once a rounding, in the order of ``roundings`` for one place.
+    Values are FP64, [rows of the sequence, …] as in docs/design.md §4 (scores, probs: [H, T, S]; logits: the wanted
+    rows). ``decoding``: rows that attend over the cache; ``lengths``: for each sequence, how long it was when its rows
+    were turned (schema/lengths.py; None: each as long as it is). ``earlier``: for each sequence, what came before
+    its first row (None: nothing). An emitted array is the caller's. Rows of all sequences go through each matrix
+    together, and a layer's tensors are widened once for all roundings.
+    """
+    sizes = [len(s) for s in sequences]
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
+    spans = [slice(int(a), int(b)) for a, b in pairwise(edges)]
+    before = [FIRST] * len(sequences) if earlier is None else earlier
+    positions = np.concatenate([e.start + np.arange(n) for e, n in zip(before, sizes, strict=True)])
+    turned = np.concatenate(lengths if lengths is not None else [np.full(n, n) for n in sizes])
+    embedded = model.embed(np.concatenate(sequences))
+    states = [r.residual(embedded) for r in roundings]
+    with one_blas_thread():
+        for layer in range(model.config.layers):
+            model.warm(layer)
+            points = set(wanted.points) if wanted.layers is None or layer in wanted.layers else set()
+
+            def at_layer(i: int, point: str, values: Array, layer: int = layer) -> None:
+                emit(i, layer, point, values)
+
+            for n, rounding in enumerate(roundings):
+                cached = None if decoding is None else (decoding.first, decoding.roundings[n])
+                here = model.context(layer, positions, rounding, turned)
+                states[n] = _layer(here, states[n], spans, points, at_layer, cached, before)
+            progress(layer)
+        for x, rounding in zip(states, roundings, strict=True):
+            _outside(model, positions, x, spans, rounding, wanted, emit)
+
+
+def seconds_for(config: DecoderConfig, tokens: int) -> float:
+    """Return about how long FP64 takes for so many tokens here: its layers' products, at a rate measured now."""
+    weights = sum(prod(shape) for name, shape in expected_tensors(config).items() if name.startswith("model.layers."))
+    x = np.ones((1024, 1024))
+    took = []
+    with one_blas_thread():
+        for _ in range(3):
+            began = time.perf_counter()
+            each(lambda: x @ x, [()] * WORKERS)
+            took.append(time.perf_counter() - began)
+    rate = WORKERS * 2 * len(x) ** 3 / min(took)
+    return 2.0 * weights * tokens / (SHARE * rate)
+
+
+def _layer(
+    context: Context,
+    x: Array,
+    spans: list[slice],
+    points: set[str],
+    emit: Callable[[int, str, Array], None],
+    cached: tuple[Sequence[int], Rounding] | None,
+    earlier: Sequence[Earlier],
+) -> Array:
+    stream, before, mix, after = rows_of_layer(context.config)
+    values = {stream: x}
+    inputs, (weighed, scored) = POINTS[mix].inputs, parts_of(mix)
+    _chain(context, values, before, {*inputs, *points})
+    values[mix] = np.empty(values[inputs[0]].shape)
+    rule = Rule.of(context.config, context.layer)
+    assert context.layer is not None
+    for i, span in enumerate(spans):
+        if context.layer in earlier[i].mixed:
+            values[mix][span] = earlier[i].mixed[context.layer]
+            continue
+        (q, k, v), at = (values[name][span] for name in inputs), context.positions[span]
+        k, v = earlier[i].before(context.layer, k, v)
+        parts = [(slice(None), context.rounding, k, v)]
+        if cached is not None:
+            first, r = cached[0][i], cached[1]
+            parts = [(slice(first), context.rounding, k, v), (slice(first, None), r, r.cache(k), r.cache(v))]
+        made: dict[str, list[Array]] = {scored: [], weighed: []}
+        for rows, r, keys, vals in parts:
+            if not len(q[rows]):
+                continue
+            values[mix][span][rows] = attention(q[rows], keys, vals, at[rows], rule, r)
+            if points & set(made):
+                made[scored].append(all_scores(q[rows], keys, rule, r))
+            if weighed in points:
+                made[weighed].append(all_probs(made[scored][-1], at[rows], rule.window, r))
+        for name in points & set(made):
+            emit(i, name, np.concatenate(made[name], axis=1))
+    _chain(context, values, after, {after[-1], *points})
+    found = [(i, point, values[point][span]) for point in points & set(values) for i, span in enumerate(spans)]
+    each(emit, found)
+    return values[after[-1]]
+
+
+@cache
+def rows_of_layer(config: DecoderConfig) -> tuple[str, tuple[str, ...], str, tuple[str, ...]]:
+    """Return a layer's operations: the stream it is handed, those before attention, its result, and those after."""
+    rows = [POINTS[p] for p in present(config.sparse) if POINTS[p].per_layer and not POINTS[p].state]
+    mix = next(i for i, p in enumerate(rows) if p.kind == "mix")
+    names = [p.name for p in rows]
+    return names[0], tuple(p.name for p in rows[1:mix] if not p.attends), names[mix], tuple(names[mix + 1 :])
+
+
+def _chain(context: Context, values: dict[str, Array], chain: Sequence[str], kept: Collection[str]) -> None:
+    """Evaluate a chain of row-wise operations, each thread its own rows; the points ``kept`` go into ``values``."""
+    table = operations(context.config)
+    known = dict(values)
+    n = len(context.positions)
+    shapes = row_shapes(context.config)
+    values.update({point: np.empty((n, *shapes[point])) for point in chain if point in kept})
+
+    def rows(a: int, b: int) -> None:
+        own = {name: x[a:b] for name, x in known.items()}
+        here = context.rows(a, b)
+        for point in chain:
+            if POINTS[point].within is not None and point not in kept:
+                continue
+            inputs = (own[name] for name in inputs_of(point, context.config.sparse))
+            made = {name: own[name] for name in parts_of(point) if name in own}
+            out = values[point][a:b] if point in kept else None
+            own[point] = table[point](replace(here, out=out), *inputs, **made)
+            if out is not None and not np.may_share_memory(own[point], out):
+                out[:] = own[point]
+
+    each(rows, row_ranges(n, context.config.width))
+
+
+def _outside(
+    model: Model, positions: Array, x: Array, spans: list[slice], rounding: Rounding, wanted: Wanted, emit: Emit
+) -> None:
+    context = model.context(None, positions, rounding)
+    (normed,) = POINTS[LOGITS].inputs
+    h = operations(model.config)[normed](context, x)
+    if normed in wanted.points:
+        for i, span in enumerate(spans):
+            emit(i, None, normed, h[span])
+    if LOGITS in wanted.points:
+        rows = np.concatenate(
+            [span.start + np.asarray(r, int) for span, r in zip(spans, wanted.logit_rows, strict=True)]
+        )
+        logits = model.logits(h[rows], [rounding])[0]
+        edges = np.cumsum([0, *(len(r) for r in wanted.logit_rows)])
+        each(emit, [(i, None, LOGITS, logits[edges[i] : edges[i + 1]]) for i in range(len(spans))])

@@ -1,0 +1,1 @@
+"""Formats, rounding, and arrays of numbers."""

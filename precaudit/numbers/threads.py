@@ -1,0 +1,98 @@
+"""Two-level parallelism: Python threads over rows or blocks, one BLAS thread each (faster here than threaded BLAS)."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from precaudit.numbers.allocation import keep_freed_memory
+from precaudit.numbers.arrays import Array
+
+WORKERS = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+SMALL = 1 << 14  # elements below which splitting rows costs more than it saves
+INLINE = 1 << 15  # elements of a result below which handing its parts to threads does
+_inline = False
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(WORKERS, "precaudit")
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread inside; the callers' threads share the cores instead."""
+    from threadpoolctl import threadpool_limits
+
+    keep_freed_memory()
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def alone() -> None:
+    """Have this process use no threads of its own: others beside it have the other cores. Rows are split as before."""
+    global _inline
+    _inline = True
+
+
+def each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], elements: int = INLINE) -> list[Any]:
+    """Call ``function(*job)`` for every job, the caller and others at once; the first exception is raised here.
+
+    No job begins after it, and none still runs. NumPy's error state is the caller's. ``elements``: of what all jobs
+    make together; few are made by the caller alone.
+    """
+    todo = list(jobs)
+    if len(todo) <= 1 or elements < INLINE or _inline:
+        return [function(*job) for job in todo]
+    state, left = np.geterr(), deque(range(len(todo)))
+    made: list[Any] = [None] * len(todo)
+
+    def work() -> None:
+        try:
+            with np.errstate(**state):
+                while True:
+                    try:
+                        i = left.popleft()
+                    except IndexError:
+                        return
+                    made[i] = function(*todo[i])
+        finally:
+            left.clear()
+
+    others = [_pool().submit(work) for _ in range(min(WORKERS, len(todo)) - 1)]
+    try:
+        work()
+    finally:
+        wait(other for other in others if not other.cancel())
+    for other in others:
+        if not other.cancelled():
+            other.result()
+    return made
+
+
+def row_ranges(n: int, width: int) -> list[tuple[int, int]]:
+    """Split n rows of ``width`` elements into one range per worker, or a single one when there are few."""
+    if n * width < SMALL or WORKERS == 1:
+        return [(0, n)]
+    return list(pairwise(n * i // WORKERS for i in range(WORKERS + 1)))
+
+
+def widened(*arrays: Array) -> list[Array]:
+    """Return arrays in FP64, of each worker a share of every one; those in FP64 as they are."""
+    found = [x if x.dtype.itemsize == 8 else np.empty(x.shape) for x in arrays]
+    pairs = [(x, out) for x, out in zip(arrays, found, strict=True) if out is not x]
+
+    def part(share: int) -> None:
+        with np.errstate(invalid="ignore"):  # signalling NaNs warn
+            for x, out in pairs:
+                a, b = (len(x) * i // WORKERS for i in (share, share + 1))
+                out[a:b] = x[a:b]
+
+    each(part, [(i,) for i in range(WORKERS)], sum(out.size for _, out in pairs))
+    return found

@@ -1,0 +1,267 @@
+"""Runs of programs on disk: program.json with its own table of points, a file of tensors for each call."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from precaudit.errors import UserError
+from precaudit.recording.store import file_hash, known_hash
+from precaudit.schema.brief import Brief
+from precaudit.schema.frames import errors_frame
+from precaudit.schema.records import Count, ErrorRecord, Index, Number, Prediction, Record, Way, read_record
+from precaudit.writing import temporary, write_whole
+
+if TYPE_CHECKING:
+    from precaudit.numbers.arrays import Array
+
+MANIFEST = "program.json"
+SCHEMA = 2
+EQUATIONS = "policy:equations"  # the emulation of a segment as its equations round
+OWN_SUMS = "sums in their own format"
+CARRIED = "carry"  # what made a point that is a loop's state: nothing that is judged by itself
+
+
+class ProgramPoint(Record, frozen=True, omit_defaults=False):
+    """A point of a program: where it was made, its own shape, and what it is stacked over (steps of scans).
+
+    ``whole``: it holds whole numbers, by what made it. ``support``: it is recorded for others that were asked for, and
+    not judged.
+    """
+
+    name: str
+    shape: tuple[Index, ...]
+    stacked: tuple[Index, ...]
+    dtype: str
+    source: str
+    scope: str
+    primitive: str
+    whole: bool = False
+    support: bool = False
+
+
+class Disturbance(Record, frozen=True, omit_defaults=False):
+    """Whether tapping left a case's outputs bit for bit as the bare program's; ``max_diff`` where it did not.
+
+    ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's or a GPU's compiler has
+    each product of the program with taps made, by its label ("" for those without); empty where it was not read.
+    """
+
+    case: str
+    bitwise: bool
+    max_diff: Number
+    predicted: Prediction | None = None
+    made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
+
+
+class ProgramLoop(Record, frozen=True, omit_defaults=False):
+    """A while loop that holds points: its name, the user's line, and the most iterations that it took in any call."""
+
+    name: str
+    source: str
+    iterations: Count
+
+
+class ProgramRun(Record, frozen=True, omit_defaults=False):
+    """program.json. ``code``: SHA-256 of the program's jaxpr, ``weights`` of its arrays.
+
+    ``outputs``: those that the program names; ``renamed``: automatic points under other names, by the new one.
+    ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
+    ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
+    ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
+    ``asked``: the names of the points that were asked for, None for all; their occurrences go along.
+    ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
+    not say, where the program's own were the only points if it had any.
+    ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
+    """
+
+    schema: Annotated[int, msgspec.Meta(ge=2, le=SCHEMA)]
+    id: str
+    program: str
+    code: str
+    weights: str
+    automatic: bool
+    cases: tuple[str, ...]
+    calls: Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
+    points: tuple[ProgramPoint, ...]
+    device: str
+    versions: dict[str, str]
+    command: str
+    started: str
+    outputs: tuple[ProgramPoint, ...] = ()
+    renamed: dict[str, str] = msgspec.field(default_factory=dict)
+    layers: tuple[Index, ...] | None = None
+    asked: tuple[str, ...] | None = None
+    loops: tuple[ProgramLoop, ...] = ()
+    neutrality: tuple[Disturbance, ...] = ()
+    flushes: bool | None = None
+    taps: Literal["own", "automatic", "both"] | None = None
+    warnings: tuple[str, ...] = ()
+    bytes: Count = 0
+    hashes: dict[str, str] = msgspec.field(default_factory=dict)
+    finished: str | None = None
+
+    @property
+    def judged(self) -> tuple[ProgramPoint, ...]:
+        """The points that were asked for."""
+        return tuple(p for p in self.points if not p.support)
+
+
+def taken(record: ProgramRun) -> str:
+    """Return which points a run holds, in words."""
+    return "automatic" if record.automatic else "own and automatic" if record.taps == "both" else "own"
+
+
+class Compared(Record, frozen=True, omit_defaults=False):
+    """compared.json: which run the error records beside it are of, and their hash.
+
+    ``names``: the textbook that formula records are against, as ``Names`` has it; ``told``: what these rest on.
+    """
+
+    run: str
+    errors: str
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Opened(Brief):
+    """A run of a program opened for reading."""
+
+    folder: Path
+    record: ProgramRun
+
+    def verify(self) -> None:
+        """Read every file once; raises UserError for the first that is gone or was altered."""
+        for case in self.record.cases:
+            for call in range(self.record.calls):
+                for kind in ("taps", "inputs"):
+                    self._checked(file_name(self.record, case, call, kind))
+
+    def tensors(self, case: str, call: int, kind: str) -> "dict[str, Array]":
+        """Return the ``taps`` or ``inputs`` of a call; raises UserError where the file is gone or was altered."""
+        name = file_name(self.record, case, call, kind)
+        return dict(_loaded(str(self._checked(name)), self.record.hashes[name]))
+
+    def _checked(self, name: str) -> Path:
+        path = self.folder / name
+        if name not in self.record.hashes or not path.is_file():
+            raise UserError(f"{path} is missing; the run is damaged: trace again")
+        if known_hash(path) != self.record.hashes[name]:
+            raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
+        return path
+
+
+class ProgramErrors(Brief, list[ErrorRecord]):
+    """The error records of a program's run: a list that prints as a few lines."""
+
+    def __init__(self, errors: Iterable[ErrorRecord], opened: Opened) -> None:
+        super().__init__(errors)
+        self.opened = opened
+
+    def frame(self) -> Any:
+        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
+        return errors_frame(self)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: str, _digest: str) -> "dict[str, Array]":
+    from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
+
+    files = SafetensorsFiles.open([Path(path)], ANYTHING)
+    return {name: files.read(name) for name in files.entries}
+
+
+def places(run: ProgramRun) -> Iterator[tuple[ProgramPoint, int | None]]:
+    """Yield every point that is judged, with each recorded step of its scans, counted through; None where in none."""
+    for p in run.judged:
+        for i in range(prod(p.stacked)) if p.stacked else (None,):
+            yield p, i if i is None or run.layers is None else _layer(p, i, run.layers)
+
+
+def index_of(run: ProgramRun, p: ProgramPoint, layer: int | None) -> int:
+    """Return where a step of a point's scans lies among those that were recorded."""
+    if layer is None or run.layers is None:
+        return layer or 0
+    inner = prod(p.stacked[1:])
+    return run.layers.index(layer // inner) * inner + layer % inner
+
+
+def _layer(p: ProgramPoint, i: int, layers: tuple[int, ...]) -> int:
+    inner = prod(p.stacked[1:])
+    return layers[i // inner] * inner + i % inner
+
+
+def cut(run: ProgramRun, p: ProgramPoint, layer: int | None, x: "Array") -> "Array":
+    """Return a step of a point's recorded values, in the point's own shape."""
+    return x.reshape(-1, *p.shape)[index_of(run, p, layer)]
+
+
+def not_taken(run: ProgramRun, p: ProgramPoint, layer: int | None, taps: "Mapping[str, Array]") -> str | None:
+    """Return why a point was not run in a step of its loops: a branch that was not taken, or a loop that had ended.
+
+    None where it was run.
+    """
+    marks = taps.get(f"{p.name}@taken")
+    if marks is None:
+        return None
+    taken = marks.reshape(-1)  # of the loops around the branch; the point may be in more, within it
+    if taken[index_of(run, p, layer) * len(taken) // max(prod(p.stacked), 1)]:
+        return None
+    return "its loop had ended, or its branch was not taken" if run.loops and p.stacked else "its branch was not taken"
+
+
+def file_name(run: ProgramRun, case: str, call: int, kind: str) -> str:
+    """Return a call's file below the run's folder; cases by their place, since their names are anyone's."""
+    return file_of(run.cases.index(case), call, kind)
+
+
+def file_of(case: int, call: int, kind: str) -> str:
+    """Return the same by the place of a case."""
+    return f"tensors/{case}.{call}.{kind}.safetensors"
+
+
+def is_program_run(folder: Path | str) -> bool:
+    """Whether a folder is a run of a program."""
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def open_program_run(folder: Path | str) -> Opened:
+    """Open a run of a program; raises UserError for what is none, was cut off, or is newer than us."""
+    path = Path(folder) / MANIFEST
+    record = read_record(path, ProgramRun, "a program's run")
+    if record.finished is None:
+        raise UserError(f"{folder}: this run was cut off before it finished; trace again")
+    if not record.cases or not record.points:
+        raise UserError(f"{path}: a run has at least one case and one point; it was altered")
+    if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
+        raise UserError(f"{path}: two cases or points have one name; the run was altered")
+    return Opened(Path(folder), record)
+
+
+def write_manifest(folder: Path, record: ProgramRun) -> None:
+    """Write program.json."""
+    write_whole(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", inside=True)
+
+
+def write_tensors(folder: Path, name: str, tensors: dict[str, Any]) -> tuple[str, int]:
+    """Write a file of tensors whole or not at all; return its hash and bytes."""
+    from safetensors.numpy import save_file
+
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(path)
+    try:
+        save_file(tensors, part)
+        part.replace(path)
+    except Exception as error:
+        if "No space left" in str(error):
+            raise OSError(28, "No space left on device", str(path)) from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return file_hash(path), path.stat().st_size

@@ -1,0 +1,95 @@
+"""What compare has written about a run, read again: all that judging and reporting need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import precaudit
+from precaudit.caching import COMPARES, computed_by
+from precaudit.errors import UserError
+from precaudit.recording.store import Run, file_hash, open_run
+from precaudit.schema.brief import Brief
+from precaudit.schema.filed import Filed
+from precaudit.schema.frames import errors_frame, pairs_frame
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.records import SCHEMA, CompareRecord, ErrorRecord, PrefillDecodeRecord, read_lines
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Brief):
+    """What compare found: the records, restricted to what was looked at; ``formula``: prompts it was asked of."""
+
+    run: Run
+    errors: Sequence[ErrorRecord]
+    prefill_decode: list[PrefillDecodeRecord]
+    notes: tuple[str, ...]
+    folder: Path
+    against: Run | None = None
+    formula: tuple[str, ...] = ()
+
+    def frame(self) -> Any:
+        """Return the error records as a pandas DataFrame, always with the columns of ``precaudit.schema.frames``."""
+        return errors_frame(self.errors)
+
+    def prefill_decode_frame(self) -> Any:
+        """Return the prefill-against-decode records as a pandas DataFrame."""
+        return pairs_frame(self.prefill_decode)
+
+
+def recall(run: Path | str, held: bool = True) -> Comparison:
+    """Return everything compare has written about a run; raises UserError when there is nothing, or of another run.
+
+    ``held``: whether its records are in memory, or stay in their files (precaudit/schema/filed.py).
+    """
+    opened = open_run(run, partial=True, held=held)
+    before = written(opened, by_this=False)
+    if before is None:
+        raise UserError(f"{opened.folder}: not compared yet, or changed since; run: precaudit compare {opened.folder}")
+    filed = Filed(opened.folder / "errors.jsonl", ErrorRecord, _known)
+    errors = list(filed) if held else filed
+    pairs = read_lines(opened.folder / "prefill_decode.jsonl", PrefillDecodeRecord)
+    asked = tuple(dict.fromkeys(p for selected in before.selections if selected.formula for p in selected.prompts))
+    return Comparison(opened, errors, pairs, before.notes, opened.folder, formula=asked)
+
+
+def written(run: Run, by_this: bool = True) -> CompareRecord | None:
+    """Return compare.json of this very run, or None; ``by_this``: only what this code and this NumPy computed.
+
+    Records are what they are, whoever computed them; only what is not computed again has to be this code's.
+    """
+    path = run.folder / "compare.json"
+    try:
+        held = msgspec.json.decode(path.read_bytes(), type=CompareRecord)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    names = ("errors.jsonl", "prefill_decode.jsonl")
+    if (held.schema, held.run) != (SCHEMA, identity(run)) or not all((run.folder / n).is_file() for n in names):
+        return None
+    if by_this and held.precaudit != code():
+        return None
+    return held if all(held.hashes.get(n) == file_hash(run.folder / n) for n in names) else None
+
+
+def code() -> str:
+    """Return what computed the records: version, and hash of the source and of the libraries that compute."""
+    return f"{precaudit.__version__} {computed_by(COMPARES)[:16]}"
+
+
+def identity(run: Run) -> str:
+    """Return the hash of a run's manifest, which holds those of its files."""
+    return file_hash(run.folder / "run.json")
+
+
+def known(errors: list[ErrorRecord], path: Path) -> list[ErrorRecord]:
+    """Return error records as they are read; raises UserError for a point there is none of."""
+    for e in errors:
+        _known(e, str(path))
+    return errors
+
+
+def _known(e: ErrorRecord, where: str) -> None:
+    if e.kind != "weights" and e.point not in POINTS:
+        raise UserError(f"{where}: a record of an unknown point {e.point!r}; the file was altered: compare again")

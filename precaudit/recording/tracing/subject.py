@@ -1,0 +1,148 @@
+"""A subject: what is audited. Ours is the JAX decoder over a checkpoint under a policy."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from precaudit.errors import UserError
+from precaudit.interpreters.tpu.target import Target, check_policy
+from precaudit.models.checkpoints import Checkpoint, open_checkpoint, recorded_source
+from precaudit.models.configs import DecoderConfig, attended
+from precaudit.models.jax_decoder import Decoder, Parts
+from precaudit.models.jax_decoder.arithmetic import Arithmetic, check_device
+from precaudit.models.jax_decoder.family import parts as family_parts
+from precaudit.models.jax_decoder.kernels import check_config
+from precaudit.models.jax_decoder.parameters import parameters, rope_tables
+from precaudit.models.jax_decoder.parts import check_parts
+from precaudit.numbers.arrays import Array
+from precaudit.numbers.formats import FORMATS
+from precaudit.recording.store import Run
+from precaudit.recording.tracing.devices import choose_device, platform_of
+from precaudit.recording.tracing.predicting import target_of
+from precaudit.schema.brief import Brief
+from precaudit.schema.lengths import telling
+from precaudit.schema.policies import Policy, apply_settings, check_settings, declared_policy, load_policy
+
+TABLES = 8  # of RoPE, kept on the device
+
+
+@dataclass(frozen=True, repr=False)
+class Subject(Brief):
+    """A model under a policy on a device. ``reference`` is the name or path it was opened by.
+
+    ``remat``, ``raised``: the decoder's (``raised``: a layer and its policy).
+    ``lift``: FP64 meanings, by name, of primitives and kernels that have none of their own. ``predicted``: a TPU
+    that is not here, whose compiled programs run on ``device``, a CPU.
+    """
+
+    reference: str
+    checkpoint: Checkpoint
+    policy: Policy
+    parts: Parts
+    device: Any
+    remat: bool = False
+    raised: tuple[int, Policy] | None = None
+    lift: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    predicted: Target | None = None
+    _tables: dict[tuple[int, bytes | None], Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """Sizes and constants."""
+        return self.checkpoint.config
+
+    @property
+    def platform(self) -> str:
+        """cpu, gpu or tpu: of the target, where that is predicted."""
+        return platform_of(self.device) if self.predicted is None else "tpu"
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The pure functions prefill, decode and init_cache."""
+        raised = None if self.raised is None else (self.raised[0], Arithmetic.of(self.raised[1]))
+        unroll = self.config.layers if self.policy.layers == "unrolled" else 1
+        config = attended(self.config, self.policy)
+        return Decoder(config, Arithmetic.of(self.policy), self.parts, unroll, self.remat, raised)
+
+    @cached_property
+    def parameters(self) -> Any:
+        """The parameters on the device."""
+        activations = FORMATS[self.policy.activations].dtype
+        tensors = self.checkpoint
+        read, integers = tensors.tensors.read, tensors.integers
+        return parameters(self.config, read, integers, activations, self.device, self.policy.fused)
+
+    def under(self, policy: Policy, raised: tuple[int, Policy] | None = None) -> "Subject":
+        """Return the program under another policy, or a layer of it; parameters of one format are the same arrays."""
+        other = replace(self, policy=policy, raised=raised, _tables={})
+        if (policy.activations, policy.fused) == (self.policy.activations, self.policy.fused):
+            vars(other)["parameters"] = self.parameters
+        return other
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (transformers)."""
+        return self.checkpoint.make_tokenizer()
+
+    def tables(self, positions: int, lengths: Array | None = None) -> Any:
+        """RoPE's cos and sin for the first ``positions`` positions, on the device: lists as ``rope_tables`` gives.
+
+        ``lengths`` [B, positions]: how long each sequence was when a row of it was turned (schema/lengths.py).
+        """
+        import jax
+
+        lengths = telling(self.config, lengths)
+        key = (positions, None if lengths is None else lengths.tobytes())
+        if key not in self._tables:
+            if len(self._tables) >= TABLES:
+                self._tables.clear()
+            tables = rope_tables(self.config, positions, self.policy, lengths)
+            self._tables[key] = jax.device_put(tables, self.device)
+        return self._tables[key]
+
+
+def program_of(run: Run, device: str = "cpu", model: str | None = None) -> Subject | None:
+    """Return the program a run was made with, on a device: the shipped decoder; None where it was another.
+
+    ``model``: where its weights lie now. Raises UserError where the device is not there, or other weights are.
+    """
+    record = run.record
+    if record.program != "shipped":
+        return None
+    policy = declared_policy(record)
+    subject = load(model or recorded_source(record.model.reference), policy, None, device, allow=record.model.allowed)
+    if subject.checkpoint.hashes.sha256() != record.model.sha256:
+        raise UserError(f"{subject.reference}: the weights are not those of this run; give the right ones with --model")
+    return subject
+
+
+def load(
+    subject: str,
+    policy: str | Policy = "bf16",
+    settings: dict[str, str] | None = None,
+    device: str = "auto",
+    parts: Parts | None = None,
+    allow: Collection[str] = (),
+) -> Subject:
+    """Open ``tiny``, ``smollm2``, a Hugging Face folder or a GGUF file under a policy, on a device.
+
+    ``settings`` replaces single policy keys; ``parts`` replaces operations of the decoder; ``allow``: unknown fields of
+    config.json to pass over. Raises UserError.
+    """
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    chosen = apply_settings(chosen, settings or {})
+    check_settings(chosen)
+    checkpoint = open_checkpoint(subject, allow).under(chosen).with_factor(chosen.embed_factor)
+    if not checkpoint.rounds_factor:
+        chosen = replace(chosen, embed_factor="exact")
+    target = target_of(device)
+    found = choose_device(device if target is None else "cpu")
+    if target is None:
+        check_device(chosen, platform_of(found))
+    else:
+        check_policy(chosen, target)
+    check_config(chosen, attended(checkpoint.config, chosen))
+    made = parts or family_parts(checkpoint.config)
+    check_parts(chosen, made)
+    return Subject(subject, checkpoint, chosen, made, found, predicted=target)

@@ -1,0 +1,227 @@
+"""The verb ``compare``: everything known about one run's errors, written beside it."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from precaudit.caching import cache_folder
+from precaudit.errors import UserError
+from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_source
+from precaudit.numbers.formats import parse_accumulation
+from precaudit.numbers.threads import one_blas_thread
+from precaudit.progress import Advance, silent
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.runs.written import Comparison, written
+from precaudit.recording.store import Run, file_hash, open_run
+from precaudit.references.comparison.notes import notes_on
+from precaudit.references.comparison.pairs import check_comparable, pair_errors
+from precaudit.references.comparison.prefill_decode import prefill_decode
+from precaudit.references.comparison.selected import Found, covers, keep, resolve, reuse, selects_sums, visible
+from precaudit.references.comparison.shares import layer_errors, weights_of
+from precaudit.references.comparison.weight_rounding import weight_errors
+from precaudit.references.textbook.formula import recorded_program
+from precaudit.references.textbook.reference import Textbook, shadowed
+from precaudit.schema.coverage import entries, formula_keys
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.places import Place
+from precaudit.schema.records import (
+    ErrorRecord,
+    Selected,
+    number,
+    write_lines,
+)
+from precaudit.schema.selection import Selection
+
+DEFAULT_ACCUM = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Options:
+    """``accum``: formats to emulate sums in; ``model``: where the weights lie now; ``cache``: where references go.
+
+    ``partial``: open a run that was cut off; ``fresh``: compute again what is there; ``formula``: compare the program's
+    FP64 shadow with the reference too (needs JAX).
+    """
+
+    accum: tuple[str, ...] = DEFAULT_ACCUM
+    model: str | None = None
+    partial: bool = False
+    cache: Path = field(default_factory=lambda: cache_folder("references"))
+    fresh: bool = False
+    formula: bool = False
+
+
+@np.errstate(all="ignore")  # what is not finite has its own status
+def compare(
+    run: Run | Path | str,
+    against: Path | str | None = None,
+    select: Selection | None = None,
+    options: Options | None = None,
+    tell: Advance = silent,
+    subject: Any = None,
+) -> Comparison:
+    """Compare a recorded run with FP64 and emulations, or (``against``) with another run; write the errors beside it.
+
+    ``select`` filters; None takes all that was recorded. ``subject``: the program that was recorded, for its formula,
+    where it is not the shipped decoder. Raises UserError for a run that was altered, weights that
+    are not the run's, or a selection outside what was recorded.
+    """
+    options = options or Options()
+    for name in options.accum:
+        parse_accumulation(name)
+    recorded = Recorded.of(run if isinstance(run, Run) else open_run(run, options.partial))
+    selected = resolve(recorded, select, options.accum)
+    if against is not None:
+        return _pair(recorded, Recorded.of(open_run(against, options.partial)), selected, tell)
+    absent = _absent(recorded.run, options)
+    selected = msgspec.structs.replace(selected, weights=not absent, formula=options.formula)
+    verify(recorded, selected, tell)
+    kept = None if options.fresh else reuse(recorded.run, selected)
+    if kept is None:
+        checkpoint = None if absent else weights_of(recorded.run, _source(recorded.run, options))
+        with one_blas_thread():
+            if selected.formula:
+                kept = _added(recorded, selected, checkpoint, absent, options, tell, subject)
+            else:
+                kept = _compute(recorded, selected, checkpoint, absent, options, tell)
+    errors, pairs, notes = kept
+    sums = selects_sums(recorded.requested, selected.points)
+    return Comparison(
+        recorded.run, visible(errors, selected, sums), [p for p in pairs if p.prompt in selected.prompts], notes,
+        recorded.run.folder, formula=selected.prompts if selected.formula else (),
+    )  # fmt: skip
+
+
+def verify(recorded: Recorded, selected: Selected, tell: Advance) -> None:
+    """Read every tensor the selection needs, so that an altered one is noticed even where rows are reused."""
+    chosen = [
+        p
+        for p in recorded.run.points
+        if p.prompt in selected.prompts and (p.layer is None or p.layer in selected.layers)
+    ]
+    for i, point in enumerate(chosen):
+        recorded.run.tensor(point)
+        if i % 500 == 0:
+            tell(i, len(chosen), "checking hashes")
+
+
+def _absent(run: Run, options: Options) -> str:
+    """Return why the run's weights are not at hand, or nothing when they are.
+
+    Raises UserError when other weights are where its should be, or where --model says.
+    """
+    record = run.record
+    try:
+        hashes = file_hashes(_source(run, options))
+    except UserError as error:
+        if options.model is not None:
+            raise
+        return str(error)
+    found = hashes.sha256()
+    if found != record.model.sha256:
+        raise UserError(
+            f"{hashes.paths[0]}: the weights are not those of this run (SHA-256 {found[:12]}…, the run has "
+            f"{record.model.sha256[:12]}…); give the right ones with --model PATH"
+        )
+    return ""
+
+
+def _source(run: Run, options: Options) -> str:
+    return options.model or recorded_source(run.record.model.reference)
+
+
+def _compute(
+    recorded: Recorded, selected: Selected, checkpoint: Checkpoint | None, absent: str, options: Options, tell: Advance
+) -> Found:
+    book = Textbook.of(recorded, selected, checkpoint, options.cache, tell)
+    errors = list(_missing(recorded, selected))
+    errors += layer_errors(book, selected, None if checkpoint is None else _source(recorded.run, options), tell)
+    if book.summed_as(errors, tell):
+        errors = [e for e in errors if e.kind != "forward"] + list(_forwards(book, selected))
+    if checkpoint is not None:
+        errors += weight_errors(checkpoint, selected.layers)
+    whole = book.whole
+    pairs = list(prefill_decode(recorded, selected.prompts, whole))
+    notes = (*notes_on(recorded, selected, whole, errors, absent), *(whole.said if whole is not None else ()))
+    return keep(recorded.run, selected, Found(errors, pairs, notes), None if whole is None else number(whole.sigma))
+
+
+def _added(
+    recorded: Recorded,
+    selected: Selected,
+    checkpoint: Checkpoint | None,
+    absent: str,
+    options: Options,
+    tell: Advance,
+    subject: Any,
+) -> Found:
+    """Add formula records to what a selection holds beside them, computed where no earlier selection wrote it."""
+    run, without = recorded.run, msgspec.structs.replace(selected, formula=False)
+    if options.fresh or reuse(run, without) is None:
+        _compute(recorded, without, checkpoint, absent, options, tell)
+    held = written(run)
+    assert held is not None
+    started = perf_counter()
+    tell(0, 1, "FP64 shadow")
+    if checkpoint is None:
+        keys = list(formula_keys(recorded.requested, recorded.config, selected.phases))
+        places = [Place(prompt, *key) for prompt in selected.prompts for key in keys]
+        made = [p.record("formula", "shadow", "fp64", unknown="weights") for p in places]
+    else:
+        made = shadowed(recorded, checkpoint, selected, recorded_program(recorded, subject, options.model))
+    n = len(selected.prompts)
+    note = f"formula: the FP64 shadow of {n} prompt{'s' if n > 1 else ''} took {perf_counter() - started:.1f} s"
+    base = next(x for x in held.selections if covers(x, without))
+    grown = msgspec.structs.replace(selected, accum=base.accum)
+    kept = keep(run, grown, Found(made, [], (*held.notes, note)), held.sigma)
+    return Found(kept.errors, kept.pairs, kept.notes)
+
+
+def _missing(recorded: Recorded, selected: Selected) -> Iterator[ErrorRecord]:
+    """Yield an unknown record for every requested tensor that is not in the run."""
+    for prompt in selected.prompts:
+        for e in entries(recorded.requested, len(recorded.run.prompts[prompt].tokens)):
+            wanted = (
+                e.phase in selected.phases
+                and e.point in selected.points
+                and (e.layer is None or e.layer in selected.layers)
+            )
+            place = Place(prompt, *e.key)
+            there = recorded.summed if e.summed else recorded.hashed if e.hashed else recorded.index
+            if wanted and place not in there:
+                why = recorded.misfits.get(place, "requested, not in the run")
+                yield place.record("local", recorded.run.record.id, "fp64", missing=why)
+
+
+def _forwards(book: Textbook, selected: Selected) -> Iterator[ErrorRecord]:
+    """Yield the forward records of a selection."""
+    for layer, prompt, phase, point in product(
+        (*selected.layers, None), selected.prompts, selected.phases, selected.points
+    ):
+        if POINTS[point].per_layer == (layer is not None) and not POINTS[point].state:
+            yield from book.forward(Place(prompt, phase, 0, layer, point))
+
+
+def _pair(a: Recorded, b: Recorded, selected: Selected, tell: Advance) -> Comparison:
+    """Compare run A (candidate) with run B; files go to A/against/<B>/."""
+    prompts = tuple(p for p in selected.prompts if p in b.run.prompts)
+    notes = tuple(check_comparable(a, b, selected.prompts))
+    verify(a, selected, tell)
+    errors: list[ErrorRecord] = []
+    for layer in [*selected.layers, None]:
+        for prompt in prompts:
+            for phase in selected.phases:
+                for point in selected.points:
+                    if POINTS[point].per_layer == (layer is not None):
+                        errors += pair_errors(a, b, Place(prompt, phase, 0, layer, point))
+    folder = a.run.folder / "against" / hashlib.sha256(file_hash(b.run.folder / "run.json").encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_lines(folder / "errors.jsonl", errors)
+    return Comparison(a.run, errors, [], notes, folder, b.run)

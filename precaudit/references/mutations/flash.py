@@ -1,0 +1,79 @@
+"""Other ways to sum attention: a block of keys at a time, and softmax without its maximum."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precaudit.models.numpy_decoder.model import all_scores
+from precaudit.models.numpy_decoder.operators import Rule, in_blocks
+from precaudit.models.numpy_decoder.rounding import Blocks, Cast, Rounding
+from precaudit.numbers.arrays import Array, identity
+from precaudit.references.mutations.forms import Inputs, grouped
+from precaudit.schema.metrics.rows import unseen
+
+
+@dataclass(frozen=True)
+class Flash:
+    """Attention a block of keys at a time with a running maximum (Dao et al. 2022, algorithm 1).
+
+    Exponentials are rounded as probabilities before they are normalised; ``total`` rounds the running output and sum,
+    ``rescale``: what the sum and the output are multiplied with where the maximum rises.
+    """
+
+    block: int = 128
+    total: Callable[[Array], Array] = identity
+    rescale: tuple[Cast, Cast] = (np.exp, np.exp)
+
+    def __call__(self, o: Inputs, r: Rounding) -> Array:
+        """Return attention's output [T, H, K]."""
+        q, k, v = o.values
+        rule = Rule.of(o.config, o.layer)
+        hidden = unseen(np.asarray(o.positions), len(k), rule.window)
+        s = np.where(hidden, -np.inf, all_scores(q, k, rule, r))
+        running, blocks = replace(r, running=self.total), Blocks(self.block, o.start)
+        heads = enumerate(grouped(o, q.shape[1]))
+        return np.stack([in_blocks(s[h], v[:, g], running, blocks, self.rescale) for h, g in heads], axis=1)
+
+
+def not_rescaled(block: int) -> Iterator[tuple[str, str, Flash]]:
+    """Yield (name, what it means, form) of blocks whose sums are not rescaled when the running maximum rises."""
+    ways: dict[str, tuple[Cast, Cast]] = {
+        "sum and output": (np.ones_like, np.ones_like), "output": (np.exp, np.ones_like), "sum": (np.ones_like, np.exp),
+    }  # fmt: skip
+    for name, rescale in ways.items():
+        says = f"the running {name} of blocks of {block} keys are not rescaled when the maximum rises"
+        says = says if "and" in name else says.replace(" are not", " is not")
+        yield f"{name} not rescaled", says, Flash(block=block, rescale=rescale)
+
+
+def unshifted(s: Array) -> Array:
+    """Return softmax of float32 scores without their maximum: exp overflows above 88.7, where FP64 would not.
+
+    XLA multiplies by the sum's reciprocal and flushes it to zero below the smallest normal number.
+    """
+    e = np.exp(s.astype(np.float32))
+    inverse = np.float32(1) / e.sum(axis=-1, keepdims=True)
+    inverse = np.where(np.abs(inverse) < np.finfo(np.float32).tiny, np.float32(0), inverse)
+    return np.asarray(e * inverse, np.float64)
+
+
+def narrow_softmax(
+    narrow: Callable[[Array], Array], total: Callable[[Array], Array], one_by_one: bool = False
+) -> Callable[..., Array]:
+    """Return softmax whose shifted scores, exponentials and quotient are rounded by ``narrow``, sums by ``total``.
+
+    ``one_by_one``: after every term.
+    """
+
+    def softmax(s: Array) -> Array:
+        s = narrow(s)
+        e = narrow(np.exp(narrow(s - s.max(axis=-1, keepdims=True))))
+        if not one_by_one:
+            return narrow(e / total(e.sum(axis=-1, keepdims=True)))
+        whole = np.zeros(e.shape[:-1])
+        for i in range(e.shape[-1]):
+            whole = total(whole + e[..., i])
+        return narrow(e / whole[..., None])
+
+    return softmax

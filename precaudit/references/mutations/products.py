@@ -1,0 +1,343 @@
+"""What may have been done instead of projections, RoPE on them, the MLP, the residual sums and logits."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from precaudit.models.configs import DecoderConfig
+from precaudit.models.numpy_decoder.operators import NARROW_CONSTANTS
+from precaudit.models.numpy_decoder.rounding import FP64, Rounding
+from precaudit.numbers.arrays import Array, rounder
+from precaudit.references.mutations.forms import (
+    Form,
+    Inputs,
+    Weight,
+    constant,
+    fed,
+    finished,
+    holding,
+    hooked,
+    moved,
+    plain,
+)
+from precaudit.references.mutations.rotation import (
+    angled,
+    as_for_pairs,
+    cosines_in,
+    exchanged,
+    interleaved,
+    no_rope,
+    positions_in,
+    shifted,
+    sines_in,
+    tabled,
+    tables_in,
+    turned_values,
+    with_frequencies,
+)
+from precaudit.references.mutations.variants import NARROW, STORED, Variant, at, cut, first, roundings_of, stored, sums
+from precaudit.schema.graphs.point import Point
+from precaudit.schema.places import spans
+from precaudit.schema.policies import Policy
+
+semantics = partial(Variant, kind="semantics")
+CALLED = {
+    "silu": "silu", "gelu_tanh": "gelu with tanh", "gelu": "exact gelu", "quick_gelu": "quick gelu, x·σ(1.702 x)",
+    "relu": "relu", "hard_silu": "hard silu", "identity": "no activation", "sigmoid": "sigmoid", "tanh": "tanh",
+    "relu_squared": "relu squared", "mish": "mish",
+}  # fmt: skip
+
+
+def renamed(names: dict[str, str]) -> Form:
+    """Return the operation with tensors exchanged by parts of their names."""
+
+    def tensors(weight: Weight) -> Weight:
+        return lambda name: weight(".".join(names.get(part, part) for part in name.split(".")))
+
+    return holding(tensors)
+
+
+def of_layer(other: int) -> Form:
+    """Return the operation with another layer's tensors; its window and RoPE stay."""
+
+    def form(o: Inputs, r: Rounding) -> Array:
+        beside = replace(o.model, _layer=None, _held={})
+        return holding(lambda _: beside.context(other, o.positions, FP64).weight)(o, r)
+
+    return form
+
+
+def biases(factor: float) -> Form:
+    """Return the operation with its biases times a factor."""
+
+    def tensors(weight: Weight) -> Weight:
+        def found(name: str) -> Array | None:
+            x = weight(name)
+            return x * factor if x is not None and name.endswith(".bias") else x
+
+        return found
+
+    return holding(tensors)
+
+
+def other_layers(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield the operation with every other layer's tensors."""
+    for other in range(config.layers) if layer is not None else ():
+        if other != layer:
+            yield semantics(
+                f"weights of layer {other}", says=f"layer {other}'s weights are used", form=of_layer(other), last=True,
+            )  # fmt: skip
+
+
+def projection_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield variants of a product with a matrix."""
+    yield from stored(row.place, getattr(policy, row.format))
+    yield from cut(row.place, getattr(policy, row.format))
+    if row.cache and not row.rotates:
+        yield from value_variants()
+    if row.biased(config):
+        yield semantics("bias left out", says="the bias is left out", form=biases(0.0))
+        yield semantics("bias twice", says="the bias is added twice", form=biases(2.0))
+    if row.activates(config):
+        yield from _activations(row, config)
+        for name in NARROW:
+            says = f"the logistic function, tanh or erf in {CALLED[config.activation]} is rounded to {name}"
+            yield Variant(f"activation's curve in {name}", "format", says, change=at(curve=rounder(name)))
+            narrow, whole = rounder(name), f"{CALLED[config.activation]} is computed in {name}"
+            yield Variant(
+                f"activation in {name}", "format", whole, change=at(gate=narrow, curve=narrow), last=True
+            )  # fmt: skip
+            if config.activation == "silu":
+                yield Variant(
+                    f"activation in {name}, step by step", "format", f"{whole}: x / (1 + exp(−x)), each step rounded",
+                    change=at(gate=narrow, curve=partial(_logistic, narrow)), last=True,
+                )  # fmt: skip
+    if row.place == "proj" and config.residual_scale != 1.0:
+        yield semantics(
+            "residual factor left out", says="the factor on what is added is left out",
+            form=constant(residual_scale=1.0),
+        )  # fmt: skip
+        yield from roundings_of("residual factor", config.residual_scale, lambda x: constant(residual_scale=x))
+    yield from sums(row)
+
+
+def _logistic(narrow: Callable[[Array], Array], sigma: Array) -> Array:
+    """Return σ = 1 / (1 + e) with e = exp(−x) and the sum rounded, of σ in FP64; the quotient is rounded later."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 / narrow(1 + narrow(1 / sigma - 1)))
+
+
+def _up() -> Iterator[Variant]:
+    """Yield what may be done to up before it is multiplied."""
+    ways: dict[str, tuple[str, Callable[[Array], Array]]] = {
+        "up left out": ("up is left out", np.ones_like), "up plus one": ("1 is added to up", lambda x: x + 1),
+    }  # fmt: skip
+    for name, (says, change) in ways.items():
+        yield semantics(name, says=says, form=hooked("up", change), last=True)
+
+
+def _activations(row: Point, config: DecoderConfig) -> Iterator[Variant]:
+    usual = config.activation
+    for name in CALLED:
+        if name != usual:
+            yield semantics(
+                f"activation {CALLED[name]}", says=f"{CALLED[name]} in place of {CALLED[usual]}",
+                form=constant(activation=name),
+            )  # fmt: skip
+    if "up" in {place for part in row.inside for place in part.places}:
+        yield from _up()
+    yield semantics(
+        "gate and up exchanged", says="gate and up are exchanged",
+        form=renamed({"gate_proj": "up_proj", "up_proj": "gate_proj"}),
+    )  # fmt: skip
+
+
+def narrow_constants(config: DecoderConfig) -> Iterator[Variant]:
+    """Yield an activation whose constants are held in a narrow format: what is seen in FP64 and not under rounding."""
+    if config.activation == "gelu_tanh":
+        for name, key in NARROW_CONSTANTS.items():
+            says = f"the constants of {CALLED[config.activation]} are held in {name}"
+            yield Variant(f"activation's constants in {name}", "format", says, constant(activation=key))
+
+
+def rotation_variants(config: DecoderConfig, layer: int | None) -> Iterator[Variant]:
+    """Yield variants of RoPE in a layer's q and k."""
+    for by in (1, -1):
+        yield semantics(f"positions {by:+d}", says=f"RoPE takes positions off by {by:+d}", form=shifted(by))
+    yield semantics("positions -1, at least 0", says="RoPE takes positions off by -1, 0 at 0", form=shifted(-1, 0))
+    yield semantics("pairs interleaved", says="RoPE rotates pairs (2i, 2i + 1)", form=interleaved())
+    yield semantics(
+        "pairs interleaved, left in halves",
+        says="RoPE rotates pairs (2i, 2i + 1) and leaves their first dimensions before their second",
+        form=interleaved(replaced=False),
+    )
+    if config.rotary is not None:
+        says = f"RoPE turns every dimension of a head, not the first {config.rotary} alone"
+        yield semantics("every dimension turned", says=says, form=constant(rotary=None), last=True)
+    says = "rows of the weights lie in the order of pairs (2i, 2i + 1), and RoPE rotates halves"
+    yield semantics("weights permuted as for pairs", says=says, form=as_for_pairs, last=True)
+    yield semantics("no RoPE", says="RoPE is left out", form=no_rope())
+    yield semantics("RoPE twice", says="RoPE is applied twice", form=moved(lambda at: at * 2), last=True)
+    yield semantics(
+        "RoPE turned back", says="RoPE turns the other way: sin has the other sign", form=moved(np.negative), last=True
+    )
+    for name in STORED[2:]:
+        says = f"RoPE's tables are rounded to {name}"
+        yield Variant(f"RoPE tables in {name}", "format", says, change=tables_in(rounder(name)), last=True)
+    local = config.local_rope_theta is not None and config.window_of(layer) is not None  # never stretched
+    if config.rope_scaling is not None and not local:
+        yield semantics(
+            "RoPE not stretched", says="RoPE's scaling is left out", form=constant(rope_scaling=None)
+        )  # fmt: skip
+    for name in NARROW:
+        narrow = rounder(name)
+        yield Variant(
+            f"RoPE tables in {name}", "format", f"RoPE's tables are rounded to {name}", change=tables_in(narrow)
+        )
+        for what, half in (("sines", sines_in), ("cosines", cosines_in)):
+            yield Variant(
+                f"RoPE {what} in {name}", "format", f"RoPE's {what} alone are rounded to {name}", change=half(narrow)
+            )  # fmt: skip
+        yield Variant(
+            f"RoPE frequencies in {name}", "format", f"RoPE's frequencies are rounded to {name}",
+            with_frequencies(narrow),
+        )  # fmt: skip
+        yield Variant(f"positions in {name}", "format", f"RoPE takes positions rounded to {name}", positions_in(narrow))
+        yield from _angles_in(name)
+    yield from _tables()
+
+
+def _angles_in(name: str) -> Iterator[Variant]:
+    """Yield RoPE by angles that are rounded to a narrow format, made of frequencies as they are or rounded, too."""
+    narrow = rounder(name)
+    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
+        f"RoPE angles in {name}": (f"RoPE's angles are rounded to {name}", lambda p, f: narrow(p * f)),
+        f"RoPE frequencies and angles in {name}": (
+            f"RoPE's frequencies are rounded to {name}, and its angles", lambda p, f: narrow(p * narrow(f)),
+        ),
+    }  # fmt: skip
+    for cause, (says, angles) in ways.items():
+        yield Variant(cause, "format", says, angled(angles), last=True)
+
+
+def _tables() -> Iterator[Variant]:
+    """Yield RoPE by cosines and sines that lie otherwise."""
+    yield semantics(
+        "cos and sin exchanged", says="RoPE's cosines and sines are exchanged", form=tabled(exchanged), last=True
+    )  # fmt: skip
+    ways: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
+        "RoPE frequencies in reverse": ("pairs turn by RoPE's frequencies in reverse", lambda p, f: p * f[..., ::-1]),
+        "RoPE frequencies shifted by +1": (
+            "every pair turns by the frequency of the one before", lambda p, f: p * np.roll(f, 1, -1),
+        ),
+        "RoPE frequencies shifted by -1": (
+            "every pair turns by the frequency of the next", lambda p, f: p * np.roll(f, -1, -1),
+        ),
+        "half of each head turned": (
+            "RoPE turns the first half of a head alone, by its first frequencies",
+            lambda p, f: p * f[..., : f.shape[-1] // 2],
+        ),
+        "half of each head turned, by every other frequency": (
+            "RoPE turns the first half of a head alone, by every other frequency",
+            lambda p, f: p * f[..., : f.shape[-1] // 2 * 2 : 2],
+        ),
+    }  # fmt: skip
+    for cause, (says, angles) in ways.items():
+        yield semantics(cause, says=says, form=angled(angles), last=True)
+    yield semantics(
+        "halves of heads exchanged", says="the halves of what RoPE turned are exchanged", last=True,
+        form=finished(_halved, twice=True),
+    )  # fmt: skip
+
+
+def _halved(out: Array) -> Array:
+    return np.roll(out, out.shape[-1] // 2, axis=-1)
+
+
+def value_variants() -> Iterator[Variant]:
+    """Yield what may have been done to values."""
+    yield semantics("RoPE on values", says="values are turned by RoPE, as keys are", form=turned_values, last=True)
+
+
+def route_variants(config: DecoderConfig) -> Iterator[Variant]:
+    """Yield variants of the choice of experts and their weights."""
+    says = "weights of the chosen experts are " + ("not made to sum to 1" if config.renormalise else "made to sum to 1")
+    name = "weights not normalised" if config.renormalise else "weights normalised"
+    yield semantics(name, says=says, form=constant(renormalise=not config.renormalise))
+    for used in range(1, min(config.experts, 2 * config.experts_used) + 1):
+        if used != config.experts_used:
+            says = f"a token has {used} of {config.experts} experts, the configuration says {config.experts_used}"
+            yield semantics(f"{used} experts for {config.experts_used}", says=says, form=constant(experts_used=used))
+
+
+def residual_variants(announced: str) -> Iterator[Variant]:
+    """Yield variants of the sums into the residual stream."""
+    for name in STORED:
+        says = f"the sum is rounded to {name} before it is stored"
+        yield Variant(f"residual in {name}", "format", says, change=first("residual", name))
+    yield from cut("residual", announced)
+    yield semantics("addend dropped", says="the addend is left out", form=weighted(1.0, 0.0))
+    yield semantics("addend twice", says="the addend is added twice", form=weighted(1.0, 2.0))
+    yield semantics("addend subtracted", says="the addend is subtracted", form=weighted(1.0, -1.0))
+    for i, what in enumerate(("stream", "addend")) if announced != "float32" else ():
+        says = f"the {what} is added twice: to the sum once more, after it was rounded"
+        yield semantics(f"{what} added again", says=says, form=partial(_again, i), last=True)
+    yield semantics("stream twice", says="the residual stream is counted twice", form=weighted(2.0, 1.0))
+    yield semantics("stream dropped", says="the residual stream is left out", form=weighted(0.0, 1.0))
+
+
+def _again(which: int, o: Inputs, r: Rounding) -> Array:
+    return plain(replace(o, values=(plain(o, r), o.values[which])), r)
+
+
+def addend_left_out(o: Inputs, candidate: Array) -> Iterator[Variant]:
+    """Yield the sum without its addend in the tokens whose rows [T, 1, D] are the stream's, bit for bit."""
+    if o.row.kind != "sum":
+        return
+    stream, addend = o.values
+    gone = (candidate[:, 0] == stream).all(axis=1) & addend.any(axis=1)
+    if gone.any() and not gone.all():
+        tokens = tuple(int(i) for i in np.asarray(o.positions)[gone])
+        told = f"token{'s' if len(tokens) > 1 else ''} {spans(tokens)}"
+        form = fed(partial(_without, frozenset(tokens)))
+        yield semantics(f"addend left out in {told}", says=f"nothing is added in {told}", form=form, fitted=True,
+                        carries=False)  # fmt: skip
+
+
+def _without(tokens: frozenset[int], o: Inputs) -> tuple[Array, ...]:
+    gone = np.isin(np.asarray(o.positions), list(tokens))
+    return (o.values[0], np.where(gone[:, None], 0.0, o.values[1]))
+
+
+def weighted(*factors: float) -> Form:
+    """Return the operation with its inputs times factors."""
+    return fed(lambda o: tuple(f * x for f, x in zip(factors, o.values, strict=True)))
+
+
+def logit_variants(row: Point, policy: Policy, config: DecoderConfig) -> Iterator[Variant]:
+    """Yield variants of the output matrix, its factor and cap."""
+    yield from stored(row.place, policy.logits)
+    yield from cut(row.place, policy.logits)
+    if config.logit_scale != 1.0:
+        yield semantics("logit factor left out", says="the logits' factor is left out", form=constant(logit_scale=1.0))
+        yield from roundings_of("logit factor", config.logit_scale, lambda x: constant(logit_scale=x))
+    yield semantics("log-probabilities", says="logits less the log of their exponentials' sum", form=_log_softmax)
+    yield semantics(
+        "maximum subtracted",
+        says="every row's maximum is subtracted",
+        form=finished(lambda y: y - y.max(-1, keepdims=True)),
+    )
+    if config.logit_cap is not None:
+        yield semantics("cap left out", says="logits are not capped", form=constant(logit_cap=None))
+        yield from roundings_of("cap", config.logit_cap, lambda x: constant(logit_cap=x))
+    yield from sums(row)
+
+
+def _log_softmax(o: Inputs, r: Rounding) -> Array:
+    def change(y: Array) -> Array:
+        top = y.max(axis=-1, keepdims=True)
+        return np.asarray(y - top - np.log(np.exp(y - top).sum(axis=-1, keepdims=True)))
+
+    return finished(change)(o, r)

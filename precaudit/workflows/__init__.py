@@ -1,0 +1,1 @@
+"""The verbs: what a user calls, from the command line or from Python."""

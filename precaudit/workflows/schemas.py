@@ -1,0 +1,74 @@
+"""The JSON Schemas of the files a run consists of: ``python -m precaudit.workflows.schemas docs/schemas``."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from precaudit.checks.rollouts.causes import Cause
+from precaudit.checks.rollouts.divergence import Divergence
+from precaudit.checks.rollouts.frozen import FrozenAnswers, FrozenMetric, FrozenRun
+from precaudit.checks.rollouts.limits import RolloutRecord
+from precaudit.checks.rollouts.origin import RolloutRun
+from precaudit.checks.rollouts.program_loops import ProgramTiming
+from precaudit.checks.rollouts.questions import Answers, Changed
+from precaudit.checks.rollouts.timing import Timing
+from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, LineRemedy, Remedy, Shares
+from precaudit.recording.dumps.runs import DumpRun
+from precaudit.recording.runs.programs import Compared, ProgramRun
+from precaudit.reports.sweep import SweepRow
+from precaudit.schema.records import (
+    CompareRecord,
+    ErrorRecord,
+    PointRecord,
+    PrefillDecodeRecord,
+    ProbeRecord,
+    PromptRecord,
+    RunRecord,
+    StepRecord,
+)
+
+FILES = {
+    "run.json": RunRecord,
+    "prompts.jsonl": PromptRecord,
+    "steps.jsonl": StepRecord,
+    "points.jsonl": PointRecord,
+    "errors.jsonl": ErrorRecord,
+    "prefill_decode.jsonl": PrefillDecodeRecord,
+    "compare.json": CompareRecord,
+    "findings.jsonl": Finding,
+    "formula.json": FormulaRecord,
+    "kept.json": Kept,
+    "lines.jsonl": LineRemedy,
+    "remedies.jsonl": Remedy,
+    "shares.jsonl": Shares,
+    "program.json": ProgramRun,
+    "compared.json": Compared,
+    "dump.json": DumpRun,
+    "sweep.jsonl": SweepRow,
+    "rollouts.jsonl": RolloutRun | RolloutRecord | Timing | Answers | Changed | Divergence | ProgramTiming | Cause,
+    "rollout-baseline.jsonl": FrozenRun | FrozenMetric | FrozenAnswers,
+    "probe.jsonl": ProbeRecord,
+}
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the JSON Schema of every file's lines, as docs/schemas holds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kind in FILES.items():
+        schema = msgspec.json.encode(_clean(msgspec.json.schema(kind)), order="sorted")
+        (folder / f"{name}.schema.json").write_bytes(msgspec.json.format(schema, indent=1) + b"\n")
+
+
+def _clean(x: Any) -> Any:
+    """Return a schema whose descriptions are docstrings without their indentation, as Python 3.13 has them."""
+    if isinstance(x, dict):
+        described = {"description": inspect.cleandoc(x["description"])} if isinstance(x.get("description"), str) else {}
+        return {key: _clean(y) for key, y in x.items()} | described
+    return [_clean(y) for y in x] if isinstance(x, list) else x
+
+
+if __name__ == "__main__":
+    write_schemas(Path(sys.argv[1]))

@@ -1,0 +1,164 @@
+"""Several policies at once: a folder of runs of one model on the same tokens, traced and compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precaudit.errors import UserError, enough_memory
+from precaudit.judging.gate import gate
+from precaudit.progress import Advance, Progress
+from precaudit.recording.store import Run, check_folder, open_run, read_manifest, safe_name
+from precaudit.reports import markdown
+from precaudit.reports.policies import PolicyRow, differences, row_of
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import Record, read_lines, write_lines
+from precaudit.writing import write_whole
+
+if TYPE_CHECKING:
+    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.recording.tracing.trace import Options
+    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.schema.selection import Selection
+
+MANIFESTS = ("run.json", "program.json", "dump.json")
+REFUSED = "refused.jsonl"  # beside the runs: the policies that were asked for and could not run
+
+
+class Refused(Record, frozen=True):
+    """A policy that could not run, and why."""
+
+    policy: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What became of a policy: its run, or why there is none."""
+
+    policy: str
+    folder: Path
+    run: Run | None
+    why: str = ""
+
+
+def trace_policies(
+    load: "Callable[[Policy], Subject]",
+    policies: Sequence[Policy],
+    output: Path,
+    prompts: Any = None,
+    select: "Selection | None" = None,
+    options: "Options | None" = None,
+    progress: Progress | None = None,
+) -> list[Traced]:
+    """Trace ``load(policy)`` for every policy into ``output/POLICY``; the later ones are fed the first one's tokens.
+
+    A policy that cannot run is told with its reason and kept as a row of ``compare``; the others run. Raises UserError
+    where none can, and, before anything is written, where two policies have one name or a folder is in use.
+    """
+    from precaudit.recording.tracing.trace import Options, trace
+
+    options, progress = options or Options(), progress or Progress()
+    folders = folders_of(policies, output)
+    if options.resume and not output.is_dir():
+        raise UserError(f"{output}: no runs here to go on with; leave out --resume")
+    for folder in () if options.resume else folders:
+        check_folder(folder, options.force)
+    found: list[Traced] = []
+    given = options.tokens_from
+    generates = options.decode_steps > 0 and (select is None or select.phases != ("prefill",))
+    for i, (policy, folder) in enumerate(zip(policies, folders, strict=True)):
+        part = _part(progress, policy.name, i, len(policies))
+        try:
+            with enough_memory():
+                here = _resumed(replace(options, tokens_from=given), folder)
+                run = trace(load(policy), folder, prompts, select, here, part)
+        except UserError as error:
+            progress.say(f"{policy.name} cannot run: {error}")
+            found.append(Traced(policy.name, folder, None, str(error)))
+            continue
+        found.append(Traced(policy.name, folder, run))
+        given = folder if given is None and generates else given
+    if not any(t.run for t in found):
+        raise UserError(f"none of {len(found)} policies can run: {found[0].why}")
+    write_lines(output / REFUSED, [Refused(policy=t.policy, why=t.why) for t in found if t.run is None])
+    return found
+
+
+def folders_of(policies: Sequence[Policy], output: Path) -> list[Path]:
+    """Return the folder of each policy's run; raises UserError where two have one."""
+    folders = [output / safe_name(p.name) for p in policies]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise UserError(f"--policy names {policies[i].name} twice")
+    return folders
+
+
+def _resumed(options: "Options", folder: Path) -> "Options":
+    """Return how to trace into a folder where ``--resume`` was said: from the start where no run has begun."""
+    begun = any((folder / name).is_file() for name in MANIFESTS)
+    return replace(options, force=True, resume=False) if options.resume and not begun else options
+
+
+def _part(progress: Progress, name: str, i: int, n: int) -> Progress:
+    """Return the progress of one of several traces, of as many tokens each."""
+    return Progress(
+        progress.say, lambda done, total, what: progress.advance(i * total + done, n * total, f"{name}: {what}")
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs that a folder holds, the one whose tokens the others were fed first; none where it is a run."""
+    if not folder.is_dir() or any((folder / name).exists() for name in MANIFESTS):
+        return []
+    found = [p for p in folder.iterdir() if (p / "run.json").is_file()]
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[bool, str, str]:
+    try:
+        record = read_manifest(path / "run.json")
+    except UserError:
+        return True, "~", path.name
+    return record.requested.tokens_from is not None, record.started, path.name
+
+
+def compare_policies(folder: Path, options: "CompareOptions", tell: Advance) -> tuple[list[PolicyRow], list[str]]:
+    """Compare every run in a folder with FP64 and judge it; return a row a run, and what differs from the first.
+
+    A run that cannot be compared, and a policy that could not run, is a row with its reason. Raises UserError where
+    none can be compared.
+    """
+    rows: list[PolicyRow] = []
+    said: list[str] = []
+    first: Comparison | None = None
+    for path in runs_in(folder):
+        name = path.name
+        try:
+            name = read_manifest(path / "run.json").policy["name"]
+            found, row = _compared(path, options, _named(tell, name))
+        except UserError as error:
+            rows.append(PolicyRow(policy=name, run=path.name, why=str(error)))
+            continue
+        rows.append(row)
+        said += [] if first is None else differences(first, found)
+        first = first or found
+    if first is None:
+        raise UserError(f"{folder}: none of {len(rows)} runs can be compared: {rows[0].why}")
+    refused = read_lines(folder / REFUSED, Refused) if (folder / REFUSED).is_file() else []
+    rows += [PolicyRow(policy=r.policy, run="", why=f"not recorded: {r.why}") for r in refused]
+    return rows, said
+
+
+def _named(tell: Advance, name: str) -> Advance:
+    return lambda done, total, what: tell(done, total, f"{name}: {what}")
+
+
+def _compared(path: Path, options: "CompareOptions", tell: Advance) -> "tuple[Comparison, PolicyRow]":
+    from precaudit.references.comparison.compare import compare
+
+    found = compare(open_run(path), None, None, options, tell)
+    write_whole(path / "report.md", markdown.render(found), inside=True)
+    tell(0, 1, "judging")
+    return found, row_of(found, gate(found))

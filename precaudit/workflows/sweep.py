@@ -1,0 +1,177 @@
+"""The same prompts under many policies: what each costs in precision, and what it takes in time and memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace as changed
+
+from precaudit.checks.rollouts.limits import RolloutRecord
+from precaudit.errors import UserError, enough_memory
+from precaudit.progress import Progress
+from precaudit.reports.policies import PolicyRow
+from precaudit.reports.sweep import SweepRow, front
+from precaudit.schema.policies import Policy
+from precaudit.schema.records import Number, Record, decode_lines, number, value, write_lines
+from precaudit.workflows.several import compare_policies, trace_policies
+
+if TYPE_CHECKING:
+    from precaudit.checks.rollouts.timing import How, Timing
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.recording.tracing.trace import Options
+    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.schema.selection import Selection
+
+ROWS, DRAWN = "sweep.jsonl", "drawn.jsonl"
+Load = Callable[[Policy, str], "Subject"]
+
+
+class Asked(Record, frozen=True, tag_field="kind", tag="asked"):
+    """What was drawn: under which policies, after which tokens, and how; the first line of drawn.jsonl."""
+
+    policies: tuple[dict[str, str], ...]
+    prompts: tuple[tuple[int, ...], ...]
+    how: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is asked: policies, prompts, how tokens are drawn, and a TPU to predict (None: none)."""
+
+    policies: Sequence[Policy]
+    prompts: Any
+    select: "Selection"
+    traced: "Options"
+    compared: "CompareOptions"
+    how: "How"
+    tpu: str | None = None
+
+
+def sweep(load: Load, asked: Sweep, folder: Path, progress: Progress | None = None) -> list[SweepRow]:
+    """Trace, compare, draw and time every policy into ``folder``, and return a row a policy, the first one's first.
+
+    ``load(policy, device)`` opens the subject. What stands in the folder of the same request is not done again where
+    ``asked.traced.resume`` says so. Raises UserError where no policy can run.
+    """
+    progress = progress or Progress()
+    _check(asked)
+    traced = trace_policies(
+        lambda p: load(p, ""), asked.policies, folder, asked.prompts, asked.select, asked.traced, progress
+    )
+    errors, _ = compare_policies(folder, asked.compared, progress.advance)
+    by_name = {row.policy: row for row in errors}
+    ran = [(p, t) for p, t in zip(asked.policies, traced, strict=True) if t.run is not None]
+    given = [(q.id, q.tokens) for q in next(t.run for _, t in ran if t.run is not None).prompts.values()]
+    drawn = _drawn(load, [p for p, _ in ran], given, asked, folder, progress)
+    predicted = {} if asked.tpu is None else _predicted(load, asked, given[0][0], folder, progress)
+    rows = [
+        _row(t.policy, by_name.get(t.policy), drawn.get(t.policy), predicted.get(t.policy), t.why or None)
+        for t in traced
+    ]
+    first, best = next((r.prefill_ms for r in rows if r.prefill_ms is not None), None), front(rows)
+    rows = [
+        changed(r, front=r.policy in best, prefill_ratio=None if r.prefill_ms is None else _over(r.prefill_ms, first))
+        for r in rows
+    ]
+    write_lines(folder / ROWS, rows)
+    return rows
+
+
+def _check(asked: Sweep) -> None:
+    """Refuse what could not be drawn or predicted before anything runs."""
+    from precaudit.recording.tracing.predicting import target_of
+
+    if min(asked.how.batch, asked.how.new_tokens, asked.how.rounds) < 1:
+        raise UserError("--batch, --new-tokens and --rounds must be at least 1")
+    if asked.tpu is not None:
+        target_of(f"tpu-predicted:{asked.tpu}")
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What was measured of a policy's drawing, and its mismatch with its own prefill."""
+
+    timing: "Timing"
+    parity: RolloutRecord
+
+
+def _drawn(
+    load: Load, policies: Sequence[Policy], prompts: Sequence[tuple[str, Sequence[int]]], asked: Sweep, folder: Path,
+    progress: Progress,
+) -> dict[str, _Drawn]:  # fmt: skip
+    """Draw under every policy, interleaved, or read what was drawn of the same request before."""
+    request = Asked(
+        policies=tuple({"name": p.name, **p.settings()} for p in policies),
+        prompts=tuple(tuple(ids) for _, ids in prompts), how=repr(asked.how),
+    )  # fmt: skip
+    path = folder / DRAWN
+    if asked.traced.resume and (found := _kept(path, request)) is not None:
+        return found
+    from precaudit.checks.rollouts.drawn import Checks, drawn
+    from precaudit.checks.rollouts.timing import tasks
+
+    subjects = [load(p, "") for p in policies]
+    made = drawn(subjects, tasks(prompts, 1), asked.how, ("while",), Checks(exact=False), (), progress.advance)
+    wholes = {p.policy: p.whole[0] for p in made.parities}
+    write_lines(path, [request, *made.timings, *wholes.values()])
+    return {t.policy: _Drawn(t, wholes[t.policy]) for t in made.timings}
+
+
+def _kept(path: Path, request: Asked) -> dict[str, _Drawn] | None:
+    """Return what drawn.jsonl holds of a request; None where it is not there, or of another."""
+    from precaudit.checks.rollouts.timing import Timing
+
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    kinds: Any = Asked | Timing | RolloutRecord
+    lines = list(decode_lines(data, kinds, str(path)))
+    if not lines or lines[0] != request:
+        return None
+    wholes = {r.policy: r for r in lines if isinstance(r, RolloutRecord)}
+    return {t.policy: _Drawn(t, wholes[t.policy]) for t in lines if isinstance(t, Timing) and t.policy in wholes}
+
+
+def _predicted(load: Load, asked: Sweep, prompt: str, folder: Path, progress: Progress) -> dict[str, PolicyRow]:
+    """Return every policy's row on a TPU that is predicted, of one prompt."""
+    device = f"tpu-predicted:{asked.tpu}"
+    into = folder / f"tpu-{str(asked.tpu).replace(':', '-')}"
+    select = replace(asked.select, prompts=(prompt,))
+    with enough_memory():
+        trace_policies(lambda p: load(p, device), asked.policies, into, asked.prompts, select, asked.traced, progress)
+        rows, _ = compare_policies(into, asked.compared, progress.advance)
+    return {row.policy: row for row in rows}
+
+
+def _row(
+    policy: str, errors: PolicyRow | None, drawn: _Drawn | None, predicted: PolicyRow | None, why: str | None
+) -> SweepRow:
+    if why is not None or errors is None or drawn is None:
+        return SweepRow(policy=policy, why=why or "nothing was compared or drawn")
+    t, m = drawn.timing, drawn.parity.mismatch
+    return SweepRow(
+        policy=policy, errors=errors, why=errors.why,
+        prefill_ms=number(1e3 * t.prefill.median / t.prompt_tokens),
+        decode_ms=None if t.decode_ms is None else number(t.decode_ms.median), memory=t.memory,
+        decode_ratio=None if t.decode_ratio is None else number(1 / t.decode_ratio.median),
+        k3_kl=m.k3_kl, abs_diff_max=m.abs_diff_max, predicted=None if predicted is None else predicted.logits,
+        predicted_why=None if predicted is None else predicted.why,
+    )  # fmt: skip
+
+
+def _over(ms: Number | None, first: Number | None) -> Number:
+    return number(value(ms) / value(first))
+
+
+def policies_of(names: str | None) -> list[str]:
+    """Return the names in ``a,b``; without any the shipped policies, bf16 first. Raises UserError for an empty list."""
+    from precaudit.schema.policies import shipped
+
+    if names is None:
+        return sorted(shipped(), key=lambda name: (name != "bf16", name))
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    if not found:
+        raise UserError(f"--policies {names!r} names no policy")
+    return [names] if Path(names).is_file() else found

@@ -1,0 +1,420 @@
+"""``trace``, ``compare``, ``diagnose``: of models that precaudit runs, and of programs of one's own."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+from precaudit.errors import UserError
+from precaudit.progress import Advance, Progress
+from precaudit.recording.dumps.runs import Imported, is_imported
+from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramErrors, is_program_run
+from precaudit.schema.prompts import Prompt
+from precaudit.workflows.keywords import (
+    FILTERS,
+    Keywords,
+    check,
+    names_of,
+    options_of,
+    progress_of,
+    prompts_of,
+    selection,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from precaudit.diagnosis.diagnose import Diagnosis
+    from precaudit.diagnosis.programs import Diagnosed
+    from precaudit.interpreters.jaxpr.tag import Which
+    from precaudit.models.jax_decoder import Parts
+    from precaudit.recording.runs.written import Comparison
+    from precaudit.recording.store import Run
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.recording.tracing.trace import Options as TraceOptions
+    from precaudit.references.comparison.between import Between
+    from precaudit.references.comparison.compare import Options as CompareOptions
+    from precaudit.references.formula import OwnReference
+    from precaudit.references.mapped import Names
+    from precaudit.schema.policies import Policy
+    from precaudit.schema.selection import Selection
+
+Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
+Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
+Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
+LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
+
+
+class _Shared(TypedDict, total=False):
+    """What ``trace`` takes of all."""
+
+    layers: Texts | None
+    points: Texts | None
+    prompt: Texts | None
+    force: bool | None
+    command: str | None
+
+
+class _OfProgram(_Shared, total=False):
+    """What it takes of a Program."""
+
+    taps: "Which | None"
+    strict: bool | None
+    reference: str | None
+
+
+class _OfModel(_Shared, total=False):
+    """What it takes of a model."""
+
+    phases: Texts | None
+    positions: Texts | None
+    decode_steps: int | None
+    batch: int | None
+    pad: str | None
+    tokens_from: Path | str | None
+    forced: Mapping[str, Sequence[int]] | None
+    resume: bool | None
+    policy: "Policy | str | None"
+    settings: Mapping[str, str] | None
+    device: str | None
+    parts: "Parts | None"
+    allow: Sequence[str] | None
+
+
+class _Looking(TypedDict, total=False):
+    """What ``compare`` and ``diagnose`` take of a model's run."""
+
+    subject: "Subject | None"
+    layers: Texts | None
+    points: Texts | None
+    phases: Texts | None
+    positions: Texts | None
+    prompt: Texts | None
+    accum: Texts | None
+    formula: bool | None
+    model: str | None
+    partial: bool | None
+    fresh: bool | None
+    cache: Path | None
+    program: "Program | str | None"
+    progress: Telling
+
+
+class _Comparing(_Looking, total=False):
+    """What ``compare`` takes beside these, where a path may be a Program's run."""
+
+    reference: "OwnReference | Names | None"
+
+
+class _Finding(_Looking, total=False):
+    """What ``diagnose`` takes beside these."""
+
+    lift: Any
+    objective: str | None
+
+
+@overload
+def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[_OfProgram]) -> Opened: ...
+@overload
+def trace(
+    subject: "Subject | str",
+    output: Path | str,
+    prompts: "Prompts" = None,
+    select: "Selection | None" = None,
+    options: "TraceOptions | None" = None,
+    progress: Telling = None,
+    **how: Unpack[_OfModel],
+) -> "Run": ...
+def trace(
+    subject: Any,
+    output: Path | str,
+    prompts: "Prompts" = None,
+    select: "Selection | None" = None,
+    options: "TraceOptions | None" = None,
+    progress: Telling = None,
+    *,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    decode_steps: int | None = None,
+    batch: int | None = None,
+    pad: str | None = None,
+    tokens_from: Path | str | None = None,
+    forced: Mapping[str, Sequence[int]] | None = None,
+    force: bool | None = None,
+    resume: bool | None = None,
+    command: str | None = None,
+    policy: "Policy | str | None" = None,
+    settings: Mapping[str, str] | None = None,
+    device: str | None = None,
+    parts: "Parts | None" = None,
+    allow: Sequence[str] | None = None,
+    taps: "Which | None" = None,
+    strict: bool | None = None,
+    reference: str | None = None,
+    **unknown: object,
+) -> Any:
+    """Run and record ``subject`` into the folder ``output``; return the run opened.
+
+    ``subject``: a name or path as ``load`` takes it, a Subject, or a Program. What is None is as it is by default.
+
+    Of all: ``layers="0,15:18"`` (of a Program the steps of its scans), ``points="q,k"``, ``prompt`` (ids of prompts, or
+    cases), ``force``; ``progress=True`` shows a bar. Of a model: ``prompts``, a list of texts, {id: text} or the path
+    of a JSONL file (None: the shipped ones), ``phases``, ``positions``, or ``select=Selection(…)`` for all filters;
+    ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or ``options=``; of a name also what ``load``
+    takes, such as ``policy="fp32"``. Of a Program: ``strict`` and ``taps="both"`` (its ``checkpoint_name`` taps,
+    ``"own"``, and ``"automatic"`` ones).
+
+    Raises UserError before anything is written where something asked for is not possible.
+
+    >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
+    """
+    keywords = _given(
+        unknown, prompts=prompts, select=select, options=options, progress=progress, layers=layers, points=points,
+        phases=phases, positions=positions, prompt=prompt, decode_steps=decode_steps, batch=batch, pad=pad,
+        tokens_from=tokens_from, forced=forced, force=force, resume=resume, command=command, policy=policy,
+        settings=settings, device=device, parts=parts, allow=allow, taps=taps, strict=strict, reference=reference,
+    )  # fmt: skip
+    return (
+        _trace_program(subject, output, keywords)
+        if isinstance(subject, Program)
+        else _trace_model(subject, output, keywords)
+    )
+
+
+def _given(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
+    """Return the keywords that were given: those that are not None, and those that nothing takes."""
+    return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
+
+
+def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
+    from precaudit.recording.tracing.subject import load
+    from precaudit.recording.tracing.trace import Options
+    from precaudit.recording.tracing.trace import trace as recorded
+
+    names = ("prompts", "select", "options", "progress")
+    check("trace", keywords, (*names, *FILTERS, *names_of(Options), *LOADED))
+    loading = taken(keywords, LOADED)
+    if loading and not isinstance(subject, str):
+        raise UserError(f"{', '.join(loading)} belong to precaudit.load, which made this subject")
+    prompts = prompts_of(keywords.pop("prompts", None))
+    select = selection(keywords.pop("select", None), keywords)
+    options = options_of(Options, keywords.pop("options", None), keywords, Options())
+    with progress_of(keywords.pop("progress", None)) as progress:
+        subject = load(subject, **loading) if isinstance(subject, str) else subject
+        return recorded(subject, output, prompts, select, options, progress)
+
+
+def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> Any:
+    from precaudit.recording.programs.tracing import steps_of
+    from precaudit.recording.programs.tracing import trace as traced
+    from precaudit.schema.selection import names_in, parse_layers
+
+    def named(given: Any, what: str) -> tuple[str, ...] | None:
+        return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
+
+    names = ("layers", "points", "prompt", "taps", "strict", "force", "reference", "command", "progress")
+    check("trace of a Program", keywords, names)
+    layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
+    asked, cases = (named(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case")))
+    subject = subject if cases is None else subject.some(cases)
+    asked = None if asked is None or "all" in asked else asked
+    if isinstance(layers, str | int):
+        layers = parse_layers(str(layers), steps_of(subject, taps))
+    with progress_of(keywords.pop("progress", None)) as progress:
+        how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
+        return traced(subject, output, **how, **keywords)
+
+
+@overload
+def compare(run: Imported, against: Any, *, progress: Telling = None) -> "Between": ...
+@overload
+def compare(
+    run: Opened,
+    against: "Program | Run | Opened | Path | str | None" = None,
+    *,
+    program: "Program | str | None" = None,
+    reference: "OwnReference | Names | None" = None,
+    progress: Telling = None,
+) -> ProgramErrors: ...
+@overload
+def compare(
+    run: "Run | Path | str",
+    against: Any = None,
+    select: "Selection | None" = None,
+    options: "CompareOptions | None" = None,
+    **how: Unpack[_Comparing],
+) -> "Comparison": ...
+def compare(
+    run: Any,
+    against: Any = None,
+    select: "Selection | None" = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    reference: "OwnReference | Names | None" = None,
+    progress: Telling = None,
+    **unknown: object,
+) -> Any:
+    """Compute a run's errors and write them beside it.
+
+    ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
+    it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
+    ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
+    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference``.
+    ``progress=True`` shows a bar.
+
+    >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
+    """
+    keywords = _given(
+        unknown, select=select, options=options, subject=subject, layers=layers, points=points, phases=phases,
+        positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, partial=partial, fresh=fresh,
+        cache=cache, program=program, reference=reference, progress=progress,
+    )  # fmt: skip
+    programs = _of_a_program(run) or _of_a_program(against)
+    if _imported(run) or _imported(against) or (programs and _a_run(run) and _a_run(against)):
+        from precaudit.references.comparison.between import compare_runs
+
+        check("compare of these two runs", keywords, ("progress",))
+        with progress_of(progress) as telling:
+            return compare_runs(_folder(run), _folder(against), telling.advance)
+    if not _of_a_program(run):
+        return _compare_model(run, against, keywords)
+    from precaudit.references.comparison.programs import compare as compared
+
+    check("compare of a Program's run", keywords, ("program", "reference", "progress"))
+    if against is not None and program is not None:
+        raise UserError("precaudit.compare: program was given twice")
+    with progress_of(progress) as telling:
+        return compared(run, against if program is None else program, reference, telling.advance)
+
+
+def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
+    from precaudit.references.comparison.compare import Options
+    from precaudit.references.comparison.compare import compare as compared
+
+    check("compare", keywords, ("select", "options", "subject", *FILTERS, *names_of(Options), "progress"))
+    run, select, options = _looking(run, keywords, Options())
+    with progress_of(keywords.pop("progress", None)) as progress:
+        return compared(run, _folder(against), select, options, progress.advance, keywords.pop("subject", None))
+
+
+def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
+    """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
+    from precaudit.recording.store import Run, open_run
+
+    if isinstance(keywords.get("accum"), str):
+        text = keywords["accum"]
+        keywords["accum"] = () if text == "none" else tuple(x.strip() for x in text.split(",") if x.strip())
+    options = options_of(type(default), keywords.pop("options", None), keywords, default)
+    before = keywords.pop("select", None)
+    if before is None and any(keywords.get(name) is not None for name in FILTERS):
+        run = run if isinstance(run, Run) else open_run(run, options.partial)
+    return run, selection(before, keywords, run.record.requested if isinstance(run, Run) else None), options
+
+
+@overload
+def diagnose(
+    run: Opened,
+    its: "Program | str | None" = None,
+    /,
+    *,
+    program: "Program | str | None" = None,
+    objective: str | None = None,
+    progress: Telling = None,
+) -> "Diagnosed": ...
+@overload
+def diagnose(
+    run: "Run | Path | str",
+    select: "Selection | Program | None" = None,
+    options: "CompareOptions | None" = None,
+    **how: Unpack[_Finding],
+) -> "Diagnosis": ...
+def diagnose(
+    run: Any,
+    select: Any = None,
+    options: "CompareOptions | None" = None,
+    *,
+    subject: "Subject | None" = None,
+    lift: Any = None,
+    objective: str | None = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    phases: Texts | None = None,
+    positions: Texts | None = None,
+    prompt: Texts | None = None,
+    accum: Texts | None = None,
+    formula: bool | None = None,
+    model: str | None = None,
+    partial: bool | None = None,
+    fresh: bool | None = None,
+    cache: Path | None = None,
+    program: "Program | str | None" = None,
+    progress: Telling = None,
+    **unknown: object,
+) -> Any:
+    """Find the causes of a run's errors.
+
+    Of a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. Of a Program's run:
+    ``program``, second too, and ``objective``. ``progress=True`` shows a bar.
+
+    >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
+    """
+    keywords = _given(
+        unknown, select=select, options=options, subject=subject, lift=lift, objective=objective, layers=layers,
+        points=points, phases=phases, positions=positions, prompt=prompt, accum=accum, formula=formula, model=model,
+        partial=partial, fresh=fresh, cache=cache, program=program, progress=progress,
+    )  # fmt: skip
+    if not _of_a_program(run):
+        return _diagnose_model(run, keywords)
+    from precaudit.diagnosis.programs import diagnose as named
+    from precaudit.recording.runs.programs import open_program_run
+
+    check("diagnose of a Program's run", keywords, ("select", "program", "objective", "progress"))
+    if select is not None and program is not None:
+        raise UserError("precaudit.diagnose: program was given twice")
+    how = {} if objective is None else {"objective": objective}
+    with progress_of(progress) as telling:
+        opened = run if isinstance(run, Opened) else open_program_run(run)
+        return named(opened, select if program is None else program, tell=telling.advance, **how)
+
+
+def _diagnose_model(run: Any, keywords: Keywords) -> Any:
+    from precaudit.diagnosis.diagnose import diagnose as found
+    from precaudit.references.comparison.compare import Options
+
+    names = ("select", "options", "subject", "lift", "objective")
+    check("diagnose", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
+    run, select, options = _looking(run, keywords, Options(accum=()))
+    with progress_of(keywords.pop("progress", None)) as progress:
+        return found(run, select, options, progress.advance, **keywords)
+
+
+def _folder(run: Any) -> Any:
+    return getattr(run, "folder", run)
+
+
+def _imported(run: Any) -> bool:
+    return isinstance(run, Imported) or (isinstance(run, Path | str) and is_imported(run))
+
+
+def _a_run(run: Any) -> bool:
+    folder = _folder(run)
+    return isinstance(folder, Path | str) and any((Path(folder) / name).is_file() for name in ("run.json", MANIFEST))
+
+
+def _of_a_program(run: Any) -> bool:
+    return isinstance(run, Opened) or (isinstance(run, Path | str) and is_program_run(run))
