@@ -129,7 +129,7 @@ cut-calibrate: .venv/test
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
-	$(BIN)/python -m pytest -n 2 -m "oracle and not slow" tests/test_files.py tests/test_configs.py
+	$(BIN)/python -m pytest -n 2 -m "oracle and not slow" tests/models/test_checkpoint_files.py tests/models/test_configurations.py
 
 tpu: .venv/test
 	$(BIN)/python -m benchmarks.tpu

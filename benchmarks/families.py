@@ -26,9 +26,9 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
 from precaudit.schema.records import value
 from precaudit.schema.selection import Selection
-from tests.conftest import FIXTURES
-from tests.test_decoder import FAMILIES_ONCE, SMALL, TOKENS
-from tests.test_oracle import expected, reference, relative
+from tests.helpers.fixture_runs import FAMILIES_ONCE, SMALL, TOKENS
+from tests.helpers.paths import FIXTURES
+from tests.helpers.textbook_values import expected, reference, relative
 
 
 class Row(NamedTuple):

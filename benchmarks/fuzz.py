@@ -44,8 +44,8 @@ from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt, read_prompts
 from precaudit.schema.selection import Selection
 from precaudit.workflows.audit import read_config
-from tests.conftest import FIXTURES
-from tests.test_files import write_gguf
+from tests.helpers.gguf_files import write_gguf
+from tests.helpers.paths import FIXTURES
 
 TINY = Path("precaudit/bundled/tiny")
 SECONDS = 20  # a reader that takes longer hangs

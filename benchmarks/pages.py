@@ -4,7 +4,7 @@ A block of ``console`` is run, line after line that begins with ``$ ``, in a fol
 examples/ and traces/baselines/; what stands below a command is what it printed to stdout. A block after
 ``<!-- file: NAME -->`` is written there first. ``<!-- slow: why -->`` on a page: its commands take more than seconds.
 A line ``…`` in an output that was shortened by hand stands for any lines. Blocks of ``sh`` are not run; their commands
-and options have to exist. Checked by tests/test_pages.py.
+and options have to exist. Checked by tests/project/test_documentation_pages.py.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # The source that reads a model and computes references; that records; that computes records; that computes findings:
-# all that each imports, but for NO_NUMBERS (tests/test_caching.py).
+# all that each imports, but for NO_NUMBERS (tests/project/test_caching.py).
 READS = (
     "models/checkpoints", "models/configs", "models/numpy_decoder", "numbers", "schema/configuration.py",
     "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records.py", "schema/tensors.py", "schema/toml.py",

@@ -1,7 +1,6 @@
 """Strict JAX, and what several test files share."""
 
 import os
-from pathlib import Path
 
 from precaudit.caching import cache_folder
 from precaudit.interpreters.tpu.environment import prepare
@@ -18,11 +17,8 @@ import pytest
 prepare()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# XLA:CPU up to JAX 0.10 drops some roundings inside fusions that it keeps in 0.12
-KEEPS_FEWER = jax.__version_info__ < (0, 11)
-FIXTURES = Path(__file__).parent.parent / "refs" / "fixtures"
 # files of more than a minute: begun first, so that none runs beside an idle core at the end
-LONG = {f"test_{name}" for name in ("cases", "programs", "smollm2", "textbook", "tpu_predicted")}
+LONG = {f"test_{name}" for name in ("audited_cases", "predicted_runs", "program_textbook", "programs", "smollm2")}
 
 
 def pytest_collection_modifyitems(items):
@@ -59,9 +55,12 @@ def neutral():
     patch.undo()
 
 
-def few(cases, *kept):
-    """Return the cases of a test, those not kept for every run of the tests marked slow: ``make test-all`` has all."""
-    return [pytest.param(c, marks=() if c in kept else pytest.mark.slow) for c in cases]
+@pytest.fixture(scope="module")
+def operation(tmp_path_factory):
+    """Return (operation, model, policy) of a point of a layer of a fixture's honest run."""
+    from tests.helpers.recorded_operations import honest_operations
+
+    return honest_operations(tmp_path_factory.mktemp("operations"))
 
 
 @pytest.fixture

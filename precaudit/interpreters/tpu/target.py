@@ -18,7 +18,8 @@ EXTRA = "pip install 'precaudit[tpu]'"
 # The smallest topology of each generation that libtpu describes.
 TOPOLOGIES = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2", "tpu7x": "2x2x1"}
 TESTED = ("0.0.42.1",)  # of libtpu: what the tables and the reading of its programs were made with
-# Presets of products that libtpu refuses to compile for each of these (tests/test_tpu_target.py measures them again).
+# Presets of products that libtpu refuses to compile for each of these; tests/interpreters/tpu/test_targets.py measures
+# them again.
 REFUSED = frozenset(
     ("BF16_BF16_F32_X9", "F16_F16_F32", "F16_F16_F16", "BF16_BF16_BF16", "TF32_TF32_F32", "TF32_TF32_F32_X3",
      "F32_F32_F32")

@@ -1,7 +1,7 @@
 """Hugging Face config.json, field by field; a field that would change the mathematics and is not mapped is refused.
 
-What is read, its type, its default and what goes before what are transformers' own (tests/test_configs.py holds the two
-together); what transformers refuses is refused.
+What is read, its type, its default and what goes before what are transformers' own
+(tests/models/test_configurations.py holds the two together); what transformers refuses is refused.
 """
 
 from collections.abc import Callable, Collection, Mapping

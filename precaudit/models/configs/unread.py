@@ -1,7 +1,7 @@
 """Fields of config.json that no forward computation reads.
 
 DERIVED is what transformers' base configuration takes and no modelling code of the ten families mentions
-(tests/test_configs.py derives it again from the installed transformers); the rest by hand.
+(tests/models/test_configurations.py derives it again from the installed transformers); the rest by hand.
 """
 
 DERIVED = frozenset(

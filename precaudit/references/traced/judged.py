@@ -27,8 +27,8 @@ from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 # Times the emulation's own error that a draw's may be: honest ones stay below a quarter of it in formats of 16 bits and
-# half of it in float32, where functions are drawn off by 4 ulp (tests/test_draws.py, slow). What is farther turned
-# something else than a rounding, such as a comparison.
+# half of it in float32, where functions are drawn off by 4 ulp (tests/references/traced/test_rounding_draws.py, slow).
+# What is farther turned something else than a rounding, such as a comparison.
 MOST_NARROW, MOST_SINGLE = 8.0, 100.0
 SUMS = 0.1  # of a float32 result's units of its terms, that its sums leave (docs/design.md §1, ensemble)
 FLUSHED = (FORMATS["float32"].dtype, FORMATS["bfloat16"].dtype)

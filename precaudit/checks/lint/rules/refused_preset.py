@@ -24,6 +24,6 @@ RULE = Rule(
     "A preset that no TPU takes",
     "The product's preset does not compile for a TPU.",
     "default, high or highest; or BF16_BF16_F32, _X3, _X6",
-    "compiles for v4, v5e, v5p, v6e and tpu7x that were tried (tests/test_tpu_target.py)",
+    "compiles for v4, v5e, v5p, v6e and tpu7x that were tried (tests/interpreters/tpu/test_targets.py)",
     check,
 )

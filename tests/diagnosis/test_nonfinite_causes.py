@@ -1,0 +1,114 @@
+"""The operation that makes what is not finite: its word, its value in FP64, its line, and what follows from it."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from precaudit import Program, gate
+from precaudit.diagnosis.programs import diagnose
+from precaudit.recording.programs.tracing import trace
+from precaudit.references.comparison.programs import compare
+from precaudit.reports.headline import headline
+from tests.helpers.selected import few
+
+HALF = jnp.float16
+RANDOM = np.random.default_rng(0)
+X, W = (jnp.asarray(RANDOM.standard_normal(shape), HALF) for shape in ((4, 8), (8, 8)))
+
+
+def squared(w, x):
+    h = (x @ w) * HALF(300)
+    return jnp.sum(h * h, -1) @ w[:4]  # here, and no point
+
+
+def masked(w, x):
+    h = x @ w
+    seen = jnp.where(jnp.tril(jnp.ones(h.shape, bool)), h, -jnp.inf)  # the formula's own infinity
+    raised = seen * HALF(3e4)  # here
+    return jax.nn.softmax(raised.astype(jnp.float32), -1).astype(HALF) @ w
+
+
+def absorbed(w, x):
+    h = x @ w
+    soft = 1 / (1 + jnp.exp(h * HALF(8)))  # overflows, and its inverse is 0 as it should be
+    large = h * HALF(6e4)  # here
+    return (soft * large) @ w
+
+
+def logarithm(w, x):
+    h = x @ w
+    open_ = jnp.log(jnp.tril(jnp.ones(h.shape, HALF)))  # of a mask: -inf in FP64, too
+    return jax.nn.softmax(h * HALF(3e4) + open_, -1) @ w  # here
+
+
+def underflowed(w, x):
+    h = x @ w
+    size = jnp.sum(jnp.square(h * HALF(1e-5)), -1, keepdims=True)
+    return (h / size) @ w  # here
+
+
+def nothing(w, x):
+    small = (x @ w) * HALF(1e-7)
+    return ((small * small) / (small * small)) @ w  # here
+
+
+def layered(w, x):
+    def layer(x, scale):
+        h = x @ w
+        grown = h * scale  # here
+        return x, grown @ w
+
+    return lax.scan(layer, x, jnp.asarray([1, 10, 6e4, 1], HALF))
+
+
+def branched(w, x):
+    h = x @ w
+    return lax.cond(x[0, 0] > -9, lambda h: h * HALF(6e4), lambda h: h / HALF(2), h) @ w  # here
+
+
+CASES = {
+    squared: "overflow", masked: "overflow", absorbed: "overflow", logarithm: "overflow", layered: "overflow",
+    branched: "overflow", underflowed: "division by zero", nothing: "invalid",
+}  # fmt: skip
+
+
+def judged(folder, call):
+    program = Program(call=call, params=W, cases={"a": (X,)})
+    run = trace(program, folder / "run", force=True)
+    return gate(compare(run, program)), diagnose(run, program)
+
+
+def line(call):
+    lines, first = inspect.getsourcelines(call)
+    return f"test_nonfinite_causes.py:{first + next(i for i, x in enumerate(lines) if '# here' in x)}"
+
+
+@pytest.mark.parametrize("call", few(CASES, squared, logarithm), ids=lambda c: c.__name__)
+def test_the_operation_that_makes_it_is_named_by_its_word_and_line(call, tmp_path):
+    found, diagnosed = judged(tmp_path, call)
+    standing = [v for v in found.verdicts if v.status != "input suspect"]
+    assert [(v.status, v.kind) for v in standing] == [("nonfinite", "local")]
+    assert standing[0].text.startswith(f"{CASES[call]}: ")
+    assert standing[0].text.endswith(f" at {line(call)}")
+    assert standing[0].text in headline(found, "run").sentence
+    assert [(f.kind, f.cause, f.says) for f in diagnosed.findings] == [("format", CASES[call], standing[0].text)]
+
+
+def test_an_overflow_is_told_with_its_value_in_fp64(tmp_path):
+    found, _ = judged(tmp_path, squared)
+    h = np.asarray((X @ W) * HALF(300)).astype(np.float64)  # rounded as the program rounds it
+    (told,) = {v.text for v in found.verdicts if v.text}
+    value, largest = re.search(r"overflow: (\S+) exceeds float16's (\d+)", told).groups()
+    assert float(value) == pytest.approx((h * h).max(), rel=0.05)
+    assert int(largest) == 65504
+
+
+def test_a_step_of_a_scan_is_told_as_its_layer(tmp_path):
+    found, diagnosed = judged(tmp_path, layered)
+    assert {v.layer for v in found.verdicts if v.text} == {2}
+    assert diagnosed.findings[0].layers == (2,)

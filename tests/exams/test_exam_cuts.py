@@ -1,0 +1,163 @@
+"""Cuts of the exams: N days make every cell, a wrong cell is exit code 1, and every script of benchmarks/ starts."""
+
+import argparse
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks import calibrate, exam, exam_cells, exam_diagnose, programs
+from benchmarks.cells import CELLS
+from benchmarks.cut import Cut, cut
+from benchmarks.injection import Cell
+from benchmarks.traits import TRAITS
+from precaudit.recording.tracing.subject import load
+from precaudit.schema.selection import Selection
+from tests.helpers.paths import ROOT
+
+MONTH = 28  # days of the shortest
+CUTS = dict(re.findall(r"benchmarks\.(\w+) .*--part today/(\d+)", (ROOT / "Makefile").read_text()))
+KINDS = {
+    "absences": (exam.absences(), "exam"), "honest variants": (exam.variants(1), "exam"),
+    "faults in files": (exam.in_files(), "exam"), "faults in programs": (exam.in_programs(), "exam"),
+    "mistakes": (exam_diagnose.mistakes(), "exam_diagnose"), "pairs": (exam_diagnose.pairs(), "exam_diagnose"),
+    "rewrites": (exam_diagnose.rewrites(), "exam_diagnose"),
+    "examples": (list(programs.programs("examples/")), "programs"),
+}  # fmt: skip
+
+
+def test_ci_makes_a_cut_of_every_exam():
+    assert set(CUTS) == {"exam", "exam_diagnose", "exam_cells", "programs", "calibrate"}
+    assert "make cuts\n" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [739_948, 739_961])
+def test_a_month_makes_every_cell_and_every_day_some_of_every_kind(kind, first):
+    cells, name = KINDS[kind]
+    days = [cut(f"today/{CUTS[name]}", first + day).of(range(len(cells))) for day in range(MONTH)]
+    assert len(cells) > 5
+    assert all(days)
+    assert {i for day in days for i in day} == set(range(len(cells)))
+
+
+@pytest.mark.parametrize("first", [739_948, 739_961])
+def test_a_quarter_makes_every_cell_that_diagnosis_was_not_told_of_and_every_day_some(first):
+    every = exam_cells.asked(CELLS, exam_cells.ONE)
+    parts = int(CUTS["exam_cells"])
+    days = [exam_cells.chosen(every, cut(f"today/{parts}", first + day)) for day in range(4 * MONTH)]
+    assert all(0 < len(day) <= 3 for day in days)
+    assert {c.name for day in days for c, _ in day} == {c.name for c, _ in every}
+
+
+def test_a_tenth_of_calibrate_is_made_in_a_month(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "models", lambda folder: {t.name: folder for t in TRAITS})  # they are not opened
+    runs = range(len(list(calibrate.honest(tmp_path))))
+    parts = int(CUTS["calibrate"])
+    days = [cut(f"today/{parts}", day).of(runs) for day in range(parts)]
+    assert {i for day in days for i in day} == set(runs)
+    assert min(sum(map(len, days[d : d + MONTH])) for d in range(parts - MONTH)) >= len(runs) // 10
+
+
+def test_parts_are_disjoint():
+    made = [i for k in range(1, 8) for i in Cut(k, 7).of(range(30))]
+    assert sorted(made) == list(range(30))
+    assert Cut().of("abc") == ["a", "b", "c"]
+    assert Cut(3, 4).of([]) == []
+
+
+def test_the_part_of_today_is_written_so_that_it_can_be_made_again():
+    today = cut("today/25", 739_948)
+    assert cut(str(today)) == today
+    assert cut("today/25", 739_949).number == today.number % 25 + 1
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "1/0", "x/4", "-1/4", "1/4/2", "today/"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="/"):
+        cut(text)
+
+
+WRONG = {
+    "nothing": {},
+    "an absence that passes": {"absent": lambda *_: [("bf16", "line twice", "pass", False)]},
+    "an honest program that fails": {"passes": lambda *_: False},
+    "a fault that passes": {"injected": lambda *_: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "pass", "")]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_cell_of_the_exam_is_exit_code_1(wrong, tmp_path, monkeypatch):
+    right = {
+        "absent": lambda *_: [("bf16", "line twice", "refused", True)],
+        "passes": lambda *_: True,
+        "injected": lambda *_: [Cell("tiny", "bf16", "file", "scale 1.02", "q", 9.0, "fail", "gain")],
+        "random_tensors": list,
+    }
+    for name, answer in (right | WRONG[wrong]).items():
+        monkeypatch.setattr(exam, name, answer)
+    monkeypatch.setattr(exam, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["exam", "--part", "2/25"])
+    assert exam.main() == (0 if wrong == "nothing" else 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["exam-part.jsonl"]  # that of the whole exam is left alone
+
+
+@pytest.mark.parametrize(("right", "code"), [((True, True), 0), ((True, False), 1), ((), 1)])
+def test_a_wrong_mistake_is_exit_code_1_and_so_is_none(right, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(exam_diagnose, "asked", lambda *_: [("pairs", r, None) for r in right])
+    monkeypatch.setattr(exam_diagnose, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["exam_diagnose"])
+    assert exam_diagnose.main() == code
+
+
+@pytest.mark.parametrize(("alarms", "code"), [([], 0), (["fail q"], 1)])
+def test_an_alarm_of_calibrate_is_exit_code_1_and_is_not_kept(alarms, code, tmp_path, monkeypatch):
+    line = {"name": "tiny", "jax": "", "records": 1, "judged": 1, "seconds": 1.0, "checks": {}, "alarms": alarms}
+    monkeypatch.setattr(calibrate, "honest", lambda *_: [calibrate.Honest("tiny", Selection.parse(), lambda *_: [])])
+    monkeypatch.setattr(calibrate, "made", lambda *_: line)
+    monkeypatch.setattr(calibrate, "RESULTS", tmp_path / "calibrate.jsonl")
+    monkeypatch.setattr(sys, "argv", ["calibrate", "--anew", "--part", "7/250"])
+    assert calibrate.main() == code
+    assert not list(tmp_path.iterdir())
+
+
+MISSING = {"guided": "atheris"}  # what a script needs that the tests do not install
+STARTED = """
+import contextlib, io, runpy, sys, traceback
+for name in sys.argv[1:]:
+    sys.argv[1:] = ["--help"]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(told):
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        print(name, "goes on after --help")
+    except SystemExit as end:
+        if end.code or "usage: " not in told.getvalue():
+            print(name, end.code, told.getvalue())
+    except BaseException:
+        print(name, traceback.format_exc())
+"""
+
+
+def scripts():
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if '__name__ == "__main__"' in path.read_text() and find_spec(MISSING.get(path.stem, "jax")):
+            yield name
+
+
+def test_every_benchmark_starts():
+    """A module that another lacks, or a name that is gone, is seen without a run."""
+    names = list(scripts())
+    assert len(names) > 20
+    done = subprocess.run([sys.executable, "-c", STARTED, *names], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.slow  # half a minute
+def test_the_bundled_model_can_be_trained_again(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.train_tiny", "--steps", "2", "-o", str(tmp_path / "tiny")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert load(str(tmp_path / "tiny"), device="cpu").config == load("tiny", device="cpu").config

@@ -1,0 +1,111 @@
+"""A mixture of experts: what is recorded, which mistakes are flagged, and whether a flip of routing is a near tie."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from precaudit.judging.rules import judge
+from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import route
+from precaudit.models.numpy_decoder.magnitudes import rowwise
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.comparison.compare import Options as CompareOptions
+from precaudit.references.comparison.compare import compare
+from precaudit.schema.limits import default_limits
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
+from tests.helpers.paths import FIXTURES
+from tests.helpers.selected import few
+
+pytestmark = pytest.mark.usefixtures("neutral")
+
+TOKENS = tuple(int(t) for t in np.random.default_rng(8).integers(0, 96, 40))
+
+
+def found(tmp_path, parts=None, policy="bf16"):
+    subject = load(str(FIXTURES / "qwen3-moe-gqa"), policy, device="cpu", parts=parts)
+    select = Selection.parse(points="all")
+    trace(subject, tmp_path / "run", [Prompt(id="p0", tokens=TOKENS)], select, Options(force=True, decode_steps=2))
+    return compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+
+
+def failing(compared):
+    verdicts = [(e, judge(e, default_limits())) for e in compared.errors if e.kind == "local"]
+    return {(e.layer, e.point) for e, v in verdicts if v.status != "pass"}
+
+
+def test_the_chosen_experts_are_recorded(tmp_path):
+    compared = found(tmp_path)
+    recorded = Recorded.of(compared.run)
+    logits, weights = (widen(recorded.tensor("p0", "prefill", 0, 1, p)) for p in ("router", "experts"))
+    assert recorded.tensor("p0", "prefill", 0, 1, "mlp_act") is None
+    assert ((weights != 0).sum(axis=1) == 2).all()
+    for row, weight in zip(logits, weights, strict=True):
+        assert set(np.flatnonzero(weight)) == set(np.argsort(-row, kind="stable")[:2])
+        assert weight.sum() == pytest.approx(1, abs=2**-8)
+    assert not failing(compared)
+    note = next(n for n in compared.notes if n.startswith("routing:"))
+    flips = int(note.split()[1])
+    assert f"of {2 * (40 + 3 + 3)} tokens" in note
+    assert not flips or f"{flips} of them near ties" in note
+
+
+def second_best(logits, used, renormalise, a):
+    """Leave out the best expert and take the next ones."""
+    best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=logits.dtype)
+    return route(logits - 100 * best, used, renormalise, a)
+
+
+def otherwise_normalised(x, used, renormalise, a):
+    return route(x, used, not renormalise, a)
+
+
+@pytest.mark.parametrize("wrong", few([second_best, otherwise_normalised], second_best))  # 7 s each
+def test_wrong_routing_is_flagged_where_it_is(tmp_path, wrong):
+    compared = found(tmp_path, replace(Parts(), route=wrong))
+    assert failing(compared) == {(0, "experts"), (1, "experts")}
+    if wrong is second_best:
+        note = next(n for n in compared.notes if n.startswith("routing:"))
+        assert note.endswith("of 92 tokens use other experts than FP64, 0 of them near ties")
+        assert int(note.split()[1]) >= 46  # every token of layer 0; layer 1 reads another residual
+
+
+@pytest.mark.parametrize("more", few([1, -1], -1))  # 9 s
+def test_another_number_of_experts_is_a_flip_of_every_token(tmp_path, more):
+    parts = replace(Parts(), route=lambda x, used, renormalise, a: route(x, used + more, renormalise, a))
+    note = next(n for n in found(tmp_path, parts).notes if n.startswith("routing:"))
+    assert note == "routing: 92 of 92 tokens use other experts than FP64, 0 of them near ties"
+
+
+def test_flips_of_an_honest_run_are_near_ties(tmp_path):
+    """Six of these 600 tokens use another expert in bfloat16; FP64 held every one of them for a tie."""
+    subject = load(str(FIXTURES / "qwen3-moe-plain"), "bf16", device="cpu")
+    rng = [np.random.default_rng(i) for i in range(3)]
+    prompts = [Prompt(id=f"p{i}", tokens=tuple(int(x) for x in r.integers(0, 96, 100))) for i, r in enumerate(rng)]
+    select = Selection.parse(points="router,experts", phases="prefill")
+    trace(subject, tmp_path / "run", prompts, select, Options(force=True))
+    compared = compare(tmp_path / "run", options=CompareOptions(accum=(), cache=tmp_path / "refs"))
+    note = next(n for n in compared.notes if n.startswith("routing:"))
+    flips = int(note.split()[1])
+    assert flips > 0
+    assert note == f"routing: {flips} of 600 tokens use other experts than FP64, {flips} of them near ties"
+
+
+def test_a_sum_that_is_normalised_is_bounded_by_its_true_size():
+    """OLMo 2 normalises W·x: |W|·|x| is divided by the root mean square of W·x, not by its own."""
+    subject = load(str(FIXTURES / "olmo2-gqa"), "bf16", device="cpu")
+    model, c = Model(subject.config, subject.checkpoint.tensors.read), subject.config
+    x = np.random.default_rng(1).normal(size=(3, c.heads, c.head_dim))
+    w = widen(subject.checkpoint.tensors.read("model.layers.1.self_attn.o_proj.weight"))
+    g = widen(subject.checkpoint.tensors.read("model.layers.1.post_attention_layernorm.weight"))
+    flat = x.reshape(3, -1)
+    rms = np.sqrt(((flat @ w.T) ** 2).mean(axis=1, keepdims=True) + c.norm_eps)
+    want = np.abs(flat) @ np.abs(w).T / rms * np.abs(g)
+    np.testing.assert_allclose(rowwise("attn_proj", model, 1, [x]), want, rtol=1e-5)

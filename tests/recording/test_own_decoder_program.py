@@ -1,0 +1,120 @@
+"""Our own decoder as a program: its segments in FP64 are the textbook's operations, and its verdicts the same."""
+
+from functools import partial
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from precaudit import gate
+from precaudit.interpreters.jaxpr.emulate import exactly
+from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores
+from precaudit.models.numpy_decoder.operators import ACTIVATIONS, Rule, gelu_tanh
+from precaudit.models.numpy_decoder.rounding import FP64
+from precaudit.numbers.arrays import rounder, widen
+from precaudit.recording.programs.own import decode_of, prefill_of
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.programs import places
+from precaudit.recording.tracing.shadowed import exact_tables
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.programs import compare
+from precaudit.references.mutations.forms import Inputs, made, plain
+from precaudit.schema.graphs.decoder import POINTS, STREAM, inputs_of, parts_of, present
+from tests.helpers.paths import FIXTURES
+from tests.helpers.selected import few
+
+NAMES = sorted(p.name for p in FIXTURES.iterdir() if (p / "config.json").is_file())
+FAMILIES = {name.rpartition("-")[0] if "moe" in name else name.split("-")[0]: name for name in NAMES}.values()
+LENGTH = 24
+
+
+def tokens(subject):
+    return np.random.default_rng(7).integers(0, subject.config.vocab, LENGTH)
+
+
+def as_written(config):
+    """Return a configuration whose numbers, RoPE's aside, are what JAX writes into a float32 program."""
+    own = {f: getattr(config, f) for f in config.__struct_fields__ if "rope" not in f}
+    single = {f: float(np.float32(x)) for f, x in own.items() if isinstance(x, float)}
+    return msgspec.structs.replace(config, **single | {"query_scale": float(np.float32(config.score_scale))})
+
+
+def textbook(model, layer, point, read, ids):
+    """Return a point [T, …] from the FP64 values of what it reads, as the NumPy decoder makes it."""
+    row, rule, positions = POINTS[point], Rule.of(model.config, layer), np.arange(LENGTH)
+    if not row.inputs:
+        return model.embed(ids) if layer == 0 else read(layer - 1, STREAM)
+    last = model.config.layers - 1 if layer is None else layer
+    values = tuple(
+        read(last if POINTS[name].per_layer else None, name) for name in inputs_of(point, model.config.sparse)
+    )
+    if row.kind == "score":
+        return all_scores(*values, rule, FP64)
+    if row.kind == "softmax":
+        return all_probs(values[0], positions, rule.window, FP64)
+    return made(plain, Inputs(model, layer, point, positions, values), FP64)
+
+
+@pytest.mark.parametrize("name", few(NAMES, "gemma2-caps"))
+def test_segments_in_fp64_are_the_textbooks_operations(name, tmp_path, monkeypatch):
+    """At every point of every layer, from the same recorded inputs: two programs that share no numerics.
+
+    A program's constants are those of its formats (the scale of scores, epsilon, gelu's √(2/π) and 0.044715 in
+    float32, 3e-8 off): the textbook is given the same.
+    """
+    monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", partial(gelu_tanh, constants=rounder("float32")))
+    subject = load(str(FIXTURES / name), device="cpu")
+    ids = tokens(subject)
+    program = prefill_of(subject, {"a": ids})
+    opened = trace(program, tmp_path / "run")
+    taps, call = opened.tensors("a", 0, "taps"), prepared(program).call
+    parts = {part for point in POINTS for part in parts_of(point)}
+    params = (subject.parameters, exact_tables(subject, LENGTH))  # the program is given them, rounded to float32
+    with jax.enable_x64(True):
+        of_whole, of_parts = (
+            {k: np.asarray(x) for k, x in exactly(call)(
+                {k: x for k, x in taps.items() if k not in left}, params, *program.cases["a"]).items()}
+            for left in (parts, set())
+        )  # fmt: skip
+    shapes = {p.name: p for p in opened.record.points}
+    known = {p for p in present(subject.config.sparse) if not POINTS[p].state}
+    assert known <= set(shapes) <= known | parts
+
+    def cut(x, layer, point):
+        return x.reshape(-1, *shapes[point].shape)[layer or 0][0]
+
+    model = Model(as_written(subject.config), subject.checkpoint.tensors.read)
+    for p, layer in ((p, layer) for p, layer in places(opened.record) if p.name in known):
+        found = of_parts if p.name in parts else of_whole
+        seen = cut(found[p.name], layer, p.name)
+        want = textbook(model, layer, p.name, lambda at, point: widen(cut(taps[point], at, point)), ids)
+        hidden = ~np.isfinite(seen) | (seen < -1e30) if POINTS[p.name].keyed else np.zeros(seen.shape, bool)
+        off, size = np.where(hidden, 0.0, seen - want), np.where(hidden, 0.0, want)
+        assert np.linalg.norm(off) <= 1e-9 * np.linalg.norm(size), (p.name, layer)
+        assert hidden.sum() <= hidden.size / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", *FAMILIES])
+@pytest.mark.parametrize("of", [prefill_of, decode_of])
+def test_its_verdicts_are_those_of_the_decoders_own_audit(name, of, tmp_path):
+    """All pass there (``make audit``); here every segment, forward error and output passes, too."""
+    subject = load(name if name == "tiny" else str(FIXTURES / name), device="cpu")
+    program = of(subject, {"a": tokens(subject)[: LENGTH if of is prefill_of else 8]})
+    opened = trace(program, tmp_path / "run")
+    compare(opened, program)
+    found = gate(opened.folder)
+    assert set(found.counts) == {"pass"}
+    assert found.exit_code == 0
+
+
+@pytest.mark.slow  # 31 s
+def test_the_decoder_is_a_program_that_passes(tmp_path):
+    subject = load(str(FIXTURES / "llama-gqa"), device="cpu")
+    for of, n in ((prefill_of, LENGTH), (decode_of, 4)):
+        program = of(subject, {"a": tokens(subject)[:n]})
+        opened = trace(program, tmp_path / of.__name__)
+        assert all(d.bitwise for d in opened.record.neutrality)
+        compare(opened, program)
+        assert set(gate(opened.folder).counts) == {"pass"}

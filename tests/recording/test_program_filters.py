@@ -1,0 +1,150 @@
+"""A program's run of some points, layers and cases: what it holds is judged as in the whole run."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import precaudit
+from precaudit import Program
+from precaudit.cli import run as command
+from precaudit.errors import UserError
+from precaudit.recording.programs.loading import load
+from precaudit.recording.programs.tracing import prepared, support_of
+from precaudit.recording.runs.programs import open_program_run
+from tests.helpers.paths import EXAMPLES
+from tests.helpers.selected import few
+
+OWN = f"{EXAMPLES / 'own_decoder.py'}:program"
+
+
+def numbers(errors):
+    """Records by place, without the run's own name."""
+    return {(e.kind, e.prompt, e.step, e.layer, e.point): msgspec.structs.replace(e, candidate="") for e in errors}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    program = replace(load(OWN), steps=2)
+    folder = tmp_path_factory.mktemp("whole")
+    return program, precaudit.compare(precaudit.trace(program, folder / "run"), program)
+
+
+@pytest.mark.parametrize("asked", few(["scores", "query~1,mixed", "gate,logits", "keys"], "scores", "gate,logits"))
+def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
+    """Local and forward errors of some points are those of the run of all, to the last bit."""
+    program, every = whole
+    run = precaudit.trace(program, tmp_path / "run", points=asked)
+    names = {p.name for p in run.record.judged}
+    assert names == set(asked.split(","))
+    assert {p.name for p in run.record.points} < {p.name for p in every.opened.record.points}
+    found = numbers(precaudit.compare(run, program))
+    outputs = {f"outputs.{name}" for name in names}
+    expected = {at: e for at, e in numbers(every).items() if at[4] in names | outputs}
+    assert found == expected
+    assert precaudit.gate(run.folder).exit_code == 0
+
+
+def test_layers_points_and_cases_go_together(whole, tmp_path):
+    program, every = whole
+    run = precaudit.trace(program, tmp_path / "run", points=["query"], layers="1", prompt="b")
+    found = numbers(precaudit.compare(run, program))
+    assert {(at[1], at[3], at[4]) for at in found} == {("b", 1, "query")}
+    local = {at: e for at, e in numbers(every).items() if at in found and at[0] == "local"}
+    assert {at: e for at, e in found.items() if at[0] == "local"} == local
+    assert not precaudit.diagnose(run, program=program).findings
+
+
+def test_a_fault_fails_at_the_point_that_was_asked_for(tmp_path):
+    """At any other point that was, too, nothing is said of it but what it makes of the whole program."""
+    program = replace(load(OWN), steps=0)
+    run = precaudit.trace(program, tmp_path / "run", points="gate,scores")
+    taps = run.tensors("a", 0, "taps")
+    path = run.folder / "tensors" / "0.0.taps.safetensors"
+    from safetensors.numpy import save_file
+
+    from precaudit.recording.runs.programs import write_manifest
+    from precaudit.recording.store import file_hash
+
+    changed = {n: x * 1.02 if n == "gate" else x for n, x in taps.items()}
+    save_file({n: x.astype(taps[n].dtype) for n, x in changed.items()}, path)
+    hashes = run.record.hashes | {"tensors/0.0.taps.safetensors": file_hash(path)}
+    write_manifest(run.folder, msgspec.structs.replace(run.record, hashes=hashes))
+    errors = precaudit.compare(open_program_run(run.folder), program)
+    judged = precaudit.gate(run.folder)
+    assert {(v.point, v.prompt) for v in judged.verdicts if v.kind == "local" and v.status == "fail"} == {("gate", "a")}
+    assert errors
+
+
+def test_support_is_what_a_point_reads_and_what_narrow_values_are_made_of():
+    def call(w, x):
+        a = checkpoint_name(x @ w, "a")
+        b = checkpoint_name(jnp.tanh(a) @ w, "b")
+        c = checkpoint_name((b * 2) @ w, "c")
+        return c + a
+
+    for dtype, expected in ((jnp.bfloat16, {"a", "b"}), (jnp.float32, {"b"})):
+        program = Program(call, jnp.ones((4, 4), dtype), {"x": (jnp.ones((2, 4), dtype),)})
+        assert support_of(program, prepared(program, taps="own"), ["c"]) == expected
+
+
+def test_own_taps_that_were_not_asked_for_are_left_out(tmp_path):
+    def call(w, x):
+        a = checkpoint_name(x @ w, "a")
+        b = checkpoint_name(jnp.tanh(a) @ w, "b")
+        return checkpoint_name(b @ w, "c")
+
+    program = Program(call, jnp.ones((4, 4)) / 5, {"x": (jnp.ones((2, 4)),)})
+    run = precaudit.trace(program, tmp_path / "run", points="b", taps="own")
+    assert {p.name: p.support for p in run.record.points} == {"a": True, "b": False}
+    assert {e.point for e in precaudit.compare(run, program)} == {"b"}
+
+
+def test_what_a_step_of_a_scan_begins_with_is_recorded_with_its_points(whole, tmp_path):
+    """The first operation of a layer reads what the layer before left: bit for bit as where all points are recorded."""
+    program = replace(whole[0], steps=0)
+    found = [
+        numbers(precaudit.compare(precaudit.trace(program, tmp_path / name, layers="1", points=asked), program))
+        for name, asked in (("some", "normed"), ("all", None))
+    ]
+    some, every = ({at: e for at, e in x.items() if at[0] == "local" and at[4] == "normed"} for x in found)
+    assert some
+    assert some == every
+
+
+def test_a_loop_without_points_that_were_asked_for_is_run_as_it_is(tmp_path):
+    """Loops that hold none are not bounded; what is made after them is judged."""
+
+    def call(w, x):
+        _, y = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, x))
+        return y @ w
+
+    program = Program(call, jax.random.normal(jax.random.key(0), (8, 8)) / 3, {"x": (jnp.ones((2, 8)),)}, outputs="y")
+    names = [p.name for p in precaudit.trace(program, tmp_path / "all").record.points]
+    run = precaudit.trace(program, tmp_path / "run", points=[names[-1]])
+    assert precaudit.gate(precaudit.compare(run, program)).exit_code == 0
+
+
+def test_what_is_asked_for_wrongly_is_told(tmp_path, capsys):
+    program = load(OWN)
+    with pytest.raises(UserError, match="no point of the program is named 'scors'; did you mean 'scores'"):
+        precaudit.trace(program, tmp_path / "run", points="scors")
+    with pytest.raises(UserError, match="no case of the program is named 'c'"):
+        precaudit.trace(program, tmp_path / "run", prompt="c")
+    assert command(["trace", OWN, "--points", " ", "-o", str(tmp_path / "run")]) == 2
+    assert "no point is named" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_report_shows_what_was_asked_for(tmp_path, capsys):
+    assert command(["trace", OWN, "--points", "query,key", "--layers", "1", "-o", str(tmp_path / "run")]) == 0
+    assert "2 automatic points" in capsys.readouterr().out
+    assert command(["compare", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    assert "query" in text
+    assert "normed" not in text
+    assert command(["diagnose", str(tmp_path / "run")]) == 0

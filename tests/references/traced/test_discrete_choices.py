@@ -1,0 +1,178 @@
+"""Choices and whole numbers of a program: shared by all that is made again, and judged by themselves."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from precaudit import Program, gate
+from precaudit.diagnosis.programs import diagnose
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly
+from precaudit.judging.rules import judge
+from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.references.comparison.programs import compare
+from precaudit.references.traced.chosen import Choices
+from precaudit.references.traced.judged import closes
+from precaudit.references.traced.local import Emulations
+from precaudit.references.traced.remade import DRAWS
+from precaudit.reports.headline import headline
+from precaudit.schema.limits import default_limits
+
+TOKENS, WIDTH, EXPERTS, CHOSEN = 24, 32, 8, 2
+DRAW = np.random.default_rng(0)
+PARAMS = {
+    "router": jnp.asarray(DRAW.standard_normal((WIDTH, EXPERTS)) / 6, jnp.bfloat16),
+    "w": jnp.asarray(DRAW.standard_normal((EXPERTS, WIDTH, WIDTH)) / 6, jnp.bfloat16),
+}
+X = jnp.asarray(DRAW.standard_normal((TOKENS, WIDTH)), jnp.bfloat16)
+
+
+def mixture(p, x):
+    """Experts behind a dispatch by sorting."""
+    router = jax.nn.softmax((x @ p["router"]).astype(jnp.float32), -1)
+    top, experts = jax.lax.top_k(router, CHOSEN)
+    flat = experts.reshape(-1)
+    order = jnp.argsort(flat)
+    rows = jnp.repeat(jnp.arange(TOKENS), CHOSEN)[order]
+    mixed = jnp.einsum("td,tdf->tf", x[rows], p["w"][flat[order]])
+    weighted = mixed * top.reshape(-1)[order][:, None].astype(jnp.bfloat16)
+    return jnp.zeros_like(x).at[rows].add(weighted)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    program = Program(mixture, PARAMS, {"a": (X,)}, outputs="y")
+    opened = trace(program, tmp_path_factory.mktemp("mixed") / "run")
+    made = prepared(program)
+    return program, made, opened, opened.tensors("a", 0, "taps")
+
+
+def test_what_is_chosen_by_is_a_point_and_the_choice_a_state(mixed):
+    _, made, opened, taps = mixed
+    assert [s.name for s in made.states] == ["@router"] or [s.name for s in made.states] == ["@top"]
+    (name,) = (s.name for s in made.states)
+    assert taps[name].shape == (TOKENS, CHOSEN)
+    by = next(p for p in opened.record.points if p.primitive == "div")
+    own = np.argsort(-np.asarray(taps[by.name]), axis=-1, kind="stable")[:, :CHOSEN]
+    np.testing.assert_array_equal(taps[name], own)
+    assert name.removeprefix("@") not in {p.name for p in opened.record.points if p.primitive == "top_k"}
+
+
+def records_of(mixed, **altered):
+    program, made, opened, taps = mixed
+    given = taps | altered
+    (e,) = Choices(made).records(opened, "a", 0, given, (program.params, X))
+    return e
+
+
+@pytest.fixture
+def names(mixed):
+    _, made, opened, _ = mixed
+    (state,) = (s.name for s in made.states)
+    return state, next(p.name for p in opened.record.points if p.primitive == "div")
+
+
+def test_an_honest_choice_passes(mixed):
+    e = records_of(mixed)
+    assert (e.kind, e.mismatched, e.n) == ("state", 0, TOKENS * CHOSEN)
+    assert judge(e, default_limits()).status == "pass"
+
+
+def test_a_routing_that_the_recorded_values_do_not_make_fails(mixed, names):
+    state, _ = names
+    taps = mixed[3]
+    other = np.array(taps[state])
+    other[5, 1] = next(i for i in range(EXPERTS) if i not in other[5])
+    e = records_of(mixed, **{state: other})
+    assert (e.mismatched, e.rows) == (1, ((5 * CHOSEN + 1, 5 * CHOSEN + 2),))
+    assert judge(e, default_limits()).status == "fail"
+
+
+@pytest.mark.parametrize(("ulps", "off"), [(1, 0), (100, 2)])
+def test_a_choice_between_values_that_rounding_turns_passes(mixed, names, ulps, off):
+    """Two experts whose probabilities are so many units in the last place apart, taken the other way round."""
+    state, by = names
+    probs, chosen = np.array(mixed[3][by]), np.array(mixed[3][state])
+    first, second = chosen[3]
+    probs[3, second] = probs[3, first] * (1 - ulps * np.float32(2.0**-23))
+    chosen[3] = second, first
+    assert records_of(mixed, **{state: chosen, by: probs}).mismatched == off
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.02, False)])
+def test_experts_that_are_off_behind_a_dispatch_fail_at_the_result(mixed, factor, passes):
+    program, made, opened, taps = mixed
+    name = next(p.name for p in opened.record.points if p.primitive == "scatter-add")
+    off = (np.asarray(taps[name]).astype(np.float64) * factor).astype(ml_dtypes.bfloat16)
+    found = Emulations(made).records(opened, "a", 0, taps | {name: off}, (program.params, X))
+    assert [closes(e) for e in found if e.point == name] == [passes]
+
+
+def test_draws_and_fp64_go_on_with_the_recorded_choice(mixed, names):
+    """A draw whose own probabilities would turn the choice multiplies the recorded experts all the same."""
+    _, by = names
+    _, made, _, taps = mixed
+    probs = np.array(taps[by])
+    probs[7] = probs[7][::-1]  # another choice than was recorded
+    product = next(n for n, x in taps.items() if x.shape == (TOKENS * CHOSEN, WIDTH))
+    with jax.enable_x64(True):
+        for run in (exactly(made.call), *(emulated(made.call, how) for how in DRAWS)):
+            found = run(taps | {by: probs}, PARAMS, X)[product]
+            value = np.asarray(found[0] if isinstance(found, tuple) else found)
+            np.testing.assert_allclose(value, taps[product].astype(np.float64), rtol=2e-2, atol=2e-2)
+
+
+def turned(dtype):
+    """Angles of positions that are counted in a format."""
+
+    def call(w, start):
+        pos = start.astype(dtype)[:, None] + jnp.cumsum(jnp.ones((1, 300), dtype), axis=1) - jnp.ones((), dtype)
+        return jnp.cos(pos.astype(jnp.float32)[..., None] * w)
+
+    return Program(call, jnp.float32(0.1) * jnp.ones(4, jnp.float32), {"a": (jnp.zeros(1, jnp.int32),)}, outputs="y")
+
+
+def test_positions_that_a_format_does_not_have_are_a_finding(tmp_path):
+    program = turned(jnp.bfloat16)
+    opened = trace(program, tmp_path / "run")
+    (point,) = (p for p in opened.record.points if p.whole)
+    assert (point.name, point.shape) == ("pos", (1, 300))
+    found = gate(compare(opened, program))
+    (v,) = (v for v in found.verdicts if v.kind == "local" and v.status == "fail")
+    held = np.asarray(opened.tensors("a", 0, "taps")["pos"], np.float64)
+    assert (v.point, v.metric, v.value) == ("pos", "lost", np.count_nonzero(held != np.arange(300)))
+    assert "whole numbers are held as others" in headline(found, "run").sentence
+    (told,) = diagnose(opened, program).findings
+    assert (told.kind, told.cause, told.point) == ("format", "whole numbers in bfloat16", "pos")
+    assert (
+        f"{int(v.value)} of 300 whole numbers are held as others, by up to {np.abs(held - np.arange(300)).max():g}"
+        in told.says
+    )
+    assert "test_discrete_choices.py:" in told.says
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_positions_that_a_format_has_pass(dtype, tmp_path):
+    program = turned(dtype)
+    opened = trace(program, tmp_path / "run")
+    assert [p.whole for p in opened.record.points if p.name == "pos"] == ([True] if dtype == jnp.float16 else [])
+    assert gate(compare(opened, program)).exit_code == 0
+
+
+def points(call, *given):
+    return [(s.name, prepared(Program(call, (), {"a": given})).tags[s.name].whole) for s in
+            prepared(Program(call, (), {"a": given})).sites]  # fmt: skip
+
+
+def test_what_is_no_count_is_no_whole_number():
+    """Masks, one-hots, integers of 8 bits and their products are left alone."""
+    x = jnp.ones((4, 8), jnp.bfloat16)
+    i = jnp.arange(4, dtype=jnp.int8)
+
+    def call(_p, x, i):
+        one_hot = (i[:, None] == jnp.arange(8, dtype=jnp.int8)).astype(jnp.bfloat16)
+        scaled = i.astype(jnp.bfloat16)[:, None] * jnp.bfloat16(0.25)
+        return x * one_hot + scaled
+
+    assert not any(whole for _, whole in points(call, x, i))

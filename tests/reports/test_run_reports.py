@@ -1,0 +1,262 @@
+"""What people read first: the verdict, tables that fit, and what one run is against another."""
+
+import io
+import re
+import shutil
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from precaudit.cli import run as cli
+from precaudit.judging.gate import gate, judge_found
+from precaudit.models.jax_decoder.parts import Parts, attention_scores
+from precaudit.recording.tracing.subject import load
+from precaudit.references.comparison.compare import Options, compare
+from precaudit.reports import differences, fitting
+from precaudit.reports.headline import headline
+from precaudit.reports.terminal import show
+from precaudit.reports.tokens import quoted
+from tests.helpers.runs import everything, record
+
+NUMBER = re.compile(r"\d\.\d(?:e[-+]?\d+)? L\d+|\d\.\de-\d+")
+PROMPTS = ["import os\n\n\ndef read(path):\n", "class Abc:\n    def"]
+
+
+def doubled(q, k, scale, a):
+    return attention_scores(q, k, scale * 2, a)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """An honest run, the same in float32, and one whose scores are scaled twice; all compared."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = {}
+    for name, policy, parts in (
+        ("honest", "bf16", None),
+        ("single", "fp32-highest", None),
+        ("faulty", "bf16", replace(Parts(), scores=doubled)),
+    ):
+        record(folder / name, policy=policy, parts=parts, prompts=PROMPTS, select=everything(), decode_steps=1)
+        found[name] = compare(folder / name, options=Options(accum=("float16",), cache=folder / "refs"))
+    return found
+
+
+def printed(found, width, **options):
+    out = io.StringIO()
+    show(found, Console(width=width, file=out, highlight=False), **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("every", [False, True])
+def test_no_number_is_cut_at_any_width(runs, width, every):
+    whole, found = (sorted(NUMBER.findall(printed(runs["honest"], w, every=every))) for w in (10_000, width))
+    text = printed(runs["honest"], width, every=every)
+    assert "…" not in text
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert len(whole) > 50
+    assert found == whole
+
+
+names, cells = st.text("abcdefgh_~1", min_size=1, max_size=30), st.text("0123456789.e-", max_size=12)
+
+
+@given(names=st.lists(names, min_size=1, max_size=9, unique=True), data=st.data(), width=st.integers(40, 120))
+def test_a_table_in_parts_has_every_cell_whole(names, data, width):
+    rows = tuple(tuple(data.draw(cells) for _ in names) for _ in range(3))
+    table = fitting.Table("t", tuple(names), rows, (names[0],))
+    parts = fitting.fitted(table, width)
+    columns = [c for part in parts for c in part.columns[1:]]
+    assert columns == names[1:]
+    for part in parts:
+        assert part.columns[0] == names[0]
+        for row, whole in zip(part.rows, rows, strict=True):
+            held = dict(zip(names, whole, strict=True))
+            assert row == tuple(held[c] for c in part.columns)
+
+
+def test_an_honest_run_begins_with_what_explains_it(runs):
+    found = headline(judge_found(runs["honest"]), "runs/a")
+    assert re.fullmatch(r"✓ rounding explains all [\d,]+ errors that were judged\.", found.text)
+    assert not found.next
+
+
+def test_a_fault_is_named_first_with_the_command_that_helps(runs):
+    found = headline(judge_found(runs["faulty"]), "runs/a")
+    assert found.text.startswith("✗ scores of layer 0, prefill: ")
+    assert found.next == "precaudit diagnose runs/a"
+    assert all(len(n.replace(".", "").lstrip("0")) <= 3 for n in re.findall(r"\d+(?:\.\d+)?", found.sentence))
+
+
+def test_a_point_that_fails_is_marked_in_its_row(runs):
+    rows = {line.split()[0]: line for line in printed(runs["faulty"], 100).splitlines() if line.strip()}
+    assert "✗" in rows["scores"]
+    assert "✗" not in rows["attn_norm"]
+
+
+def test_one_screen_however_many_layers(runs):
+    """30 layers and more prompts than these add no line: points are rows, and what is equal is counted."""
+    e = [x for x in runs["honest"].errors if x.layer == 0]
+    many = [
+        msgspec.structs.replace(x, layer=i, prompt=f"{x.prompt}{n}") for x in e for i in range(30) for n in range(4)
+    ]
+    more = replace(runs["honest"], errors=[*runs["honest"].errors, *many])
+    assert len(printed(more, 80).splitlines()) <= 45
+    assert printed(more, 80).count("\n") - printed(runs["honest"], 80).count("\n") <= 2
+
+
+def told(runs, a, b, unknown=()):
+    folders = [runs[x].run.folder for x in (a, b)]
+    pairs = compare(*folders).errors
+    known = [None if x in unknown else runs[x].errors for x in (a, b)]
+    return differences.headline(pairs, *known, f"precaudit compare {folders[1]}"), differences.sentences(pairs)
+
+
+def test_two_policies_differ_no_more_than_rounding_makes(runs):
+    first, rest = told(runs, "honest", "single")
+    assert first.mark == "✓"
+    assert "no more than rounding makes: at most" in first.sentence
+    assert rest[0].startswith("Top-1 tokens differ at ")
+    assert "KL from the reference run is" in rest[0]
+
+
+def test_a_fault_is_where_two_runs_first_differ_by_more(runs):
+    first, _ = told(runs, "faulty", "single")
+    assert first.mark == "✗"
+    assert "first beyond rounding: scores of layer 0, prefill" in first.sentence
+
+
+def test_runs_that_were_not_compared_are_not_called_the_same(runs):
+    first, _ = told(runs, "honest", "single", unknown=("single",))
+    assert first.mark == "?"
+    assert first.next.endswith("single")
+
+
+def test_what_one_run_lacks_is_not_called_equal(runs):
+    folder = runs["honest"].run.folder
+    pairs = compare(folder, folder).errors
+    lacking = msgspec.structs.replace(pairs[0], missing="not in the reference run")
+    found = differences.headline([*pairs, lacking], runs["honest"].errors, runs["honest"].errors)
+    assert found.text == f"? {len(pairs):,} tensors are equal, and 1 could not be compared."
+    apart = compare(folder, runs["single"].run.folder).errors
+    known = [runs[x].errors for x in ("honest", "single")]
+    assert differences.headline(apart, *known).mark == "✓"
+    found = differences.headline([*apart, lacking], *known)
+    assert found.mark == "?"
+    assert "none beyond rounding; 1 could not be compared" in found.sentence
+
+
+def test_a_difference_without_a_yardstick_is_no_rounding(runs):
+    apart = compare(runs["honest"].run.folder, runs["single"].run.folder).errors
+    known = [runs[x].errors for x in ("honest", "single")]
+    off = next(e for e in apart if e.point == "scores" and e.max_diff)
+    blind = [e for e in known[1] if not (e.kind == "forward" and e.point == "scores")]
+    assert "what rounding makes is not known" in differences.headline(apart, known[0], blind).sentence
+    assert differences.headline(apart, known[0], blind, asked={"logits"}).mark == "✓", "recorded for the sake of others"
+    broken = [msgspec.structs.replace(e, rel_l2="nan") if e is off else e for e in apart]
+    assert differences.headline(broken, *known).mark == "✗"
+
+
+def test_a_failure_that_was_found_once_stays_in_the_sentence(runs, tmp_path, capsys):
+    """A plain compare after one with --formula says what the gate says."""
+    shutil.copytree(runs["honest"].run.folder, tmp_path / "run")
+    found = compare(tmp_path / "run", options=Options(accum=(), cache=tmp_path / "refs"))
+    assert gate(found).exit_code == 0
+    place = next(e for e in found.errors if e.kind == "local" and e.point == "scores")
+    formula = msgspec.structs.replace(
+        place, kind="formula", rel_l2=0.5, explained=None, scopes={"token": {"rel_l2": (0.5, 0)}}
+    )
+    sentence = headline(gate(replace(found, errors=[*found.errors, formula])), "runs/a").sentence
+    assert "the formula is not the reference's, 0.5 off without any rounding" in sentence
+    assert cli(["compare", str(tmp_path / "run"), "--layers", "1"]) == 0
+    assert re.search(
+        r"rounding explains all [\d,]+ errors that were judged in what was selected\.", capsys.readouterr().out
+    )
+
+
+def test_a_broken_budget_says_that_it_is_one(runs, tmp_path):
+    folder = runs["honest"].run.folder
+    (tmp_path / "budgets.toml").write_text(
+        '[[budget]]\nkind = "forward"\npoints = ["logits"]\nmetric = "rel_l2"\nlimit = 1e-9\nwhy = "a promise"\n'
+    )
+    found = headline(gate(folder, tmp_path / "budgets.toml"), "my run")
+    assert re.search(r"logits, prefill: rel_l2 is [\d.e-]+, over its stated limit 1e-9\.", found.sentence), (
+        found.sentence
+    )
+    assert found.next == "precaudit diagnose 'my run'"
+    (tmp_path / "budgets.toml").write_text(
+        '[[budget]]\nkind = "forward"\npoints = ["logits"]\nmetric = "cosine"\nlimit = 1.0\nwhy = "a promise"\n'
+    )
+    sentence = headline(gate(folder, tmp_path / "budgets.toml"), "my run").sentence
+    assert re.search(r"logits, prefill: cosine is 0\.99\d*, below its stated limit 1(\.0)?\.", sentence), sentence
+
+
+def test_a_file_of_records_has_no_command_that_needs_a_run(runs):
+    file = runs["faulty"].run.folder / "errors.jsonl"
+    found = headline(gate(file), str(file))
+    assert (found.mark, found.next) == ("✗", "")
+
+
+def test_a_run_is_itself(runs):
+    first, rest = told(runs, "honest", "honest")
+    assert re.fullmatch(r"all [\d,]+ tensors that both runs have are equal\.", first.sentence)
+    assert re.match(r"Top-1 tokens differ at 0 of \d+ positions; KL from the reference run is 0\.0e\+00", rest[0])
+
+
+def test_the_commands_that_are_named_next_run(runs, tmp_path, capsys):
+    shutil.copytree(runs["faulty"].run.folder, tmp_path / "run")
+    shutil.copytree(runs["single"].run.folder, tmp_path / "single")
+    (tmp_path / "single" / "compare.json").unlink()
+    said = ""
+    for words, codes in (
+        (["gate", str(tmp_path / "run")], {1}),
+        (["compare", str(tmp_path / "run"), str(tmp_path / "single")], {0}),
+        (["report", str(tmp_path / "run"), "--all"], {0}),
+    ):
+        assert cli(words) in codes
+        said += capsys.readouterr().out
+    commands = set(re.findall(r"precaudit ((?:explain|diagnose|compare) \S+)", said))
+    assert {c.split()[0] for c in commands} == {"explain", "diagnose", "compare"}
+    for command in commands:
+        assert cli(command.split()) in (0, 1), command
+
+
+@pytest.mark.parametrize("command", ["compare", "report", "gate"])
+def test_the_verdict_is_the_first_line(runs, command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, mark in (("honest", "✓"), ("faulty", "✗")):
+        code = cli([command, str(runs[name].run.folder)])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(f"{mark} ")
+        assert code == (1 if (command, mark) == ("gate", "✗") else 0)
+        assert (lines[1] == f"  Next: precaudit diagnose {runs[name].run.folder}") == (mark == "✗")
+    assert sum(line.startswith("input suspect: ") for line in lines) == (command == "gate")
+
+
+def test_what_is_piped_has_lines_of_any_length(runs, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    cli(["report", str(runs["honest"].run.folder)])
+    header = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("point"))
+    assert header.split()[:3] == ["point", "local", "2nd"]
+    assert header.rstrip().endswith("× emul.")
+
+
+def test_tokens_are_told_as_text_beside_their_ids(runs):
+    found = runs["honest"]
+    p = next(x for x in found.prefill_decode if x.against == "prefill")
+    other = msgspec.structs.replace(p, decode_top1=ord("Q") + 3, match=False)
+    text = printed(replace(found, prefill_decode=[other]), 100)
+    tokenizer = load("tiny", "bf16").tokenizer
+    assert f"{other.decode_top1} {tokenizer.decode([other.decode_top1])!r}" in text
+
+
+def test_tokens_of_a_model_that_is_not_here_are_ids(runs):
+    run = runs["honest"].run
+    model = msgspec.structs.replace(run.record.model, reference="/no/such")
+    assert quoted(run, [5])
+    assert quoted(replace(run, record=msgspec.structs.replace(run.record, model=model)), [5]) == {}
