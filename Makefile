@@ -74,69 +74,69 @@ docs: .venv/docs
 	@echo 'build/docs/index.html'
 
 pages: .venv/test
-	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m tools.pages
 
 audit: .venv/base
 	$(BIN)/precaudit audit
 
 exam: .venv/test
-	$(BIN)/python -m benchmarks.exam
+	$(BIN)/python -m exams.exam
 
 exam-diagnose: .venv/test
-	$(BIN)/python -m benchmarks.exam_diagnose
+	$(BIN)/python -m exams.exam_diagnose
 
 exam-cells: .venv/test
-	$(BIN)/python -m benchmarks.exam_cells
+	$(BIN)/python -m exams.exam_cells
 
 families: .venv/test
-	$(BIN)/python -m benchmarks.families --all
+	$(BIN)/python -m exams.families --all
 
 .venv/programs: .venv/test
 	$(PIP) -e '.[programs]'
 	touch $@
 
 programs: .venv/programs
-	$(BIN)/python -m benchmarks.programs
+	$(BIN)/python -m exams.programs
 
 .venv/fuzz: .venv/test
 	$(PIP) -e '.[fuzz]'
 	touch $@
 
 fuzz: .venv/fuzz
-	$(BIN)/python -m benchmarks.fuzz
-	$(BIN)/python -m benchmarks.guided
+	$(BIN)/python -m exams.fuzz
+	$(BIN)/python -m exams.guided
 
 calibrate: .venv/test
-	$(BIN)/python -m benchmarks.calibrate
+	$(BIN)/python -m exams.calibrate
 
 cuts: .venv/test
 	$(MAKE) --keep-going --jobs=2 cut-exam cut-diagnose cut-cells cut-programs cut-calibrate
 
 cut-exam: .venv/test
-	$(BIN)/python -m benchmarks.exam --part today/28
+	$(BIN)/python -m exams.exam --part today/28
 
 cut-diagnose: .venv/test
-	$(BIN)/python -m benchmarks.exam_diagnose --part today/28
+	$(BIN)/python -m exams.exam_diagnose --part today/28
 
 cut-cells: .venv/test
-	$(BIN)/python -m benchmarks.exam_cells --part today/112
+	$(BIN)/python -m exams.exam_cells --part today/112
 
 cut-programs: .venv/test
-	$(BIN)/python -m benchmarks.programs --only examples/ --part today/28
+	$(BIN)/python -m exams.programs --only examples/ --part today/28
 
 cut-calibrate: .venv/test
-	$(BIN)/python -m benchmarks.calibrate --anew --part today/280
+	$(BIN)/python -m exams.calibrate --anew --part today/280
 
 oracle: .venv/oracle
 	$(BIN)/python refs/fixtures/generate.py --check
 	$(BIN)/python -m pytest -n 2 -m "oracle and not slow" tests/models/test_checkpoint_files.py tests/models/test_configurations.py
 
 tpu: .venv/test
-	$(BIN)/python -m benchmarks.tpu
+	$(BIN)/python -m exams.tpu
 
 kernels: .venv/test
-	$(BIN)/python -m benchmarks.kernels
-	$(BIN)/python -m benchmarks.shipped
+	$(BIN)/python -m exams.kernels
+	$(BIN)/python -m tools.shipped
 
 bench: .venv/oracle
 	$(BIN)/python -m benchmarks.main_job
@@ -148,7 +148,7 @@ bench: .venv/oracle
 
 tiny: .venv/test
 	$(PIP) -e '.[train]'
-	$(BIN)/python benchmarks/train_tiny.py --steps 1500
+	$(BIN)/python tools/train_tiny.py --steps 1500
 
 schemas: .venv/base
 	$(BIN)/python -m precaudit.workflows.schemas docs/schemas

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.exam_diagnose import MIDDLE, cell, traced
-from benchmarks.mistakes import MISTAKES, altered, placed, zeros_read
-from benchmarks.rewrites import REWRITES
+from exams.exam_diagnose import MIDDLE, cell, traced
+from exams.mistakes import MISTAKES, altered, placed, zeros_read
+from exams.rewrites import REWRITES
 from precaudit.cli import run
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.caches import explain

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.fuzz import DUMPS, Corpus, sealed
+from exams.fuzz import DUMPS, Corpus, sealed
 from precaudit.cli import run
 
 

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from benchmarks import exam_cells
-from benchmarks.cells import CELLS, THEMES
-from benchmarks.cells.cell import Cell
-from benchmarks.exam_cells import Answer, asked, table
-from benchmarks.exam_diagnose import mistakes
+from exams import exam_cells
+from exams.cells import CELLS, THEMES
+from exams.cells.cell import Cell
+from exams.exam_cells import Answer, asked, table
+from exams.exam_diagnose import mistakes
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace

@@ -1,4 +1,4 @@
-"""Cuts of the exams: N days make every cell, a wrong cell is exit code 1, and every script of benchmarks/ starts."""
+"""Cuts of the exams: N days make every cell, a wrong cell is exit code 1, and all scripts beside the package start."""
 
 import argparse
 import re
@@ -8,17 +8,17 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks import calibrate, exam, exam_cells, exam_diagnose, programs
-from benchmarks.cells import CELLS
-from benchmarks.cut import Cut, cut
-from benchmarks.injection import Cell
-from benchmarks.traits import TRAITS
+from exams import calibrate, exam, exam_cells, exam_diagnose, programs
+from exams.cells import CELLS
+from exams.cut import Cut, cut
+from exams.injection import Cell
+from exams.traits import TRAITS
 from precaudit.recording.tracing.subject import load
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import ROOT
 
 MONTH = 28  # days of the shortest
-CUTS = dict(re.findall(r"benchmarks\.(\w+) .*--part today/(\d+)", (ROOT / "Makefile").read_text()))
+CUTS = dict(re.findall(r"exams\.(\w+) .*--part today/(\d+)", (ROOT / "Makefile").read_text()))
 KINDS = {
     "absences": (exam.absences(), "exam"), "honest variants": (exam.variants(1), "exam"),
     "faults in files": (exam.in_files(), "exam"), "faults in programs": (exam.in_programs(), "exam"),
@@ -142,13 +142,13 @@ for name in sys.argv[1:]:
 
 
 def scripts():
-    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+    for path in sorted(p for folder in ("benchmarks", "exams", "tools") for p in (ROOT / folder).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if '__name__ == "__main__"' in path.read_text() and find_spec(MISSING.get(path.stem, "jax")):
             yield name
 
 
-def test_every_benchmark_starts():
+def test_every_script_starts():
     """A module that another lacks, or a name that is gone, is seen without a run."""
     names = list(scripts())
     assert len(names) > 20
@@ -158,6 +158,6 @@ def test_every_benchmark_starts():
 
 @pytest.mark.slow  # half a minute
 def test_the_bundled_model_can_be_trained_again(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.train_tiny", "--steps", "2", "-o", str(tmp_path / "tiny")]
+    command = [sys.executable, "-m", "tools.train_tiny", "--steps", "2", "-o", str(tmp_path / "tiny")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert load(str(tmp_path / "tiny"), device="cpu").config == load("tiny", device="cpu").config

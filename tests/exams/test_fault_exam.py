@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.absences import ABSENCES, against_baseline, between_runs
-from benchmarks.absences import judged as judged_altered
-from benchmarks.faults import FAULTS
-from benchmarks.injection import COUNTS, OPERATIONS, into_files, into_program
-from benchmarks.injection import record as record_exam
-from benchmarks.mistakes import MISTAKES, TEXT, other_base, placed
-from benchmarks.rewrites import REWRITES
+from exams.absences import ABSENCES, against_baseline, between_runs
+from exams.absences import judged as judged_altered
+from exams.faults import FAULTS
+from exams.injection import COUNTS, OPERATIONS, into_files, into_program
+from exams.injection import record as record_exam
+from exams.mistakes import MISTAKES, TEXT, other_base, placed
+from exams.rewrites import REWRITES
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
 from precaudit.models.jax_decoder import Parts

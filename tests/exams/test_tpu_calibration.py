@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.tpu_calibration import compare, record
-from benchmarks.tpu_calibration.programs import PROGRAMS
+from exams.tpu_calibration import compare, record
+from exams.tpu_calibration.programs import PROGRAMS
 from tests.helpers.tpus import needs_libtpu
 
 

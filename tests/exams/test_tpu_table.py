@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.tpu import BOUNDS
-from benchmarks.tpu_compiled import collectives, policies
-from benchmarks.tpu_gradient import batch, error, example, measured
+from exams.tpu import BOUNDS
+from exams.tpu_compiled import collectives, policies
+from exams.tpu_gradient import batch, error, example, measured
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.schema.policies import shipped
 from tests.helpers.tpus import needs_libtpu

@@ -8,7 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import precaudit
-from benchmarks import mistakes
+from exams import mistakes
 from precaudit.judging.gate import judge_records
 from precaudit.judging.pooled import GAIN, RATIO, pooled
 from precaudit.judging.rules import judge

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pages
-from benchmarks.pages import ROOT, Step, same, steps
+from tools import pages
+from tools.pages import ROOT, Step, same, steps
 
 PAGES = pages.pages()
 QUICK = [page for page in PAGES if not pages.is_slow(page)]
@@ -177,7 +177,7 @@ def test_every_public_name_says_what_it_is():
 @pytest.mark.slow  # 1 min: pip fetches what builds the package
 def test_the_archives_hold_the_package_and_no_test_data(tmp_path):
     source = tmp_path / "source"
-    kept = ["precaudit", "docs", "examples", "tests", "refs", "benchmarks"]
+    kept = ["precaudit", "docs", "examples", "tests", "refs", "benchmarks", "exams", "tools"]
     for folder in kept:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"):
@@ -193,5 +193,5 @@ def test_the_archives_hold_the_package_and_no_test_data(tmp_path):
     with tarfile.open(archive) as held:
         inside = {n.partition("/")[2] for n in held.getnames()}
     assert {"docs/tutorial.md", "examples/own_decoder.py", "CHANGELOG.md"} <= inside
-    assert not {n for n in inside if n.split("/")[0] in ("tests", "refs", "traces", "benchmarks")}
+    assert not {n for n in inside if n.split("/")[0] in ("tests", "refs", "traces", "benchmarks", "exams", "tools")}
     assert archive.stat().st_size < 6e6

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from benchmarks.exam_diagnose import MIDDLE
-from benchmarks.mistakes import MISTAKES, Mistake, placed
+from exams.exam_diagnose import MIDDLE
+from exams.mistakes import MISTAKES, Mistake, placed
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.caches import explain, explain_hashes
 from precaudit.interpreters.jaxpr.narrow import held

@@ -389,8 +389,8 @@ def screenshot(browser, file):
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory):
     """Return the page of tiny with a mistake in layer 2: the scale of the scores is applied twice in decode."""
-    from benchmarks.exam_diagnose import MIDDLE
-    from benchmarks.mistakes import MISTAKES, placed
+    from exams.exam_diagnose import MIDDLE
+    from exams.mistakes import MISTAKES, placed
     from precaudit.diagnosis.diagnose import diagnose
 
     mistake = next(m for m in MISTAKES if m.name == "scale twice in decode")

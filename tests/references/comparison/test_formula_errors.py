@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import msgspec
 import pytest
 
-from benchmarks.mistakes import in_batches
+from exams.mistakes import in_batches
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.judging.baselines import freeze, read_baseline
 from precaudit.judging.gate import gate

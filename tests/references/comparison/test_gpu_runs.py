@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.traits import TRAITS
+from exams.traits import TRAITS
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.models.jax_decoder.parts import attend, attention_scores, project

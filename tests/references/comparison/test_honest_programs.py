@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replace_record
 
-from benchmarks import calibrate
-from benchmarks.rewrites import ATTENTIONS, DEVICES, unnormalised
-from benchmarks.traits import TRAITS, bundled, models, prompts
+from exams import calibrate
+from exams.rewrites import ATTENTIONS, DEVICES, unnormalised
+from exams.traits import TRAITS, bundled, models, prompts
 from precaudit import assert_close
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints import open_checkpoint

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.mistakes import MISTAKES, placed
+from exams.mistakes import MISTAKES, placed
 from precaudit.diagnosis.advice import missing
 from precaudit.diagnosis.diagnose import diagnose
 from precaudit.diagnosis.evidence.positions import by_position, described, shape, spans

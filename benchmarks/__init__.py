@@ -1,0 +1,1 @@
+"""Measures of speed and memory, each against its bound (``make bench``)."""

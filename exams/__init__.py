@@ -1,0 +1,1 @@
+"""Exams: what is said of faults that were made, and of honest programs, must be true (``make exam`` and others)."""

@@ -1,0 +1,1 @@
+"""What writes files of the repository: outputs in its pages, tables, the bundled model and questions."""
