@@ -2,7 +2,9 @@
 
 Every mistake is made in one middle layer of tiny and in all. Right is: the first finding is at the mistake's point, in
 the first faulty layer (of all layers the second will do: a mistake may be too small in one), of its class, and it
-names the cause where that is among the variants. A cell is a row of exams/results/exam-diagnose.jsonl.
+names the cause where that is among the variants. Every mistake is also made in a ``Program`` of tiny
+(exams/as_program.py), which must have the same finding, and its gate must fail. A cell is a row of
+exams/results/exam-diagnose.jsonl.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
+from exams.as_program import diagnosed
 from exams.cut import Cut, add_part
 from exams.mistakes import MISTAKES, TEXT, Mistake, placed
 from exams.pairs import Pair, pairs
@@ -28,6 +31,7 @@ from precaudit.schema.prompts import Prompt
 from precaudit.schema.selection import Selection
 
 MIDDLE = 2
+NOTHING = ("", "", "nothing found")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -44,12 +48,24 @@ class Cell:
     second: str
     findings: int
     at: int | None
+    as_program: tuple[tuple[str, str, str], int | None, int] | None = None  # what was found, its layer, gate's exit
 
     @property
     def right(self) -> bool:
         """Whether place, class and cause are right."""
-        first = {"middle": {MIDDLE}, "all": {0, 1}, "own": {self.at}}[self.layers]
-        return self.found == self.wanted and self.layer in first
+        return self.found == self.wanted and self.layer in self._first
+
+    @property
+    def right_as_program(self) -> bool:
+        """Whether they are in the program, too, and its gate fails; true where it was not asked."""
+        if self.as_program is None:
+            return True
+        found, layer, code = self.as_program
+        return found == self.wanted and layer in self._first and code == 1
+
+    @property
+    def _first(self) -> set[int | None]:
+        return {"middle": {MIDDLE}, "all": {0, 1}, "own": {self.at}}[self.layers]
 
 
 def traced(
@@ -64,23 +80,33 @@ def traced(
         return diagnose(run, select, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
-def cell(folder: Path, mistake: Mistake, layers: str) -> Cell:
-    """Make a mistake in the middle layer or in all, and ask."""
-    found = traced(
-        folder, mistake.subject(MIDDLE if layers == "middle" else None), mistake.prompts, mistake.steps
-    ).findings
+def cell(folder: Path, mistake: Mistake, layers: str, program: bool) -> Cell:
+    """Make a mistake in the middle layer or in all, and ask; ``program``: of a program, too."""
+    where = MIDDLE if layers == "middle" else None
+    found = traced(folder, mistake.subject(where), mistake.prompts, mistake.steps).findings
     cause = mistake.cause or "none reproduces it"
     if found and mistake.seen_by is not None and found[0].cause == mistake.seen_by:
         cause = mistake.seen_by
     wanted = (mistake.point, mistake.kind, cause)
+    beside = _of_program(folder, mistake, where) if program else None
     if not found:
-        return Cell(mistake.name, layers, wanted, ("", "", "nothing found"), None, None, "", 0, mistake.at)
+        return Cell(mistake.name, layers, wanted, NOTHING, None, None, "", 0, mistake.at, beside)
     f: Finding = found[0]
     explained = None if f.explained is None else float(f.explained)
     second = "" if f.second is None else f"{f.second[0]} {float(f.second[1]):.3f}"
     return Cell(
-        mistake.name, layers, wanted, (f.point, f.kind, f.cause), f.layer, explained, second, len(found), mistake.at
-    )
+        mistake.name, layers, wanted, (f.point, f.kind, f.cause), f.layer, explained, second, len(found), mistake.at,
+        beside,
+    )  # fmt: skip
+
+
+def _of_program(folder: Path, mistake: Mistake, layer: int | None) -> tuple[tuple[str, str, str], int | None, int]:
+    """Return the first finding of a mistake's program, its layer, and what gate exits with."""
+    made = diagnosed(folder, mistake, layer)
+    if not made.findings:
+        return NOTHING, None, made.gate
+    f = made.findings[0]
+    return (f.point, f.kind, f.cause), f.layer, made.gate
 
 
 def both(folder: Path, pair: Pair) -> tuple[bool, str]:
@@ -111,16 +137,23 @@ def rewrites() -> list[tuple[str, str]]:
     return list(product(("bf16", "fp32-highest"), REWRITES))
 
 
-def asked(folder: Path, only: str, part: Cut) -> Iterator[tuple[str, bool, Cell | None]]:
+def asked(folder: Path, only: str, part: Cut, program: bool) -> Iterator[tuple[str, bool, Cell | None]]:
     """Ask; yield (kind, whether it is right, what is kept of a mistake)."""
     for mistake, layers in part.of([m for m in mistakes() if only in m[0].name]):
-        c = cell(folder, mistake, layers)
+        c = cell(folder, mistake, layers, program)
         share = "" if c.explained is None else f"{c.explained:.4f}"
         where = f"layer {c.layer} {c.found[0]}"
         say(
             c.right, f"{c.mistake:28} {c.layers:6} {where:20} {c.found[1]:9} {c.found[2]:26} {share:7} {c.second}",
         )  # fmt: skip
         yield "mistakes", c.right, c
+        if c.as_program is not None:
+            told, layer, code = c.as_program
+            say(
+                c.right_as_program,
+                f"{'  as a program':35} layer {layer} {told[0]:12} {told[1]:9} {told[2]:26} gate {code}",
+            )
+            yield "programs", c.right_as_program, None
     for pair in part.of([p for p in pairs() if only in p.name]):
         right, told = both(folder, pair)
         say(right, f"pair: {pair.name}: {told}")
@@ -135,10 +168,11 @@ def main() -> int:
     """Ask; return 1 where a cell is wrong or none was asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="mistakes and pairs whose name holds this, and no rewrites")
+    parser.add_argument("--models", action="store_true", help="ask of models' runs alone, not of programs")
     add_part(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        answers = list(asked(Path(name), given.only, given.part))
+        answers = list(asked(Path(name), given.only, given.part, not given.models))
     cells = [c for _, _, c in answers if c is not None]
     RESULTS.mkdir(exist_ok=True)
     whole = given.part.parts == 1 and not given.only
@@ -150,7 +184,7 @@ def main() -> int:
     for (made, found), n in sorted(confusion.items()):
         print(f"{made:12} {found:12} {n}")
     kinds, wrong = Counter(kind for kind, _, _ in answers), sum(not right for _, right, _ in answers)
-    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("mistakes", "pairs", "rewrites"))
+    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("mistakes", "programs", "pairs", "rewrites"))
     print(f"part {given.part}: {counts}, {wrong} wrong")
     return 1 if wrong or not answers else 0
 

@@ -77,7 +77,8 @@ def command(
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
     precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --points,
-    --prompt for its cases, --rename, --strict, --taps, --force and --device tpu-predicted alone). With --repeat: record
+    --prompt for its cases, --policy and --set for what it announces, --rename, --strict, --taps, --force and --device
+    tpu-predicted alone). With --repeat: record
     RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With
     several policies, exit code 3 where one of them cannot run.
     """
@@ -198,6 +199,7 @@ def _program(
     from precaudit.recording.programs.loading import load, renamed, trust
     from precaudit.recording.programs.tracing import steps_of, trace
     from precaudit.recording.runs.programs import taken
+    from precaudit.schema.policies import parse_settings
     from precaudit.schema.selection import names_in, parse_layers
 
     if context.params["resume"]:
@@ -209,10 +211,13 @@ def _program(
         raise UserError(f"--strict is for JAX's own device, not for {device}")
     itself = {"subject", "output", "rename", "layers", "points", "prompt", "force", "strict", "taps"}
     itself |= {"device"} if target else set()
+    itself |= {"policy", "settings"}
     if other := _others(context, itself):
         raise UserError(f"a program says itself what it runs on; leave out {', '.join(other)}")
     program = load(reference) if rename is None else renamed(load(reference), rename)
     program = program if cases is None else program.some(names_in(cases, "case"))
+    if (policy := _given(context, "policy")) is not None or context.params["settings"]:
+        program = program.announcing(policy, parse_settings(context.params["settings"]))
     folder = output or Path("traces") / "runs" / reference.rpartition(":")[2]
     with progress_bar("loading the program") as advance:
         taps = context.params["taps"]
@@ -235,6 +240,14 @@ def _program(
         f"{r.bytes / 1e6:,.1f} MB. Next: precaudit compare {folder}"
     )
     return 0
+
+
+def _given(context: click.Context, name: str) -> str | None:
+    """Return an option's value where the command line says it."""
+    from click.core import ParameterSource
+
+    said = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    return str(context.params[name]) if said else None
 
 
 def _others(context: click.Context, taken: set[str]) -> list[str]:

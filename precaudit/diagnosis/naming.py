@@ -22,6 +22,8 @@ from precaudit.schema.limits.checks import SAME
 from precaudit.schema.policies import load_policy
 
 EXACT = 1e-10  # of a value, that FP64 sums in another order leave at most
+CONSTANT = 1e-7  # of a value, that a constant held in float32 leaves at most
+FEW = 3  # significant digits of a number that somebody wrote
 FAR_LESS = 0.01  # of what a formula without a free number leaves, for one with a number to be named in its place
 NEAR = 0.05  # of a formula that is told as the nearest where none is the one
 
@@ -70,7 +72,7 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
             return exact
     for fit in fits(each[0]):
         x = _fitted(fit, left)
-        if x is not None and (exact is None or left(fit.form(x)) <= FAR_LESS * exact.left):
+        if x is not None and (exact is None or (_instead(x, exact) and left(fit.form(x)) <= FAR_LESS * exact.left)):
             v = fit.variant(x)
             return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
     if exact is not None:
@@ -132,6 +134,14 @@ def _entering(book: Textbook, beside: Shown, pair: Pair) -> Named | None:
         says = f"embedding rows are times {factor * should:.6g}, the configuration says {should:.6g}"
         return Named("embedding factor", says, 0.0)
     return Named(UNNAMED, "what enters the layer is not what the layer before, or the embedding, hands it", 1.0)
+
+
+def _instead(x: float, exact: Named) -> bool:
+    """Whether a fitted number may stand for a formula without one that closes.
+
+    What a float32 constant leaves of such a formula, a number of many digits fits: it is none that was written.
+    """
+    return exact.left > CONSTANT or float(f"{x:.{FEW - 1}e}") == x
 
 
 def _fitted(fit: Fit, left: Callable[[Form], float]) -> float | None:

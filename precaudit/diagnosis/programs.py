@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import msgspec
 
+from precaudit.diagnosis.beside import beside_textbook, combined
 from precaudit.diagnosis.caches import name_cache
 from precaudit.diagnosis.diagnose import check_objective
 from precaudit.diagnosis.evidence.effects import Effects, effects
@@ -33,6 +34,7 @@ from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.mutations.declared import where
 from precaudit.references.traced.forward import Chains, NotChained, recorded_calls
 from precaudit.schema.brief import Brief
+from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, calls_text
 from precaudit.schema.records import ErrorRecord, number, value, write_lines
@@ -93,9 +95,10 @@ def diagnose(
     known = Names.of(given) if (given := marks_of(opened).names) else None
     off = ("fail", "nonfinite", "input suspect")
     formula = [v for v in verdicts if v.kind == "formula" and v.status in off]
-    named = _against(formula) if known is None else _beside(opened, program, known, formula, tell)
+    named = list(_against(formula)) if known is None else _beside(opened, program, known, formula, bad, tell)
     inside = formats_inside(errors)
-    findings = [*named, *_segments(opened, bad, errors), *inside_findings(inside, opened.record.points)]
+    segments = [f for f in _segments(opened, bad, errors) if not any(_explains(n, f) for n in named)]
+    findings = [*(n.finding for n in named), *segments, *inside_findings(inside, opened.record.points)]
     if bad and not findings:
         worst = bad[0]
         single = [v for v in bad if v.metric not in METRICS]
@@ -154,23 +157,42 @@ def _segments(opened: Opened, bad: Sequence[Verdict], errors: Sequence[ErrorReco
         yield finding("unknown", UNNAMED, f"{says} ({source.get(point, '')})", point, its, worst.rel_l2, calls)
 
 
-def _against(formula: Sequence[Verdict]) -> Iterator[Finding]:
+class Shows(NamedTuple):
+    """A finding, and the places of the program, point and step, whose values show it."""
+
+    finding: Finding
+    places: frozenset[tuple[str, int | None]] = frozenset()
+
+
+def _explains(named: Shows, segment: Finding) -> bool:
+    """Whether a cause that is named beside the textbook is what a segment without one fails by."""
+    return named.finding.cause != UNNAMED and (segment.point, segment.layer) in named.places
+
+
+def _against(formula: Sequence[Verdict]) -> Iterator[Shows]:
     """Yield one finding for every formula record that leaves a reference of the user's first."""
     for v in formula:
         if v.status != "input suspect":
             says = "the program's FP64 shadow is not the reference; no formula is known of it"
-            yield finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2)
+            yield Shows(finding("semantics", UNNAMED, says, v.point, [v], v.rel_l2))
 
 
 def _beside(
-    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], tell: Advance
-) -> Iterator[Finding]:
-    """Yield what a program does otherwise than the textbook in its formulas."""
+    opened: Opened, program: Program | str | None, names: Names, formula: Sequence[Verdict], bad: Sequence[Verdict],
+    tell: Advance,
+) -> list[Shows]:  # fmt: skip
+    """Return what a program does otherwise than the textbook, in its formulas and in what it recorded."""
     found, made = traced_program(opened, program)
     book = textbook_of(names, found, opened)
     with unmeshed():
         causes = list(_named(opened, book, Chains(found, made), formula, tell))
-    yield from causes
+    return [Shows(f, _places(book, f)) for f in combined(causes, beside_textbook(opened, book, bad))]
+
+
+def _places(book: Textbook, f: Finding) -> frozenset[tuple[str, int | None]]:
+    whole, layers = POINTS[f.point].whole, {f.layer, *f.layers}
+    its = (p for p in book.pairs if POINTS[p.point].whole == whole and p.layer in layers)
+    return frozenset((p.shown.name, p.step) for p in its)
 
 
 def _named(

@@ -23,7 +23,7 @@ from precaudit.writing import whole
 
 S = TypeVar("S", bound=Record)  # the first line of a baseline: it has created, sha256 and chain
 Judged = tuple[str, str, str, int, int | None, str]  # kind and place
-FROZEN = ("local", "forward", "state", "formula", "sums")
+FROZEN = ("local", "forward", "state", "formula", "sums", "policy")
 
 
 class Link(Record, frozen=True):

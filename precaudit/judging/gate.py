@@ -34,7 +34,7 @@ from precaudit.schema.policies import besides
 from precaudit.schema.records import ErrorRecord, value
 
 STATED = ("forward", "local")
-JUDGED = ("local", "forward", "state", "formula", "product", "sums")
+JUDGED = ("local", "forward", "state", "formula", "product", "sums", "policy")
 
 
 @dataclass(frozen=True, repr=False)

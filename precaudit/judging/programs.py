@@ -14,7 +14,8 @@ from precaudit.recording.runs.programs import CARRIED, Compared, Opened, Program
 from precaudit.recording.store import file_hash
 from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
-from precaudit.schema.graphs.decoder import CACHES, POINTS
+from precaudit.schema.graphs.decoder import CACHES, POINTS, parts_of
+from precaudit.schema.places import order_of
 from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, device_kind
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
@@ -48,9 +49,10 @@ def filed_errors(opened: Opened) -> Filed[ErrorRecord]:
 
 def suspect(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> Iterator[Verdict]:
     """Yield the verdicts with those that something before them accounts for called ``input suspect``."""
-    formulas, follows = _formulas(verdicts, errors), _nonfinite(verdicts, errors)
+    after = _formulas(verdicts, errors) | _announced(verdicts, errors)
+    follows = _nonfinite(verdicts, errors)
     return (
-        msgspec.structs.replace(v, status="input suspect") if follows(v) or (v.kind, *_key(v)) in formulas else v
+        msgspec.structs.replace(v, status="input suspect") if follows(v) or (v.kind, *_key(v)) in after else v
         for v in verdicts
     )
 
@@ -136,6 +138,34 @@ def _formulas(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set
             later = order[_key(v)] > first if mine is None else _inherits(mine, seen, [i for i, _ in seen])
             if later:
                 inherits.add(("formula", *_key(v)))
+    return inherits
+
+
+def _announced(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> set[Key]:
+    """Return what an announced policy is broken at only because something before it is.
+
+    Attention that closes from its own recorded scores or probabilities, which fail, and what is not finite after the
+    first operation that makes it so, in its call.
+    """
+    broken = [v for v in verdicts if v.kind == "policy" and v.status in ("fail", "nonfinite")]
+    if not broken:
+        return set()
+    wanted = {_key(v) for v in broken}
+    names = {
+        _key(e): found for e in of_kinds(errors, "policy") if _key(e) in wanted and (found := _textbook(e.reference))
+    }
+    inherits: set[Key] = set()
+    for v in broken:
+        layer, point = names[_key(v)]
+        its = [names[_key(o)] for o in broken if (o.prompt, o.step) == (v.prompt, v.step)]
+        between = v.inherits is not None and any((layer, name) in its for name in parts_of(point))
+        first = min(
+            (order_of(at if at != OUTSIDE else None, name) for o in broken for at, name in [names[_key(o)]]
+             if (o.prompt, o.step) == (v.prompt, v.step) and o.status == "nonfinite"), default=None,
+        )  # fmt: skip
+        later = first is not None and first < order_of(layer if layer != OUTSIDE else None, point)
+        if between or (v.status == "nonfinite" and later):
+            inherits.add(("policy", *_key(v)))
     return inherits
 
 

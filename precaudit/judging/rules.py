@@ -12,7 +12,7 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
 
     A product has no limit but those that budgets state: it passes here where it is finite.
     """
-    if e.kind not in ("local", "forward", "state", "formula", "product", "sums"):
+    if e.kind not in ("local", "forward", "state", "formula", "product", "sums", "policy"):
         return None
     if e.missing is not None:
         return Verdict.of(e, "missing", text=e.missing)
@@ -32,12 +32,13 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return _formula(e)
     if e.lost:
         return Verdict.of(e, "fail", metric="lost", scope="element", value=float(e.lost), limit=0.0)
-    if e.kind == "local" and (scope := _lacking(e)):
+    own = e.kind in ("local", "policy")
+    if own and (scope := _lacking(e)):
         return Verdict.of(e, "unknown", text=f"the record has no excess at scope {scope}")
     if e.kind == "sums":
         checks = list(sum_checks(e, limits))
     else:
-        checks = list(local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits))
+        checks = list(local_checks(e, limits.local(e.dtype)) if own else forward_checks(e, limits))
     if not checks:
         return Verdict.of(e, "unknown", text="the record holds nothing to judge by")
     checks += narrow_checks(e)

@@ -8,8 +8,8 @@ import numpy as np
 from precaudit.errors import UserError, nearest
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.programs import Opened, ProgramPoint, not_taken, places
-from precaudit.references.cached import Held, held
-from precaudit.references.mapped import Pair, Textbook, as_textbook, starts, whole_sequences
+from precaudit.references.cached import MADE, Held, held
+from precaudit.references.mapped import Pair, Textbook, as_cache, as_keyed, as_textbook, starts, whole_sequences
 from precaudit.references.padding import as_rows, padding
 from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
 from precaudit.schema.graphs.decoder import POINTS, row_shapes
@@ -107,22 +107,47 @@ def sentences(every: Sequence[Rests]) -> tuple[str, ...]:
     return tuple(told)
 
 
-def own_sequences(opened: Opened, book: Textbook, case: str) -> tuple[dict[Pair, Array], tuple[Tokens, ...]]:
-    """Return a case's recorded values, in their formats, as the textbook has them, and which rows are whose.
+class Stored(NamedTuple):
+    """A case's recorded values in their formats, as the textbook has them, each call's rows, and which are whose.
 
-    Values are [B, T, …] of all calls.
+    ``seen``: [B, T, …] of all calls; a call's of points over keys are in ``keyed``, [B, H, T, S], and of caches in
+    ``caches``, [B, S, G, K].
     """
+
+    seen: dict[Pair, Array]
+    keyed: dict[Pair, list[Array]]
+    caches: dict[Pair, list[Array]]
+    calls: list[slice]
+    sequences: tuple[Tokens, ...]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Every pair, in the textbook's order of points."""
+        order = list(POINTS)
+        return sorted((*self.seen, *self.keyed, *self.caches), key=lambda p: order.index(p.point))
+
+
+def stored_sequences(opened: Opened, book: Textbook, case: str) -> Stored:
+    """Return a case's recorded values as the textbook has them; raises UserError where they do not fit."""
     ids, calls = _ids(opened, book, case, opened.record.calls)
     stored = [opened.tensors(case, call, "taps") for call in range(opened.record.calls)]
     if opened.record.outputs:
         stored = [x | opened.tensors(case, call, "outputs") for call, x in enumerate(stored)]
     seen = _joined(book, stored, calls, len(ids))
-    return seen, _sequences(opened, book, case, (ids, calls), seen, ROUNDED)
-
-
-def calls_of(opened: Opened, book: Textbook, case: str) -> list[slice]:
-    """Return each call's rows of a case's sequences."""
-    return _ids(opened, book, case, opened.record.calls)[1]
+    sequences = _sequences(opened, book, case, (ids, calls), seen, ROUNDED)
+    rows, heads = row_shapes(book.config), book.config.heads
+    caches = {
+        pair: [as_cache(pair, x[pair.shown.name], len(ids), rows[MADE[pair.point]], book.where) for x in stored]
+        for pair in book.pairs if POINTS[pair.point].state
+    }  # fmt: skip
+    keyed = {
+        pair: [
+            as_keyed(pair, x[pair.shown.name], (len(ids), heads, at.stop - at.start), book.where)
+            for x, at in zip(stored, calls, strict=True)
+        ]
+        for pair in book.pairs if POINTS[pair.point].keyed
+    }  # fmt: skip
+    return Stored(seen, keyed, caches, calls, sequences)
 
 
 def _ids(opened: Opened, book: Textbook, case: str, calls: int) -> tuple[Array, list[slice]]:
@@ -176,7 +201,7 @@ def _real(
 def _joined(book: Textbook, values: Sequence[Values], calls: list[slice], batch: int) -> dict[Pair, Array]:
     """Return every pair's values of all calls, one after another."""
     found, row = {}, row_shapes(book.config)
-    for pair in (p for p in book.pairs if not POINTS[p.point].state):
+    for pair in (p for p in book.pairs if POINTS[p.point].by_row):
         parts = [
             as_textbook(pair, x[pair.shown.name], batch, rows.stop - rows.start, row[pair.point], book.where)
             for x, rows in zip(values, calls, strict=True)

@@ -14,6 +14,7 @@ A names map (TOML) says both:
     [points]                       # the textbook's point = the program's; {i} the layer, {#} nothing, then #1, #2, …
     q = "query_proj{#}"
     attn_out = { name = "encoded{#}", axes = "b h t k -> b t h k" }
+    scores = "scores{#}"           # [batch, query heads, rows, keys], as probs: a key in the slot of its position
     k_cache = "read_k"             # what attention reads of a cache [B, S, G, K], a position in the slot of its number
 """
 
@@ -28,6 +29,7 @@ import msgspec
 import numpy as np
 
 from precaudit.errors import UserError, nearest
+from precaudit.models.checkpoints import open_checkpoint, recorded_source
 from precaudit.models.checkpoints.names import Layout, configured, entry_of, layer_axis, parsed, rearranged, turned
 from precaudit.models.checkpoints.opening import json_table
 from precaudit.models.configs import FAMILIES, DecoderConfig, expected_tensors, from_config_json
@@ -40,6 +42,7 @@ from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.recording.store import file_hash
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
+from precaudit.schema.policies import Policy
 from precaudit.schema.toml import toml_bytes
 
 PARTS = 64  # of an array's first axis that a path may name
@@ -94,8 +97,8 @@ class Textbook:
 
     @property
     def places(self) -> list[tuple[ProgramPoint, int | None]]:
-        """The program's points that are held against it, with their steps."""
-        return [(p.shown, p.step) for p in self.pairs]
+        """The program's points whose formula is held against it, with their steps."""
+        return [(p.shown, p.step) for p in self.pairs if not POINTS[p.point].keyed]
 
     def values(self, sequences: Sequence[Tokens], rows: int) -> dict[tuple[int | None, str], Array]:
         """Return {(layer, point): FP64 values [B, rows, …]} of every paired point and its inputs; 0 in rows of none."""
@@ -108,7 +111,7 @@ class Textbook:
             )
         points = {p.point for p in self.pairs}
         points |= {name for p in points for name in inputs_of(p, self.config.sparse)}
-        points = {p for p in points if not POINTS[p].state}
+        points = {p for p in points if POINTS[p].by_row}
         found: dict[tuple[int | None, str], Array] = {}
 
         def emit(i: int, layer: int | None, point: str, values: Array) -> None:
@@ -162,7 +165,8 @@ def textbook_of(names: Names, program: Program, opened: Opened) -> Textbook:
     where = str(names.map)
     given = parsed(names.map, toml_bytes(names.map), ProgramNames)
     made = configured(_configuration(names.config, names.family), given, where)
-    model = Model(made, _parameters(program.params, given, made, where))
+    own = _parameters(program.params, given, made, where)
+    model = Model(made, own if opened.record.origin is None else _original(opened, made))
     points = (*opened.record.points, *opened.record.outputs)
     return Textbook(model, tuple(_pairs(given, points, made, where)), given, where)
 
@@ -212,6 +216,18 @@ def _parameters(params: Any, names: ProgramNames, config: DecoderConfig, where: 
     return read
 
 
+def _original(opened: Opened, config: DecoderConfig) -> Any:
+    """Return what reads a tensor of the checkpoint that the parameters are meant to hold, as the policy has it.
+
+    Raises UserError where it is not there, or lacks a tensor of the configuration.
+    """
+    origin, announced = opened.record.origin, opened.record.policy
+    found = open_checkpoint(recorded_source(origin or ""))
+    if missing := [n for n in expected_tensors(config) if n not in expected_tensors(found.config)]:
+        raise UserError(f"{origin}: it holds no {missing[0]!r}, which the names map's configuration has")
+    return (found if announced is None else found.under(Policy(**announced))).tensors.read
+
+
 def _part(path: str) -> tuple[str, int | None]:
     """Return an array's path, and which of its parts along the first axis is meant (``w[1]``); None for all of it."""
     found = PART.fullmatch(path)
@@ -234,9 +250,8 @@ def _leaves(params: Any) -> dict[str, Any]:
 def _pairs(names: ProgramNames, points: tuple[ProgramPoint, ...], config: DecoderConfig, where: str) -> Iterator[Pair]:
     known, own = present(config.sparse), {p.name: p for p in points}
     for name in names.points:
-        if name not in known or POINTS[name].keyed:
-            fit = [p for p in known if not POINTS[p].keyed]
-            raise UserError(f"{where}: [points] {name!r} is none that is compared{nearest(name, fit)}")
+        if name not in known:
+            raise UserError(f"{where}: [points] {name!r} is no point of the textbook{nearest(name, known)}")
     if not names.points:
         raise UserError(f'{where}: [points] is empty; for example q = "query_proj{{#}}" (precaudit points PROGRAM)')
     for layer in (*range(config.layers), None):
@@ -278,6 +293,19 @@ def as_cache(pair: Pair, x: Array, batch: int, row: tuple[int, ...], where: str)
             f"{', '.join(map(str, row))}]; give its axes: {{ name = …, axes = 'g b s k -> b s g k' }}"
         )
     return x.reshape(batch, -1, *row)
+
+
+def as_keyed(pair: Pair, x: Array, shape: tuple[int, int, int], where: str) -> Array:
+    """Return a program's scores or probabilities as [B, H, T, S], of ``shape`` and some keys; raises UserError."""
+    x = x.reshape(-1, *pair.shown.shape)[pair.step or 0]
+    if pair.axes:
+        x = rearranged(x, pair.axes, f"{where}: [points] {pair.point}")
+    if x.size % int(np.prod(shape)):
+        raise UserError(
+            f"{where}: [points] {pair.point}: {pair.shown.name!r} {list(pair.shown.shape)} is not {list(shape)} and "
+            "keys (batch, query heads, rows, keys); give its axes: { name = …, axes = 'b t g r s -> b (g r) t s' }"
+        )
+    return x.reshape(*shape, -1)
 
 
 def whole_sequences(calls: Sequence[Mapping[str, Array]], leaf: int, where: str) -> tuple[Array, list[slice]]:

@@ -315,7 +315,7 @@ class ErrorRecord(Record, frozen=True):
     step: Index
     layer: Index | None
     point: str
-    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product", "sums"]
+    kind: Literal["forward", "local", "state", "accum", "weights", "pair", "formula", "product", "sums", "policy"]
     candidate: str
     reference: str
     dtype: str | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from precaudit.errors import UserError, nearest
 from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import LOGITS
+from precaudit.schema.policies import Policy, apply_settings, load_policy
 
 MOST_STEPS = 1 << 16
 OUTPUT = "outputs."  # before the name of an output, where points are named
@@ -25,7 +26,10 @@ class Program(Brief):
     what ``advance(inputs, outputs)`` makes of the one before (a decode loop with its cache). ``outputs``: names of what
     ``call`` returns, in order (one name: its only result); arrays named so are recorded and judged by their forward
     error, and the one named ``logits``, [..., vocabulary], by its distributions too. ``points``: names of your own for
-    automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``).
+    automatic points, ``{"q": "query_proj~1"}``; their occurrences go along (``q#1``). ``policy``: the formats that it
+    means to compute in, by the name of a policy, its file or itself: what a names map shows is held to them.
+    ``weights``: the checkpoint that ``params`` are meant to hold, as ``load`` takes it: the textbook has its tensors,
+    and not those of ``params``, which are believed without it.
 
     Raises UserError for what is none.
 
@@ -48,6 +52,8 @@ class Program(Brief):
     advance: Callable[[tuple[Any, ...], Any], tuple[Any, ...]] | None = None
     outputs: str | Sequence[str] | None = None
     points: Mapping[str, str] | None = None
+    policy: str | Policy | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything runs."""
@@ -71,6 +77,8 @@ class Program(Brief):
             raise UserError(f"Program: outputs = {self.outputs!r} must be a name or several that differ")
         from precaudit.interpreters.jaxpr.wide import narrowed
 
+        if isinstance(self.policy, str):
+            object.__setattr__(self, "policy", load_policy(self.policy))
         object.__setattr__(self, "params", narrowed(self.params))
         object.__setattr__(self, "cases", {name: narrowed(inputs) for name, inputs in self.cases.items()})
 
@@ -79,6 +87,13 @@ class Program(Brief):
         if unknown := [name for name in cases if name not in self.cases]:
             raise UserError(f"no case of the program is named {unknown[0]!r}{nearest(unknown[0], list(self.cases))}")
         return replace(self, cases={name: x for name, x in self.cases.items() if name in cases})
+
+    def announcing(self, policy: str | Policy | None, settings: Mapping[str, str] | None = None) -> "Program":
+        """Return the same that announces a policy (None: its own), keys of it replaced; raises UserError."""
+        announced = self.policy if policy is None else load_policy(policy) if isinstance(policy, str) else policy
+        if not isinstance(announced, Policy):
+            raise UserError(f"the program announces no policy whose {', '.join(settings or {})} to set: give --policy")
+        return replace(self, policy=apply_settings(announced, dict(settings or {})))
 
     @property
     def _names(self) -> tuple[str, ...]:

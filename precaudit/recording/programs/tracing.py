@@ -1,10 +1,11 @@
 """Recording a program: its jitted function with taps, call after call, and what tapping did to its outputs (JAX)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ from precaudit.recording.runs.programs import (
 )
 from precaudit.recording.store import check_space, prepare_folder
 from precaudit.recording.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
+from precaudit.schema.policies import Policy
 from precaudit.schema.records import Prediction, Way, number
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
@@ -90,7 +92,8 @@ def trace(
         weights=weights_of(program, made), automatic=made.automatic, taps=taps,
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=outputs_of(program, asked), layers=layers, loops=loops_of(made),
-        asked=None if asked is None else tuple(asked),
+        asked=None if asked is None else tuple(asked), policy=_announced(program),
+        origin=program.weights,
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
         flushes=True if target is not None else device_flushes(),
         warnings=(*_aside(made.aside), *(() if target is None else assumptions(target))),
@@ -134,6 +137,10 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _announced(program: Program) -> dict[str, str] | None:
+    return None if program.policy is None else asdict(cast("Policy", program.policy))
 
 
 def _aside(names: Sequence[str]) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
     ``asked``: the names of the points that were asked for, None for all; their occurrences go along.
     ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
-    not say, where the program's own were the only points if it had any.
+    not say, where the program's own were the only points if it had any. ``policy``: what the program announces,
+    ``origin``: the checkpoint that its parameters are meant to hold.
     ``warnings``: what a run on another device than it names rests on. ``finished`` is null until the run is whole.
     """
 
@@ -100,6 +101,8 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     neutrality: tuple[Disturbance, ...] = ()
     flushes: bool | None = None
     taps: Literal["own", "automatic", "both"] | None = None
+    policy: dict[str, str] | None = None
+    origin: str | None = None
     warnings: tuple[str, ...] = ()
     bytes: Count = 0
     hashes: dict[str, str] = msgspec.field(default_factory=dict)

@@ -17,6 +17,7 @@ from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import prepared
 from precaudit.recording.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
 from precaudit.recording.store import file_hash
+from precaudit.references.announced import announced_errors
 from precaudit.references.comparison.against import errors_of
 from precaudit.references.formula import (
     OwnReference,
@@ -32,6 +33,7 @@ from precaudit.references.mapped import Names, Textbook, textbook_of
 from precaudit.references.mutations.declared import declared
 from precaudit.references.traced.judged import record_of
 from precaudit.references.traced.reference import Traced
+from precaudit.references.viewed import viewed
 from precaudit.schema.limits.checks import SAME, farthest
 from precaudit.schema.places import Place, spans
 from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, write_lines
@@ -86,7 +88,11 @@ def _errors(
         if reference is not None:
             errors += _formula(traced, book or reference, case, beside)
         rests += [] if beside is None else [rests_on(beside)]
-    return errors if book is None else _declared(opened, book, errors), sentences(rests)
+        if book is not None and opened.record.policy is not None:
+            errors += announced_errors(viewed(opened, book, case), book, case)
+    if book is not None and opened.record.policy is None:
+        errors = _declared(opened, book, errors)
+    return errors, sentences(rests)
 
 
 def traced_program(opened: Opened, program: Program | str | None) -> tuple[Program, Tagged]:

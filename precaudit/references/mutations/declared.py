@@ -4,25 +4,23 @@ A segment is judged by its own equations, so statistics of a norm in bfloat16 ar
 they are seen: the same replay as for the decoder's own runs, on what the program recorded.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from precaudit.models.numpy_decoder.rounding import elisions, of_policy
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.programs import Opened
-from precaudit.references.formula import calls_of, own_sequences
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.mutations.replay import Replay, replay
-from precaudit.references.sequences import Tokens
 from precaudit.references.textbook.closing import yardstick
-from precaudit.references.textbook.operations import Operation, of_arrays
+from precaudit.references.textbook.operations import Operation, parts, prepare
+from precaudit.references.viewed import Viewed, viewed
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.metrics.sizes import canonical, norm, ratio
 from precaudit.schema.places import layers_text
-from precaudit.schema.policies import Policy, load_policy, on_device
-from precaudit.schema.records import Narrow, device_kind, number
+from precaudit.schema.policies import Policy, recorded_policy
+from precaudit.schema.records import Narrow, number
 
 SHOWN = 4  # points that a finding lists
 LEFT = 0.25  # of what float32 inside leaves, squared, that a format may leave: a declared one leaves next to nothing
@@ -31,34 +29,29 @@ LEFT = 0.25  # of what float32 inside leaves, squared, that a format may leave: 
 def declared(opened: Opened, book: Textbook, case: str, skip: Collection[str]) -> Iterator[tuple[int, Pair, Narrow]]:
     """Yield (call, pair, format) of every operation that a narrow format inside makes, and float32 inside does not.
 
-    ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations all of whose
-    inputs are shown, stored in one format.
+    ``skip``: points whose formula is not the textbook's, of which no format is told. Judged are operations of the first
+    sequence all of whose inputs are shown, stored in one format.
     """
-    seen, (sequence, *_) = own_sequences(opened, book, case)
-    edges = ((rows.start, rows.stop) for rows in calls_of(opened, book, case))
-    rows = [slice(*(int(i) for i in np.searchsorted(sequence.rows, ends))) for ends in edges]
-    for pair, o, policy in _operations(opened, book, seen, sequence, skip):
-        found = None if _closes(o, book, policy) else replay(o, book.model, policy)
-        if found is not None and _told(found):
-            for call, some in enumerate(rows):
-                yield call, pair, _narrow(found, some)
-
-
-def _operations(
-    opened: Opened, book: Textbook, seen: Mapping[Pair, Array], sequence: Tokens, skip: Collection[str]
-) -> Iterator[tuple[Pair, Operation, Policy]]:
-    """Yield the operations of a case's first sequence that can be judged, each with the policy of its format."""
-    shown = {(p.layer, p.point): x for p, x in seen.items()}
-    for pair, stored in seen.items():
-        read = [shown.get((_layer(book, pair, name), name)) for name in inputs_of(pair.point, book.config.sparse)]
-        inputs = [x for x in read if x is not None]
-        if pair.shown.name in skip or len(inputs) < len(read) or any(x.dtype != stored.dtype for x in inputs):
+    view = viewed(opened, book, case)
+    policy = recorded_policy(view.run.record)
+    for pair, place in view.places():
+        if pair.shown.name in skip or not _in_one_format(view, pair, book):
             continue
-        policy = on_device(_policy(stored.dtype.name), device_kind(opened.record.device))
-        mine = [x[0, sequence.rows] for x in (stored, *inputs)]
-        o = of_arrays(book.model, opened.record.id, pair.point, pair.layer, mine[0], mine[1:], sequence.earlier)
-        if o is not None:
-            yield pair, o, policy
+        for part in parts(view, place):
+            o = prepare(view, book.model, place, part)
+            found = None if o is None or _closes(o, book, policy) else replay(o, book.model, policy)
+            if o is not None and found is not None and _told(found):
+                for call, rows in view.calls(place, o.positions):
+                    yield call, pair, _narrow(found, rows)
+
+
+def _in_one_format(view: Viewed, pair: Pair, book: Textbook) -> bool:
+    """Whether an operation's inputs are shown in the format that its result is stored in."""
+    row = POINTS[pair.point]
+    if row.state or not row.inputs:
+        return False
+    read = [view.pairs.get((_layer(book, pair, name), name)) for name in inputs_of(pair.point, book.config.sparse)]
+    return all(x is not None and x.shown.dtype == pair.shown.dtype for x in read)
 
 
 def _layer(book: Textbook, pair: Pair, name: str) -> int | None:
@@ -66,19 +59,10 @@ def _layer(book: Textbook, pair: Pair, name: str) -> int | None:
     return last if POINTS[name].per_layer else None
 
 
-def _policy(dtype: str) -> Policy:
-    """Return the policy that stores everything in a format, with float32 inside operations."""
-    if dtype in ("float32", "float64"):
-        return load_policy("fp32-highest")
-    bf16 = load_policy("bf16")
-    changed = {key: dtype for key, name in asdict(bf16).items() if name == "bfloat16"}
-    return replace(bf16, **changed)
-
-
 def _closes(o: Operation, book: Textbook, policy: Policy) -> bool:
     """Whether the textbook with float32 inside makes an operation's values."""
     yard = yardstick(o, book.model, policy)
-    base = of_policy(policy)
+    base = of_policy(policy, o.place.phase == "decode")
     roundings = [base.eliding(places) for places in elisions(o.place.point, book.config, policy)]
     return any(yard.badness(canonical(y, o.axes)) <= 1.0 for y in o.evaluate(roundings))
 

@@ -94,6 +94,11 @@ class Point:
         return self.axes == "HTS"
 
     @property
+    def by_row(self) -> bool:
+        """Whether it has a row of one size for each position, whatever came before."""
+        return not self.state and not self.keyed
+
+    @property
     def heads(self) -> bool:
         """Whether its elements belong to heads."""
         return self.keyed or self.axes.endswith("K")

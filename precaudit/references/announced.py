@@ -1,0 +1,55 @@
+"""Recorded values of a program beside its textbook under the policy that the program announces.
+
+A segment is judged by the roundings that the program's own equations declare. Where a program says which formats it
+means to compute in, its operations are held to that, too: made again by the textbook under that policy, as those of a
+model's run are.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from precaudit.models.numpy_decoder.model import Model
+from precaudit.references.mapped import Textbook
+from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.viewed import Viewed
+from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.limits import default_limits
+from precaudit.schema.limits.checks import local_checks
+from precaudit.schema.places import Place
+from precaudit.schema.policies import recorded_policy
+from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
+
+
+def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorRecord]:
+    """Yield a record for every pair and call of a case; of several sequences, the one that is farthest off."""
+    for pair, place in view.places():
+        if POINTS[place.point].state or not POINTS[place.point].inputs:
+            continue
+        named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
+        worst: dict[int, ErrorRecord] = {}
+        for e in _of_place(view, book.model, place):
+            call = e.step
+            if call not in worst or _badness(e) > _badness(worst[call]):
+                worst[call] = e
+        for call, e in worst.items():
+            yield msgspec.structs.replace(
+                e, kind="policy", prompt=case, phase=PROGRAM_CALL, step=call, layer=pair.step, point=pair.shown.name,
+                reference=named,
+            )  # fmt: skip
+
+
+def _of_place(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:
+    """Yield the local records of a point of a phase, of every sequence."""
+    emulations = Emulations(recorded_policy(view.run.record), ())
+    for prompt in view.requested.prompts:
+        yield from (
+            e for e in local_errors(view, model, True, emulations, place._replace(prompt=prompt)) if e.kind == "local"
+        )
+
+
+def _badness(e: ErrorRecord) -> float:
+    """Return how far a record is beyond its limits; infinite where it holds what is not finite."""
+    if e.nonfinite:
+        return float("inf")
+    return max((found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))), default=0)

@@ -1,0 +1,185 @@
+"""A program's run as its textbook sees it: recorded values by sequence, phase, step, layer and point of the family.
+
+The first call is ``prefill``; later calls of one row each are ``decode`` steps 1, 2, …, which read the keys and values
+of the rows before them. Whatever makes an operation of a model's run again makes these.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from precaudit.numbers.arrays import Array
+from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.store import Run
+from precaudit.references.formula import Stored, stored_sequences
+from precaudit.references.mapped import Pair, Textbook
+from precaudit.references.sequences import Tokens
+from precaudit.schema.graphs.decoder import CACHES, KEYS, POINTS
+from precaudit.schema.places import Place
+from precaudit.schema.policies import Policy, load_policy
+from precaudit.schema.records import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
+
+NO_STATS = Stats(min=0.0, max=0.0, mean=0.0, rms=0.0, nan=0, inf=0)
+
+
+class ViewedRun(Run):
+    """A run whose tensors are in memory, by the key of their record."""
+
+    def __init__(self, opened: Opened, record: RunRecord, prompts: dict[str, PromptRecord]) -> None:
+        super().__init__(opened.folder, record, prompts, [], [])
+        self.arrays: dict[str, Array] = {}
+
+    def tensor(self, record: PointRecord) -> Array:
+        """Return a tensor."""
+        return self.arrays[record.key]
+
+
+@dataclass(frozen=True)
+class Viewed(Recorded):
+    """A case of a program's run by the places of its textbook.
+
+    ``pairs``: whose value is at a layer and point; ``edges``: the position of the first row of each call, by prompt,
+    and the one after the last.
+    """
+
+    pairs: dict[tuple[int | None, str], Pair] = field(default_factory=dict)
+    edges: dict[str, Array] = field(default_factory=dict)
+
+    def steps(self, phase: str) -> Sequence[int]:
+        """The steps a phase has: of decode from 1 on, since no token is decoded twice."""
+        return range(1, self.requested.decode_steps + 1) if phase == "decode" else range(1)
+
+    def keys_read(self, prompt: str, layer: int, cache: str) -> tuple[Array, Array] | None:
+        """Return the keys or values that decode steps read: what calls up to the last made, or the cache there."""
+        point = {c: row for row, c in CACHES.items()}[cache]
+        held = self.tensor(prompt, "decode", self.requested.decode_steps, layer, cache)
+        made = [self.rows(prompt, phase, layer, point) for phase in ("prefill", "decode")]
+        if held is not None:
+            return held, held
+        if any(x is None for x in made):
+            return None
+        every = np.concatenate([x.values for x in made if x is not None])
+        return every, every
+
+    def calls(self, place: Place, positions: Array) -> Iterator[tuple[int, slice]]:
+        """Yield each call with the rows of it among ``positions``, ascending, of a place's phase."""
+        ends = np.searchsorted(positions, self.edges[place.prompt])
+        for call, (a, b) in enumerate(pairwise(int(i) for i in ends)):
+            if a < b:
+                yield call, slice(a, b)
+
+    def places(self) -> Iterator[tuple[Pair, Place]]:
+        """Yield every pair with its first place of each phase."""
+        for (layer, point), pair in self.pairs.items():
+            for phase in self.requested.phases:
+                yield pair, Place(self.requested.prompts[0], phase, self.steps(phase)[0], layer, point)
+
+
+def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
+    """Return a case of a program's run as its textbook sees it.
+
+    Its policy is what the program announces, or else what its stored formats say, with float32 inside. Calls that are
+    not of one row each are one prefill with the first. Keys and values that came before the first row stand before
+    those of the rows; where they are not known, nothing that reads keys can be made.
+    """
+    stored = stored_sequences(opened, book, case)
+    ends = [*(at.start for at in stored.calls), stored.calls[-1].stop]
+    if not _one_by_one(stored):
+        stored = stored._replace(calls=[slice(stored.calls[0].start, stored.calls[-1].stop)], keyed={}, caches={})
+    names = [case if len(stored.sequences) == 1 else f"{case}, row {b}" for b in range(len(stored.sequences))]
+    prompts = {
+        name: PromptRecord(name, "", (*(0,) * s.earlier.start, *map(int, s.ids[: _of_call(s, stored.calls, 0)[1]])))
+        for name, s in zip(names, stored.sequences, strict=True)
+    }
+    points = tuple(dict.fromkeys(p.point for p in stored.pairs))
+    asked = Requested(
+        prompts=tuple(names), layers=tuple(range(book.config.layers)), points=points, support=(),
+        phases=("prefill", "decode") if len(stored.calls) > 1 else ("prefill",), positions=None, every_logit=True,
+        decode_steps=len(stored.calls) - 1, batch=len(names), pad="right", tokens_from=None,
+    )  # fmt: skip
+    announced = opened.record.policy
+    policy = Policy(**announced) if announced is not None else stored_policy(stored)
+    record = _record(opened, book, policy, asked)
+    run = ViewedRun(opened, record, prompts)
+    edges = {n: s.earlier.start + np.searchsorted(s.rows, ends) for n, s in zip(names, stored.sequences, strict=True)}
+    pairs = {(p.layer, p.point): p for p in stored.pairs}
+    found = Viewed(run, {}, {}, book.config, pairs=pairs, edges=edges)
+    for pair in stored.pairs:
+        for place, values, positions in _cut(stored, names, pair):
+            _hold(found, run, place, values, positions)
+    return found
+
+
+def stored_policy(stored: Stored) -> Policy:
+    """Return the policy that a program's stored formats say: float32 inside its operations, and float32 sums."""
+    formats = {p.point: x.dtype.name for p, x in stored.seen.items()}
+    formats |= {p.point: x.dtype.name for p, (x, *_) in stored.keyed.items()}
+    common = formats.get("attn_norm") or formats.get("q") or next(iter(formats.values()))
+    base = load_policy("bf16")
+    changed = {key: common for key, name in asdict(base).items() if name == "bfloat16"}
+    changed |= {POINTS[point].format: name for point, name in formats.items()}
+    changed |= {POINTS[p.point].format: x.dtype.name for p, (x, *_) in stored.caches.items()}
+    return replace(base, **{k: v for k, v in changed.items() if k != "name"}, name="as stored")
+
+
+def _one_by_one(stored: Stored) -> bool:
+    """Whether every call after the first has one row of every sequence, and the first has some."""
+    counts = [[_of_call(s, stored.calls, c)[1] for c in range(len(stored.calls))] for s in stored.sequences]
+    return all(first and all(n == 1 for n in later) for first, *later in counts)
+
+
+def _of_call(s: Tokens, calls: Sequence[slice], call: int) -> tuple[int, int]:
+    """Return which of a sequence's rows a call holds: the first, and how many."""
+    a, b = (int(i) for i in np.searchsorted(s.rows, (calls[call].start, calls[call].stop)))
+    return a, b - a
+
+
+def _cut(stored: Stored, names: Sequence[str], pair: Pair) -> Iterator[tuple[Place, Array, Array]]:
+    """Yield (place, values, positions) of a pair, of every sequence and call."""
+    row = POINTS[pair.point]
+    for b, (name, s) in enumerate(zip(names, stored.sequences, strict=True)):
+        for call in range(len(stored.calls)):
+            first, n = _of_call(s, stored.calls, call)
+            place = Place(name, "decode" if call else "prefill", call, pair.layer, pair.point)
+            positions = s.positions[first : first + n]
+            keys = s.earlier.start + first + n
+            if row.state:
+                if call:
+                    yield place, stored.caches[pair][call][b, :keys], np.arange(keys)
+                continue
+            if row.keyed:
+                at = s.rows[first : first + n] - stored.calls[call].start
+                yield place, stored.keyed[pair][call][b][:, at, :keys], positions
+                continue
+            values = stored.seen[pair][b, s.rows[first : first + n]]
+            if row.cache is not None and pair.layer is not None and pair.layer in s.earlier.kept and not call:
+                before = s.earlier.kept[pair.layer][pair.point != KEYS].astype(values.dtype)
+                values, positions = np.concatenate([before, values]), np.arange(keys)
+            yield place, values, positions
+
+
+def _hold(found: Viewed, run: ViewedRun, place: Place, values: Array, positions: Array) -> None:
+    key = f"{place.prompt}/{place.phase}/{place.step}/{place.layer}/{place.point}"
+    run.arrays[key] = values
+    found.index[place] = PointRecord(
+        prompt=place.prompt, phase=place.phase, step=place.step, layer=place.layer, point=place.point,
+        axes=tuple(POINTS[place.point].axes), shape=values.shape, dtype=values.dtype.name,
+        positions=(int(positions[0]), int(positions[-1]) + 1), rows="range", file="", key=key, hash="", support=False,
+        stats=NO_STATS,
+    )  # fmt: skip
+
+
+def _record(opened: Opened, book: Textbook, policy: Policy, asked: Requested) -> RunRecord:
+    of = opened.record
+    config: dict[str, Any] = msgspec.to_builtins(book.config)
+    model = ModelRecord(id=of.program, reference=of.program, sha256=of.weights, config=config)
+    return RunRecord(
+        schema=1, id=of.id, model=model, policy=asdict(policy), requested=asked, device=of.device, device_count=1,
+        versions=of.versions, xla_flags="", commit=None, command=of.command, started=of.started, program="other",
+        finished=of.finished,
+    )  # fmt: skip

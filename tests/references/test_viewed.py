@@ -1,0 +1,130 @@
+"""A program's run as its textbook sees it: the same records as a model's run, and mistakes named in the same way."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from exams.as_program import CACHES, MAP
+from exams.mistakes import heads_interleaved, rope_tables_in_bf16, scores_in_bf16
+from precaudit import gate
+from precaudit.diagnosis.programs import diagnose
+from precaudit.errors import UserError
+from precaudit.judging.rules import judge
+from precaudit.models.jax_decoder import Parts
+from precaudit.recording.programs.own import decode_of, prefill_of
+from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.runs.recorded import Recorded
+from precaudit.recording.tracing.subject import load
+from precaudit.recording.tracing.trace import Options, trace
+from precaudit.references.announced import announced_errors
+from precaudit.references.comparison.programs import compare
+from precaudit.references.mapped import Names, textbook_of
+from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.viewed import viewed
+from precaudit.schema.graphs.decoder import POINTS, present
+from precaudit.schema.limits import default_limits
+from precaudit.schema.policies import load_policy, recorded_policy
+from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Selection
+from tests.helpers.paths import FIXTURES
+
+MODEL = FIXTURES / "llama-gqa"
+IDS = np.random.default_rng(3).integers(0, 96, 20)
+
+
+def names(folder, more=""):
+    """Return the map of the shipped decoder's points, with the fixture's configuration."""
+    path = folder / "map.toml"
+    path.write_text(MAP.read_text() + more)
+    return Names(path, MODEL / "config.json")
+
+
+def subject(policy="bf16", **parts):
+    return load(str(MODEL), policy, device="cpu", parts=Parts(**parts) if parts else None)
+
+
+def test_a_program_has_the_records_that_a_model_s_run_has(tmp_path):
+    """Prefill of the same tokens: the tensors have the same bits, and so has every number of their local records."""
+    of = subject()
+    program = prefill_of(of, {"a": IDS})
+    opened = trace_program(program, tmp_path / "program")
+    prompt = [Prompt(id="a", tokens=tuple(int(i) for i in IDS))]
+    run = trace(of, tmp_path / "model", prompt, Selection.parse(points="all", phases="prefill"), Options())
+    recorded = Recorded.of(run)
+    book = textbook_of(names(tmp_path), program, opened)
+    view = viewed(opened, book, "a")
+    assert view.requested.points == tuple(p for p in present(False) if not POINTS[p].state)
+    emulations = Emulations(recorded_policy(run.record), ())
+    compared = 0
+    for _, place in view.places():
+        theirs = recorded.tensor(*place)
+        if place.point != "logits":  # a model's run has those of the last row alone
+            assert theirs.tobytes() == view.tensor(*place).tobytes(), place
+            each = [list(local_errors(x, book.model, True, emulations, place)) for x in (recorded, view)]
+            assert [msgspec.structs.replace(e, candidate="") for e in each[0]] == [
+                msgspec.structs.replace(e, candidate="") for e in each[1]
+            ]
+            compared += len(each[0])
+    assert compared == 14 * of.config.layers + 1  # all but resid_in, which no operation makes; and the last norm
+
+
+@pytest.mark.parametrize("of", [prefill_of, decode_of])
+def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
+    ids = np.stack([IDS, IDS[::-1]]) if of is prefill_of else IDS[:8]
+    program = of(subject(), {"a": ids})
+    opened = trace_program(program, tmp_path / "run")
+    book = textbook_of(names(tmp_path, CACHES if of is decode_of else ""), program, opened)
+    view = viewed(opened, book, "a")
+    errors = list(announced_errors(view, book, "a"))
+    assert {e.kind for e in errors} == {"policy"}
+    assert {judge(e, default_limits()).status for e in errors} == {"pass"}
+    made = {(e.point, e.step) for e in errors}
+    assert {("scores", 0), ("attn_out", 0), ("outputs.logits", 0)} <= made
+    assert {step for _, step in made} == set(range(opened.record.calls))
+
+
+@pytest.mark.parametrize(
+    ("policy", "scores", "point", "cause"),
+    [
+        ("bf16-fp32-scores", scores_in_bf16, "scores", "scores in bfloat16"),
+        ("bf16", heads_interleaved, "scores", "heads interleaved"),
+    ],
+)
+def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, point, cause, tmp_path):
+    program = prefill_of(subject(policy, scores=scores), {"a": IDS})
+    opened = trace_program(program, tmp_path / "run")
+    compare(opened, program, names(tmp_path))
+    judged = gate(opened.folder)
+    assert judged.exit_code == 1
+    found = diagnose(opened, program).findings
+    assert {(f.point, f.cause) for f in found} == {(point, cause)}
+    assert found[0].layers == (0, 1, 2)
+    assert f"{point} of layer 0" in found[0].says
+
+
+def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path):
+    """RoPE's tables in bfloat16 cost less than the formats that the program stores: without a policy it passes."""
+    program = replace(prefill_of(subject(rope=rope_tables_in_bf16), {"a": IDS}), policy=None)
+    opened = trace_program(program, tmp_path / "run")
+    errors = compare(opened, program, names(tmp_path))
+    assert not [e for e in errors if e.kind == "policy"]
+    assert gate(opened.folder).exit_code == 0
+    assert not diagnose(opened, program).findings
+
+
+def test_scores_of_another_shape_are_refused_with_their_axes(tmp_path):
+    program = prefill_of(subject(), {"a": IDS})
+    opened = trace_program(program, tmp_path / "run")
+    path = tmp_path / "map.toml"
+    path.write_text(MAP.read_text().replace('scores = "scores"', 'scores = "v"'))
+    with pytest.raises(UserError, match=r"is not \[1, 6, 20\] and keys .* give its axes"):
+        viewed(opened, textbook_of(Names(path, MODEL / "config.json"), program, opened), "a")
+
+
+def test_a_policy_by_its_name_is_that_policy():
+    program = prefill_of(subject("fp32-highest"), {"a": IDS})
+    assert replace(program, policy="fp32-highest").policy == load_policy("fp32-highest")
+    with pytest.raises(UserError, match="unknown policy 'bf61'"):
+        replace(program, policy="bf61")
