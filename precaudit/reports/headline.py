@@ -149,6 +149,8 @@ def how_bad(v: Verdict) -> str:
         what = "error" if v.metric == POOLED[0] else "gain"
         return f"the {what} from FP64 is {found} × what rounding makes (limit {limit}) {v.text}"
     limits = f"{v.metric}{at} {found}, limit {limit}"
+    if v.kind == "policy":
+        return f"not what the announced policy makes of its inputs ({limits})"
     if v.explained is None or not isfinite(value(v.explained)):
         return limits
     share = max(0.0, 100 * value(v.explained))

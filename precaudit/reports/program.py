@@ -1,7 +1,7 @@
 """A program's points and their errors as tables that fit a terminal."""
 
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -145,6 +145,7 @@ def sentences(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
         )
     yield from _tokens(errors)
     yield from _formula(errors)
+    yield from _announced(opened, errors)
     for n in opened.record.neutrality:
         if not n.bitwise:
             yield f"Tapping changed the outputs of {n.case} by up to {n.max_diff}."
@@ -168,6 +169,21 @@ def _formula(errors: Sequence[ErrorRecord]) -> Iterator[str]:
             f"{'' if first.layer is None else f', step {first.layer}'} ({first.reference.rpartition(':')[2]}), "
             f"{value(first.rel_l2):.1e} off; {other} of {known} places differ. Next: precaudit diagnose"
         )
+
+
+def _announced(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
+    """Say how many operations are what the announced policy makes of them, or that no map showed any."""
+    announced = opened.record.policy
+    if announced is None:
+        return
+    statuses = Counter(v.status for e in of_kinds(errors, "policy") if (v := judge(e, default_limits())) is not None)
+    name, every = announced["name"], statuses.total()
+    if not every:
+        yield f"Policy {name} is announced and held against nothing: give a names map (--map)."
+    elif every == statuses["pass"]:
+        yield f"Policy {name}: every one of {every} operations is what it makes of the recorded inputs."
+    else:
+        yield f"Policy {name}: {every - statuses['pass']} of {every} operations are not what it makes of their inputs."
 
 
 def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:
