@@ -20,6 +20,7 @@ from precaudit.schema.toml import read_toml
 from precaudit.writing import write_whole
 
 OWN = Path(__file__).parents[2]  # our code, wherever a clone lies
+KERNELS = re.compile(r"precaudit\.kernels(?=\.|$)")  # where commands of earlier versions name the kernels that ship
 REFERENCE = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -67,7 +68,7 @@ def _imported(reference: str, what: str, fits: Callable[[Any], bool]) -> Any:
     match = REFERENCE.fullmatch(reference)
     if match is None:
         raise UserError(f"{reference!r} names no {what}: give FILE.py:NAME or module:NAME")
-    where, name = match["where"], match["name"]
+    where, name = KERNELS.sub("precaudit.checks.kernels", match["where"]), match["name"]
     try:
         module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except UserError:
