@@ -76,11 +76,11 @@ def command(
     """Run SUBJECT and record it.
 
     SUBJECT is tiny, smollm2, a Hugging Face folder or hub id, a .gguf file, a folder with an Orbax checkpoint, or a
-    precaudit.Program of your own as FILE.py:NAME or module:NAME (its code is run; it takes -o, --layers, --points,
-    --prompt for its cases, --policy and --set for what it announces, --rename, --strict, --taps, --force and --device
-    tpu-predicted alone). With --repeat: record
-    RUN once more and say whether every tensor came out the same, bit for bit (exit code 1 where one did not). With
-    several policies, exit code 3 where one of them cannot run.
+    precaudit.Program of your own as FILE.py:NAME or module:NAME. Its code is run; it takes -o, --layers, --points,
+    --prompt (its cases), --positions (its calls, one after another), --policy and --set (what it announces), --rename,
+    --strict, --taps, --force and --device tpu-predicted alone. With --repeat: record RUN once more and say whether
+    every tensor came out the same, bit for bit (exit code 1 where one did not). With several policies, exit code 3
+    where one of them cannot run.
     """
     if repeat is not None:
         return _again(context, repeat, output, force)
@@ -94,7 +94,7 @@ def command(
     from precaudit.recording.programs.loading import is_reference
 
     if is_reference(subject):
-        return _program(context, subject, output, rename, layers, points, prompt, force, device, strict)
+        return _program(context, subject, output, rename, layers, points, prompt, positions, force, device, strict)
     if rename is not None or taps != "both":
         raise UserError(f"{'--rename' if rename else '--taps'} is for a program, FILE.py:NAME")
     if strict:
@@ -192,7 +192,7 @@ def _show(found: Sequence[Any]) -> None:
 
 def _program(
     context: click.Context, reference: str, output: Path | None, rename: Path | None, layers: str | None,
-    points: str | None, cases: str | None, force: bool, device: str, strict: bool,
+    points: str | None, cases: str | None, positions: str | None, force: bool, device: str, strict: bool,
 ) -> int:  # fmt: skip
     """Record a program of the user's."""
     from precaudit.errors import UserError
@@ -209,7 +209,7 @@ def _program(
     target = target_of(device)
     if strict and target is not None:
         raise UserError(f"--strict is for JAX's own device, not for {device}")
-    itself = {"subject", "output", "rename", "layers", "points", "prompt", "force", "strict", "taps"}
+    itself = {"subject", "output", "rename", "layers", "points", "prompt", "positions", "force", "strict", "taps"}
     itself |= {"device"} if target else set()
     itself |= {"policy", "settings"}
     if other := _others(context, itself):
@@ -225,7 +225,7 @@ def _program(
         called = " ".join(["precaudit", *sys.argv[1:]])
         asked = None if points is None else names_in(points, "point")
         asked = None if asked is None or "all" in asked else asked
-        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps, asked)
+        run = trace(program, folder, reference, force, called, advance, chosen, target, strict, taps, asked, positions)
     trust(reference)
     for n in run.record.neutrality:
         if not n.bitwise:

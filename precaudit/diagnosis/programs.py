@@ -28,7 +28,7 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
 from precaudit.recording.runs.programs import Opened
-from precaudit.references.comparison.programs import traced_program
+from precaudit.references.comparison.programs import compare, traced_program
 from precaudit.references.formula import Shown, shown, with_slots
 from precaudit.references.mapped import Names, Pair, Textbook, textbook_of
 from precaudit.references.mutations.declared import where
@@ -75,15 +75,17 @@ def diagnose(
     opened: Opened, program: Program | str | None = None, tell: Advance = silent,
     objective: str | None = None,
 ) -> Diagnosed:  # fmt: skip
-    """Return the findings of a compared program's run, and write them beside it.
+    """Return the findings of a program's run, and write them beside it; compares it first where that was not done.
 
     ``objective``: also what changed its outputs, and what its lines gain in float32; of logits as ``shares`` takes it.
-    Raises UserError for an objective that is none, or where the run was not compared, or its program or its textbook's
-    files are others than then.
+    Raises UserError for an objective that is none, or where the program or its textbook's files are others than those
+    that were traced and compared.
     """
     if objective is not None:
         logits = next((p for p in opened.record.outputs if p.name == OUTPUT_LOGITS), None)
         check_objective(objective, logits.shape[-1] if logits is not None and logits.shape else 0)
+    if not (opened.folder / "compared.json").is_file():
+        compare(opened, program, tell=tell)
     errors = errors_of(opened)
     judged = never_run(
         (v for e in errors if (v := judge(e, default_limits())) is not None),

@@ -62,6 +62,7 @@ class _OfProgram(_Shared, total=False):
     reference: str | None
     policy: "Policy | str | None"
     settings: Mapping[str, str] | None
+    positions: Texts | None
 
 
 class _OfModel(_Shared, total=False):
@@ -165,8 +166,9 @@ def trace(
     cases), ``force``; ``progress=True`` shows a bar. Of a model: ``prompts``, a list of texts, {id: text} or the path
     of a JSONL file (None: the shipped ones), ``phases``, ``positions``, or ``select=Selection(…)`` for all filters;
     ``decode_steps``, ``batch``, ``pad``, ``tokens_from``, ``resume``, or ``options=``; of a name also what ``load``
-    takes, such as ``policy="fp32"``. Of a Program: ``policy`` and ``settings``, which it announces, ``strict`` and
-    ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and ``"automatic"`` ones).
+    takes, such as ``policy="fp32"``. Of a Program: ``positions``, its calls, one after another; ``policy`` and
+    ``settings``, which it announces; ``strict`` and ``taps="both"`` (its ``checkpoint_name`` taps, ``"own"``, and
+    ``"automatic"`` ones).
 
     Raises UserError before anything is written where something asked for is not possible.
 
@@ -216,11 +218,24 @@ def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> 
     def named(given: Any, what: str) -> tuple[str, ...] | None:
         return names_in(given, what) if isinstance(given, str) else None if given is None else tuple(given)
 
-    names = ("layers", "points", "prompt", "policy", "settings", "taps", "strict", "force", "reference", "command")
-    check("trace of a Program", keywords, (*names, "progress"))
+    names = (
+        "layers",
+        "points",
+        "prompt",
+        "positions",
+        "policy",
+        "settings",
+        "taps",
+        "strict",
+        "force",
+        "reference",
+        "command",
+    )
+    check("trace of a Program", keywords, (*names, "reference", "command", "progress"))
     layers, taps = keywords.pop("layers", None), keywords.pop("taps", "both")
     asked, cases = (named(keywords.pop(name, None), what) for name, what in (("points", "point"), ("prompt", "case")))
     subject = subject if cases is None else subject.some(cases)
+    at = named(keywords.pop("positions", None), "position")
     policy, settings = keywords.pop("policy", None), keywords.pop("settings", None)
     subject = subject if policy is None and settings is None else subject.announcing(policy, settings)
     asked = None if asked is None or "all" in asked else asked
@@ -228,6 +243,7 @@ def _trace_program(subject: Program, output: Path | str, keywords: Keywords) -> 
         layers = parse_layers(str(layers), steps_of(subject, taps))
     with progress_of(keywords.pop("progress", None)) as progress:
         how = {"layers": layers, "taps": taps, "asked": asked, "tell": progress.advance}
+        how |= {"positions": None if at is None else ",".join(map(str, at))}
         return traced(subject, output, **how, **keywords)
 
 

@@ -49,6 +49,39 @@ def test_some_points_are_judged_as_in_the_whole_run(whole, tmp_path, asked):
     assert precaudit.gate(run.folder).exit_code == 0
 
 
+def test_the_last_calls_are_judged_as_in_the_whole_run(whole, tmp_path):
+    """Each operation of calls 1 and 2 as there; errors of the whole begin where the run does, with its caches."""
+    program, every = whole
+    run = precaudit.trace(program, tmp_path / "run", positions="last:2", prompt="a")
+    assert (run.record.began, run.record.calls) == (1, 2)
+    assert run.record.warnings[0] == "call 0 was run and not recorded: call 0 here is the program's call 1"
+    found = numbers(precaudit.compare(run, program))
+    known = {at: e for at, e in numbers(every).items() if at[1] == "a" and at[2] > 0}
+    assert {(at[0], at[1], at[2] + 1, *at[3:]) for at in found} == known.keys()
+    for (kind, case, call, *at), e in found.items():
+        assert kind == "forward" or msgspec.structs.replace(e, step=call + 1) == known[kind, case, call + 1, *at]
+    assert precaudit.gate(run.folder).exit_code == 0
+    assert not precaudit.diagnose(run, program=program).findings
+
+
+@pytest.mark.parametrize(
+    ("positions", "says"),
+    [("0,-1", "one after another, such as last:4"), ("9:", "name none of the program's 3 calls"), ("x", "is not a")],
+)
+def test_calls_that_cannot_be_recorded_are_told(whole, tmp_path, positions, says):
+    program, _ = whole
+    with pytest.raises(UserError, match=says):
+        precaudit.trace(program, tmp_path / "run", positions=positions)
+    assert not (tmp_path / "run").exists()
+
+
+def test_diagnose_compares_a_program_s_run_first(tmp_path):
+    run = precaudit.trace(replace(load(OWN), steps=0), tmp_path / "run", points="query", prompt="a")
+    found = precaudit.diagnose(run, program=replace(load(OWN), steps=0))
+    assert found.exit_code == 0
+    assert precaudit.gate(run.folder).counts == {"pass": found.explained}
+
+
 def test_layers_points_and_cases_go_together(whole, tmp_path):
     program, every = whole
     run = precaudit.trace(program, tmp_path / "run", points=["query"], layers="1", prompt="b")

@@ -52,6 +52,7 @@ from precaudit.recording.store import check_space, prepare_folder
 from precaudit.recording.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.schema.policies import Policy
 from precaudit.schema.records import Prediction, Way, number
+from precaudit.schema.selection import parse_positions
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 
@@ -61,7 +62,7 @@ def trace(
     program: Program, folder: Path | str, reference: str = "", force: bool = False,
     command: str = "precaudit.trace(...)", tell: Advance = silent, layers: Sequence[int] | None = None,
     target: Target | None = None, strict: bool = False, taps: Which | None = None,
-    asked: Collection[str] | None = None,
+    asked: Collection[str] | None = None, positions: str | None = None,
 ) -> Opened:  # fmt: skip
     """Run every case of a program with taps and record them; return the run opened.
 
@@ -69,7 +70,9 @@ def trace(
     that they begin and end with. ``target``: a TPU that is not here, as which the program is run (None: JAX's device).
     ``strict``: compiled without excess precision; the run's warnings say what that changes.
     ``taps``: the program's own (``checkpoint_name``), automatic ones, or both (None: as ``tagged``). ``asked``: names
-    of the points that are judged (None: all); what these are judged by is recorded as their support.
+    of the points that are judged (None: all); what these are judged by is recorded as their support. ``positions``: of
+    which calls (None: all), one after another; the first of them is call 0 of the run, whose inputs hold what came
+    before.
 
     Raises UserError before anything is written where the program cannot be traced, has no points, or the folder or the
     disk cannot take it.
@@ -81,7 +84,8 @@ def trace(
         made = prepared(program, layers=layers, loops=loops_of(made), taps=taps, only={*asked, *support})
     if not made.sites:
         raise UserError("the program has no points: it holds no product, no cache write and no result of floats")
-    folder, calls, found = Path(folder), program.steps + 1, points_of(made, layers, asked)
+    chosen = _calls(positions, program.steps + 1)
+    folder, calls, found = Path(folder), len(chosen), points_of(made, layers, asked)
     size = sum(int(np.prod((*p.stacked, *p.shape))) * jnp.dtype(p.dtype).itemsize for p in found)
     inputs_size = sum(on_host(x).nbytes for x in jax.tree.leaves(next(iter(program.cases.values()))))
     needed = len(program.cases) * calls * (size + inputs_size) + (1 << 20)
@@ -93,10 +97,10 @@ def trace(
         renamed=dict(program.points or {}), cases=tuple(program.cases), calls=calls, points=found,
         outputs=outputs_of(program, asked), layers=layers, loops=loops_of(made),
         asked=None if asked is None else tuple(asked), policy=_announced(program),
-        origin=program.weights,
+        origin=program.weights, began=chosen.start,
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
         flushes=True if target is not None else device_flushes(),
-        warnings=(*_aside(made.aside), *(() if target is None else assumptions(target))),
+        warnings=(*_unrecorded(chosen.start), *_aside(made.aside), *(() if target is None else assumptions(target))),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
@@ -107,9 +111,12 @@ def trace(
     strictly: tuple[str, ...] = ()
     for i, (case, first) in enumerate(program.cases.items()):
         inputs = first
-        for call in range(calls):
+        for call in range(-chosen.start, calls):
             given = (program.params, *inputs)
-            out, held = _ran(captured, bare, given, f"{case}, call {call}")
+            out, held = _ran(captured, bare, given, f"{case}, call {chosen.start + call}")
+            if call < 0:
+                inputs = following(program, inputs, out)
+                continue
             _ended(record, held, case, call)
             if call == 0:
                 if strict and i == 0:
@@ -137,6 +144,22 @@ def trace(
     )
     write_manifest(folder, done)
     return open_program_run(folder)
+
+
+def _calls(positions: str | None, calls: int) -> range:
+    """Return the calls that positions name, each a call; raises UserError for those that are not one after another."""
+    found = parse_positions(positions, calls)
+    if not found:
+        raise UserError(f"positions {positions!r} name none of the program's {calls} calls (0 to {calls - 1})")
+    if len(found) != found[-1] + 1 - found[0]:
+        raise UserError(f"positions {positions!r}: calls of a program are recorded one after another, such as last:4")
+    return range(found[0], found[-1] + 1)
+
+
+def _unrecorded(calls: int) -> tuple[str, ...]:
+    """Return a note of the calls before the first that is recorded, where there are any."""
+    before = "call 0 was" if calls == 1 else f"calls 0 to {calls - 1} were"
+    return (f"{before} run and not recorded: call 0 here is the program's call {calls}",) if calls else ()
 
 
 def _announced(program: Program) -> dict[str, str] | None:

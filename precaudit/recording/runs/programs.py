@@ -73,6 +73,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     ``layers``: the steps of the outermost scans that were recorded, None for all; points are then stacked over those.
     ``loops``: while loops that hold points, which are stacked over as many iterations as any call took.
     ``flushes``: whether the device made 0 of subnormals; None of runs that do not say.
+    ``began``: how many calls were run before the first that is recorded, which is call 0 here.
     ``asked``: the names of the points that were asked for, None for all; their occurrences go along.
     ``automatic``: whether no point is of the program's own taps; ``taps``: which were asked for, None of runs that do
     not say, where the program's own were the only points if it had any. ``policy``: what the program announces,
@@ -98,6 +99,7 @@ class ProgramRun(Record, frozen=True, omit_defaults=False):
     layers: tuple[Index, ...] | None = None
     asked: tuple[str, ...] | None = None
     loops: tuple[ProgramLoop, ...] = ()
+    began: Count = 0
     neutrality: tuple[Disturbance, ...] = ()
     flushes: bool | None = None
     taps: Literal["own", "automatic", "both"] | None = None
