@@ -70,11 +70,11 @@ def name_formula(book: Textbook, beside: Shown, pair: Pair, suspect: bool = Fals
         exact = Named(best[1].name, best[1].says, best[0], "format" if best[1].kind == "format" else "semantics")
         if best[0] <= EXACT:
             return exact
-    for fit in fits(each[0]):
+    for fit in sorted(fits(each[0]), key=lambda f: f.last):
         x = _fitted(fit, left)
         if x is not None and (exact is None or (_instead(x, exact) and left(fit.form(x)) <= FAR_LESS * exact.left)):
             v = fit.variant(x)
-            return Named(v.name.rpartition(" ")[0] if not fit.whole else v.name, v.says, left(fit.form(x)))
+            return Named(v.name, v.says, left(fit.form(x)))
     if exact is not None:
         return exact
     if not sure:

@@ -298,7 +298,7 @@ def test_what_numba_compiles_is_kept_in_the_users_cache_folder(tmp_path):
     """Beside the source it outlives an uninstall, and Python takes what is left of the folder for the package."""
     code = (
         "import numba\n"
-        "from precaudit import rounding_kernels\n"
+        "from precaudit.numbers import rounding_kernels\n"
         "from precaudit.schema.metrics import _moments_kernel, _residue_kernel\n"
         "from precaudit.models.numpy_decoder import stepwise\n"
         "for module in (rounding_kernels, _moments_kernel, _residue_kernel, stepwise):\n"
