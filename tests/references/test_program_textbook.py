@@ -198,7 +198,7 @@ def test_what_fp64_reached_before_it_failed_is_diagnosed(tmp_path):
     assert {e.step for e in errors if e.kind == "formula" and e.unknown is None} == {0}
     found = diagnose(opened, program)
     assert "no FP64 here" in found.unknown[0]
-    assert {f.cause for f in found.findings} == {"epsilon"}
+    assert {f.cause for f in found.findings} == {"epsilon 3e-05"}
 
 
 def test_a_map_that_was_altered_since_is_no_reference(recorded, tmp_path):
@@ -284,7 +284,7 @@ def test_two_faults_are_two_findings(tmp_path):
     opened = trace(program, tmp_path / "run")
     compare(opened, program, Names(MAP, CONFIG))
     causes = {f.cause for f in diagnose(opened, program).findings}
-    assert causes == {"RoPE base", "activation gelu with tanh"}
+    assert causes == {"RoPE base 70000", "activation gelu with tanh"}
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ LIBRARIES = re.compile(
     r"|[/\\]keras[/\\](?!src[/\\]applications)|[/\\]penzai[/\\](?!models)"
 )
 JAX = re.compile(r"[/\\](jax|jaxlib)[/\\]")
-TRACED_BY = re.compile(r"[/\\]precaudit[/\\](transforms|programs)[/\\]")  # what calls the program: no frame of it
+TRACED_BY = re.compile(
+    r"[/\\]precaudit[/\\](interpreters[/\\]jaxpr|recording[/\\]programs)[/\\]"
+)  # what calls the program: no frame of it
 STANDARD = Path(ast.__file__).parent  # functools, contextlib
 CALLED = {"__call__", "call"}  # a module's own code
 
