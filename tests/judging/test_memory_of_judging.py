@@ -59,6 +59,7 @@ def test_the_gate_of_many_failures(failed):
         assert f"{times * counts[status]:,} {status}" in said
 
 
+@pytest.mark.slow
 def test_the_page_of_many_failures(failed, tmp_path):
     """Cells and charts fold as records stream by: 50,000 in memory are 230 MB."""
     pytest.importorskip("vl_convert")
@@ -86,6 +87,7 @@ def test_the_gate_of_many_records(kind, runs):
         assert f"{times * n:,} {status}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_the_table_of_many_records(kind, runs, tmp_path):
     short, long, count = runs[kind]
@@ -97,6 +99,7 @@ def test_the_table_of_many_records(kind, runs, tmp_path):
         assert sum(1 for _ in f) == count + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_the_report_of_many_records(kind, runs):
     short, long, _ = runs[kind]
@@ -111,6 +114,7 @@ def test_the_gate_of_a_file_of_many_records(runs):
     assert " pass" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "program"])
 def test_a_baseline_of_many_records(kind, runs, tmp_path):
     """Lines are written as records are read, and found in their file: 50,000 in memory are 50 MB."""
