@@ -1,6 +1,6 @@
 """Operations of a program that fail beside its textbook, each named as those of a model's run are."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -12,15 +12,14 @@ from precaudit.judging.rules import judge
 from precaudit.judging.verdicts import Verdict, inheriting
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.recording.runs.programs import Opened
+from precaudit.references.announced import policy_errors
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.mutations.declared import where
 from precaudit.references.mutations.variants import Variant
-from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.viewed import Viewed, viewed
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
-from precaudit.schema.places import Place, calls_text
-from precaudit.schema.policies import recorded_policy
+from precaudit.schema.places import calls_text
 from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
 
 BROKEN = ("fail", "nonfinite")
@@ -79,22 +78,12 @@ def _failing(
     records: dict[tuple[object, ...], ErrorRecord] = {}
     bad: list[Verdict] = []
     for pair, place in view.places():
-        for e in _of_place(view, book, place) if pair in asked else ():
+        for e in policy_errors(view, book.model, place) if pair in asked else ():
             v = judge(e, default_limits())
             if v is not None and v.status in BROKEN:
                 records[(v.kind, *v.place)] = e
                 bad.append(v)
     return records, [v for v in inheriting(bad) if v.status in BROKEN]
-
-
-def _of_place(view: Viewed, book: Textbook, place: Place) -> Iterator[ErrorRecord]:
-    if POINTS[place.point].state or not POINTS[place.point].inputs:
-        return
-    emulations = Emulations(recorded_policy(view.run.record), ())
-    for prompt in view.requested.prompts:
-        for e in local_errors(view, book.model, True, emulations, place._replace(prompt=prompt)):
-            if e.kind == "local":
-                yield e
 
 
 def _of_program(f: Finding, view: Viewed, case: str, group: Sequence[Verdict], calls: int) -> Finding:

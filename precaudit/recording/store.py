@@ -17,7 +17,6 @@ import msgspec
 import xxhash
 
 from precaudit.errors import UserError
-from precaudit.numbers.formats import FORMATS
 from precaudit.schema.brief import Brief
 from precaudit.schema.coverage import config_of
 from precaudit.schema.filed import CHUNK, Filed
@@ -481,8 +480,3 @@ def check_space(folder: Path, needed: int, less: str = "record less with --layer
             f"no space: the run needs about {needed / 1e6:,.0f} MB, {place} has {free / 1e6:,.0f} MB left; "
             f"{less}, or choose another -o"
         )
-
-
-def dtype_size(name: str) -> int:
-    """Return the bytes of one element."""
-    return FORMATS[name].itemsize

@@ -24,11 +24,9 @@ from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
 def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorRecord]:
     """Yield a record for every pair and call of a case; of several sequences, the one that is farthest off."""
     for pair, place in view.places():
-        if POINTS[place.point].state or not POINTS[place.point].inputs:
-            continue
         named = f"{book.config.family}:{'' if pair.layer is None else pair.layer}.{pair.point}"
         worst: dict[int, ErrorRecord] = {}
-        for e in _of_place(view, book.model, place):
+        for e in policy_errors(view, book.model, place):
             call = e.step
             if call not in worst or _badness(e) > _badness(worst[call]):
                 worst[call] = e
@@ -39,8 +37,10 @@ def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorR
             )  # fmt: skip
 
 
-def _of_place(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:
-    """Yield the local records of a point of a phase, of every sequence."""
+def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:
+    """Yield the local records of a point of a phase under the view's policy, of every sequence; none of a cache."""
+    if POINTS[place.point].state or not POINTS[place.point].inputs:
+        return
     emulations = Emulations(recorded_policy(view.run.record), ())
     for prompt in view.requested.prompts:
         yield from (

@@ -250,7 +250,3 @@ class Recorded:
     def logit_rows(self, prompt: str) -> Array:
         """Return the positions any phase has logits of."""
         return np.unique([s.position for s in self.run.steps if s.prompt == prompt]).astype(np.int64)
-
-    def shape_axes(self, point: str) -> str:
-        """Return a point's axes."""
-        return POINTS[point].axes

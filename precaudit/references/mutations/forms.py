@@ -256,8 +256,3 @@ def quantised(bits: int) -> Callable[[Array], Array]:
         return np.asarray(np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)) * scale)
 
     return change
-
-
-def axes_of(o: Inputs) -> str:
-    """Return the axes of an operation's result."""
-    return o.row.axes

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from precaudit.models.numpy_decoder.earlier import FIRST, Earlier
 from precaudit.models.numpy_decoder.honest import Form
 from precaudit.models.numpy_decoder.magnitudes import attended, normalised, rowwise, scored
 from precaudit.models.numpy_decoder.model import Model, all_probs, all_scores, attention_variants
@@ -163,29 +162,6 @@ def _on_rows(
         return [model.apply(point, model.context(layer, positions, r, lengths), inputs) for r in shared]
 
     return run, lambda _u: rowwise(point, model, layer, values)
-
-
-def of_arrays(
-    model: Model, name: str, point: str, layer: int | None, stored: Array, values: Sequence[Array],
-    earlier: Earlier = FIRST,
-) -> Operation | None:  # fmt: skip
-    """Return an operation of a whole sequence from what it stored [T, …] and what it read, in its row's order.
-
-    ``name``: of the run; ``earlier``: what came before the first row. None where it is made from nothing, a part of
-    attention that is judged by keys, or reads keys that are not known.
-    """
-    row, positions = POINTS[point], earlier.start + np.arange(len(stored))
-    if row.keyed or not row.inputs or (row.reads_keys and earlier.mixed):
-        return None
-    rule, wide = Rule.of(model.config, layer), tuple(widen(x) for x in values)
-    run, magnitude = _on_rows(model, point, layer, positions, wide)
-    if row.kind == "mix":
-        q, (k, v) = wide[0], earlier.before(layer or 0, *wide[1:])
-        wide = (q, k, v)
-        run, magnitude = _mixing(rule, positions, [k], [v], 0), lambda u: attended(q, k, v, positions, rule, u)
-    part = Rows(stored, positions, ((0, slice(0, len(stored))),))
-    place = Place("", "prefill", 0, layer, point)
-    return Operation(name, place, part, positions, wide, run, magnitude, model.config.window_of(layer))
 
 
 def with_sums(roundings: Sequence[Rounding], form: Form | None) -> list[Rounding]:
