@@ -22,7 +22,6 @@ from precaudit.schema.prompts import Prompt, encode_prompt
 
 MAP = Path(__file__).parent / "maps" / "tiny.toml"
 CACHES = 'k_cache = "k_cache"\nv_cache = "v_cache"\n'  # what decode shows beside
-MORE = 6  # tokens after the prompt's, as the longest run of the exam decodes
 
 
 @dataclass(frozen=True)
@@ -34,30 +33,33 @@ class AsProgram:
 
 
 def diagnosed(folder: Path, mistake: Mistake, layer: int | None) -> AsProgram:
-    """Trace a mistake in one layer, or all, as a program; compare, gate and diagnose it."""
-    with placed():
-        subject = mistake.subject(layer)
-        program, caches = program_of(subject, mistake)
-        opened = trace(program, folder / "program", force=True)
-        names = Names(written(folder, caches), Path(subject.checkpoint.path) / "config.json")
-        compare(opened, program, names)
-        code = gate(opened.folder).exit_code
-        return AsProgram(diagnose(opened, program).findings, code)
+    """Trace a mistake in one layer, or all, as a program of each phase it is in, until one has a finding."""
+    found = AsProgram((), 0)
+    for phase in mistake.phases:
+        with placed():
+            found = _of_phase(folder, mistake, layer, phase)
+        if found.findings or found.gate:
+            break
+    return found
 
 
-def written(folder: Path, caches: bool) -> Path:
-    """Write the map of tiny's parameters and points, those of decode's caches too, and return its file."""
-    path = folder / "tiny.toml"
-    path.write_text(MAP.read_text() + (CACHES if caches else ""))
-    return path
+def _of_phase(folder: Path, mistake: Mistake, layer: int | None, phase: str) -> AsProgram:
+    """Trace a mistake's program of a phase, compare it with its map, gate and diagnose it."""
+    subject = mistake.subject(layer)
+    program = program_of(subject, mistake, phase)
+    opened = trace(program, folder / "program", force=True)
+    map = folder / "tiny.toml"
+    map.write_text(MAP.read_text() + (CACHES if phase == "decode" else ""))
+    compare(opened, program, Names(map, Path(subject.checkpoint.path) / "config.json"))
+    code = gate(opened.folder).exit_code
+    return AsProgram(diagnose(opened, program).findings, code)
 
 
-def program_of(subject: Subject, mistake: Mistake) -> tuple[Program, bool]:
-    """Return a subject as a program of the mistake's phase, and whether it decodes."""
+def program_of(subject: Subject, mistake: Mistake, phase: str) -> Program:
+    """Return a subject as a program of prefill, or of decode from an empty cache, over a mistake's prompts."""
     every = [list(encode_prompt(Prompt(id="a", prompt=t), subject.tokenizer)[1]) for t in mistake.prompts]
     n = min(map(len, every))
     ids = np.asarray([x[:n] for x in every]) if len(every) > 1 else np.asarray(every[0])
-    if "prefill" in mistake.phases:
-        return prefill_of(subject, {"a": ids}), False
-    more = np.concatenate([ids, ids[..., :MORE]], axis=-1)
-    return decode_of(subject, {"a": more}), True
+    if phase == "prefill":
+        return prefill_of(subject, {"a": ids})
+    return decode_of(subject, {"a": np.concatenate([ids, ids[..., : mistake.steps]], axis=-1)})
