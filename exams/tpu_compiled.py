@@ -11,7 +11,7 @@ from precaudit.checks.lint.linting import PHASES, arguments, found, lint_model, 
 from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import View
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.interpreters.tpu.target import Target, compile_for, mesh
 from precaudit.models.jax_decoder.arithmetic import compiler_options
 from precaudit.recording.tracing.programs import CACHE

@@ -13,7 +13,7 @@ import numpy as np
 
 from exams.tpu_calibration.programs import PROGRAMS
 from precaudit.interpreters.tpu.execute import function
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.interpreters.tpu.target import compile_for, parse_target
 
 

@@ -23,7 +23,7 @@ from precaudit.checks.gradients.check import gradcheck
 from precaudit.interpreters.gpu.units import labelled
 from precaudit.interpreters.jaxpr import multiplying
 from precaudit.interpreters.jaxpr.emulate import EXPANDED, Realisation, emulated, rounded
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.judging.programs import notes
 from precaudit.models.numpy_decoder import passes
 from precaudit.models.numpy_decoder.accumulation import rounding_products

@@ -15,7 +15,7 @@ from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import View
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu import units
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.interpreters.tpu.target import TESTED, Compiled, Target, check_policy, compile_for, untested
 from precaudit.interpreters.tpu.units import counted
 from precaudit.models.jax_decoder.arithmetic import check_device, compiler_options

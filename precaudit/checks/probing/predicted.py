@@ -6,7 +6,8 @@ from typing import Any
 from precaudit.checks.probing.ways import REFUSALS, Way, first_line
 from precaudit.errors import UserError
 from precaudit.interpreters.tpu.execute import Unknown, function
-from precaudit.interpreters.tpu.hlo import Instruction, Module, parse
+from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.hlo import Instruction, Module
 from precaudit.interpreters.tpu.products import passes
 from precaudit.interpreters.tpu.target import Target, compile_for
 from precaudit.numbers.arrays import Array

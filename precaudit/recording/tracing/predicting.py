@@ -13,7 +13,8 @@ from precaudit.interpreters.jaxpr.keys import bits, keyed
 from precaudit.interpreters.tpu.calls import Rule
 from precaudit.interpreters.tpu.emulated import emulated
 from precaudit.interpreters.tpu.execute import function, rounds_inside
-from precaudit.interpreters.tpu.hlo import Module, parse
+from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.hlo import Module
 from precaudit.interpreters.tpu.kernels import interpreted, rules
 from precaudit.interpreters.tpu.scanner import HloError
 from precaudit.interpreters.tpu.target import EXTRA, TESTED, Target, compile_for, libtpu_version, parse_target

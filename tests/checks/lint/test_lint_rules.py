@@ -17,7 +17,7 @@ from precaudit.checks.lint.recorded import Extent, Recorded
 from precaudit.checks.lint.rules import every
 from precaudit.checks.lint.view import View
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.interpreters.tpu.target import compile_for, mesh, parse_target
 from precaudit.recording.programs.loading import load
 from precaudit.schema.policies import load_policy

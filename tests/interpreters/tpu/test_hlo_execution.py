@@ -12,7 +12,9 @@ from jax import lax
 
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import shadow
-from precaudit.interpreters.tpu import execute, hlo
+from precaudit.interpreters.tpu import execute
+from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.opcodes import OPCODES
 from precaudit.interpreters.tpu.operations import RULES
 from precaudit.interpreters.tpu.products import Window, in_passes, product, relation
 from precaudit.interpreters.tpu.sorting import in_order
@@ -41,7 +43,7 @@ def relative(a, b):
 
 def module(entry, before=""):
     """Return a module of an entry computation's lines."""
-    return hlo.parse(f"HloModule m\n{before}\nENTRY %main {{\n{entry}\n}}\n")
+    return parse(f"HloModule m\n{before}\nENTRY %main {{\n{entry}\n}}\n")
 
 
 def run(entry, *args, before="", **how):
@@ -399,7 +401,7 @@ ROOT %j = f32[5,2] custom-call(%x, %y), custom_call_target="ConcatBitcast"
 
 
 def test_every_rule_is_of_an_opcode():
-    assert {*RULES, *execute.FLOW} <= hlo.OPCODES
+    assert {*RULES, *execute.FLOW} <= OPCODES
 
 
 def _fp64(x):
@@ -524,7 +526,7 @@ EXACT = {"set": _set, "bits": lambda x: x.astype(np.float32).view(np.int32)}
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compiled_for_a_tpu(name):
     program, args, exact, largest = PROGRAMS[name]
-    found = jax.tree.leaves(execute.function(hlo.parse(text_for(program, *args)))(*args))
+    found = jax.tree.leaves(execute.function(parse(text_for(program, *args)))(*args))
     expected = jax.tree.leaves((exact or EXACT[name])(*map(_fp64, args)))
     shapes = jax.tree.leaves(jax.eval_shape(program, *args))
     for x, y, shape in zip(found, expected, shapes, strict=True):
@@ -548,7 +550,7 @@ def test_what_a_tpu_rounds_no_more_than_a_cpu_agrees(topology):
 
     angles = normal(64, 64)
     args = (normal(64, 128), normal(128), np.cos(angles), np.sin(angles))
-    found = execute.function(hlo.parse(text_for(program, *args, topology=topology)))(*args)
+    found = execute.function(parse(text_for(program, *args, topology=topology)))(*args)
     assert relative(found, jax.jit(program)(*args)) < 1e-6
 
 
@@ -579,7 +581,7 @@ def _shipped(phase, policy, length=48, slots=64):
 def test_the_shipped_programs(phase, policy):
     """Errors of four rows of logits: those of one are uncertain by a factor of 2, by the order of sums alone."""
     program, args, tokens = _shipped(phase, policy)
-    module = hlo.parse(text_for(program, *args, donated=(5,)))
+    module = parse(text_for(program, *args, donated=(5,)))
     with jax.enable_x64(True):
         exact = _rows(shadow(program), args, tokens)
     on_cpu = relative(_rows(jax.jit(program), args, tokens), exact)

@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precaudit.errors import UserError
-from precaudit.interpreters.tpu.hlo import OPCODES, HloError, Shape, is_known, parse
+from precaudit.interpreters.tpu.grammar import parse
+from precaudit.interpreters.tpu.hlo import Shape
+from precaudit.interpreters.tpu.opcodes import OPCODES, is_known
+from precaudit.interpreters.tpu.scanner import HloError
 from tests.helpers.tpus import needs_libtpu, text_for
 
 # What libtpu 0.0.42.1 gave of a loop over a product, shortened; parents of frames are one more than they are.
@@ -307,5 +310,5 @@ def test_a_real_text_changed_or_cut_is_an_error_or_a_module(seed, at):
 
 
 def test_reading_needs_no_jax():
-    code = "import sys; sys.modules['jax'] = None; import precaudit.interpreters.tpu.hlo"
+    code = "import sys; sys.modules['jax'] = None; import precaudit.interpreters.tpu.grammar"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from jax import lax
 
 from precaudit.interpreters.jaxpr.products import label_in
 from precaudit.interpreters.jaxpr.tag import capturing, tagged
-from precaudit.interpreters.tpu.hlo import parse
+from precaudit.interpreters.tpu.grammar import parse
 from precaudit.interpreters.tpu.units import Product, counted, labelled, moved, products, ways
 from precaudit.models.numpy_decoder.rounding import of_policy
 from precaudit.recording.runs.compiled import ways_of
