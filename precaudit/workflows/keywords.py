@@ -21,6 +21,11 @@ def check(verb: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise UserError(f"precaudit.{verb} takes no {name!r}{nearest(name, known)}")
 
 
+def given_keywords(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
+    """Return the keywords that were given: those that are not None, and those that nothing takes."""
+    return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
+
+
 def taken(keywords: Keywords, names: Iterable[str]) -> Keywords:
     """Return the keywords of some names that were given, and take them out."""
     return {name: keywords.pop(name) for name in names if name in keywords}

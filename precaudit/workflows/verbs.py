@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from precaudit.errors import UserError
-from precaudit.progress import Advance, Progress
-from precaudit.recording.dumps.runs import Imported, is_imported
+from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
-from precaudit.recording.runs.programs import MANIFEST, Opened, ProgramErrors, is_program_run
-from precaudit.schema.prompts import Prompt
+from precaudit.recording.runs.programs import Opened, ProgramErrors
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
     check,
+    given_keywords,
     names_of,
     options_of,
     progress_of,
@@ -21,6 +20,8 @@ from precaudit.workflows.keywords import (
     selection,
     taken,
 )
+from precaudit.workflows.kinds_of_runs import folder_of, is_import, is_of_program, is_run
+from precaudit.workflows.signatures import Comparing, Finding, OfModel, OfProgram, Prompts, Telling, Texts
 
 if TYPE_CHECKING:
     from precaudit.diagnosis.diagnose import Diagnosis
@@ -38,85 +39,11 @@ if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Selection
 
-Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
-Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
-Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
 LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
 
 
-class _Shared(TypedDict, total=False):
-    """What ``trace`` takes of all."""
-
-    layers: Texts | None
-    points: Texts | None
-    prompt: Texts | None
-    force: bool | None
-    command: str | None
-
-
-class _OfProgram(_Shared, total=False):
-    """What it takes of a Program."""
-
-    taps: "Which | None"
-    strict: bool | None
-    reference: str | None
-    policy: "Policy | str | None"
-    settings: Mapping[str, str] | None
-    positions: Texts | None
-
-
-class _OfModel(_Shared, total=False):
-    """What it takes of a model."""
-
-    phases: Texts | None
-    positions: Texts | None
-    decode_steps: int | None
-    batch: int | None
-    pad: str | None
-    tokens_from: Path | str | None
-    forced: Mapping[str, Sequence[int]] | None
-    resume: bool | None
-    policy: "Policy | str | None"
-    settings: Mapping[str, str] | None
-    device: str | None
-    parts: "Parts | None"
-    allow: Sequence[str] | None
-
-
-class _Looking(TypedDict, total=False):
-    """What ``compare`` and ``diagnose`` take of a model's run."""
-
-    subject: "Subject | None"
-    layers: Texts | None
-    points: Texts | None
-    phases: Texts | None
-    positions: Texts | None
-    prompt: Texts | None
-    accum: Texts | None
-    formula: bool | None
-    model: str | None
-    partial: bool | None
-    fresh: bool | None
-    cache: Path | None
-    program: "Program | str | None"
-    progress: Telling
-
-
-class _Comparing(_Looking, total=False):
-    """What ``compare`` takes beside these, where a path may be a Program's run."""
-
-    reference: "OwnReference | Names | None"
-
-
-class _Finding(_Looking, total=False):
-    """What ``diagnose`` takes beside these."""
-
-    lift: Any
-    objective: str | None
-
-
 @overload
-def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[_OfProgram]) -> Opened: ...
+def trace(subject: Program, output: Path | str, *, progress: Telling = None, **how: Unpack[OfProgram]) -> Opened: ...
 @overload
 def trace(
     subject: "Subject | str",
@@ -125,7 +52,7 @@ def trace(
     select: "Selection | None" = None,
     options: "TraceOptions | None" = None,
     progress: Telling = None,
-    **how: Unpack[_OfModel],
+    **how: Unpack[OfModel],
 ) -> "Run": ...
 def trace(
     subject: Any,
@@ -174,7 +101,7 @@ def trace(
 
     >>> run = precaudit.trace("tiny", "runs/a", prompts=["Hello"], layers="0", force=True)  # doctest: +SKIP
     """
-    keywords = _given(
+    keywords = given_keywords(
         unknown, prompts=prompts, select=select, options=options, progress=progress, layers=layers, points=points,
         phases=phases, positions=positions, prompt=prompt, decode_steps=decode_steps, batch=batch, pad=pad,
         tokens_from=tokens_from, forced=forced, force=force, resume=resume, command=command, policy=policy,
@@ -185,11 +112,6 @@ def trace(
         if isinstance(subject, Program)
         else _trace_model(subject, output, keywords)
     )
-
-
-def _given(unknown: Mapping[str, object], **keywords: Any) -> Keywords:
-    """Return the keywords that were given: those that are not None, and those that nothing takes."""
-    return {**unknown, **{name: x for name, x in keywords.items() if x is not None}}
 
 
 def _trace_model(subject: Any, output: Path | str, keywords: Keywords) -> Any:
@@ -264,7 +186,7 @@ def compare(
     against: Any = None,
     select: "Selection | None" = None,
     options: "CompareOptions | None" = None,
-    **how: Unpack[_Comparing],
+    **how: Unpack[Comparing],
 ) -> "Comparison": ...
 def compare(
     run: Any,
@@ -299,19 +221,19 @@ def compare(
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
     """
-    keywords = _given(
+    keywords = given_keywords(
         unknown, select=select, options=options, subject=subject, layers=layers, points=points, phases=phases,
         positions=positions, prompt=prompt, accum=accum, formula=formula, model=model, partial=partial, fresh=fresh,
         cache=cache, program=program, reference=reference, progress=progress,
     )  # fmt: skip
-    programs = _of_a_program(run) or _of_a_program(against)
-    if _imported(run) or _imported(against) or (programs and _a_run(run) and _a_run(against)):
+    programs = is_of_program(run) or is_of_program(against)
+    if is_import(run) or is_import(against) or (programs and is_run(run) and is_run(against)):
         from precaudit.references.comparison.between import compare_runs
 
         check("compare of these two runs", keywords, ("progress",))
         with progress_of(progress) as telling:
-            return compare_runs(_folder(run), _folder(against), telling.advance)
-    if not _of_a_program(run):
+            return compare_runs(folder_of(run), folder_of(against), telling.advance)
+    if not is_of_program(run):
         return _compare_model(run, against, keywords)
     from precaudit.references.comparison.programs import compare as compared
 
@@ -329,7 +251,7 @@ def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
     check("compare", keywords, ("select", "options", "subject", *FILTERS, *names_of(Options), "progress"))
     run, select, options = _looking(run, keywords, Options())
     with progress_of(keywords.pop("progress", None)) as progress:
-        return compared(run, _folder(against), select, options, progress.advance, keywords.pop("subject", None))
+        return compared(run, folder_of(against), select, options, progress.advance, keywords.pop("subject", None))
 
 
 def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
@@ -361,7 +283,7 @@ def diagnose(
     run: "Run | Path | str",
     select: "Selection | Program | None" = None,
     options: "CompareOptions | None" = None,
-    **how: Unpack[_Finding],
+    **how: Unpack[Finding],
 ) -> "Diagnosis": ...
 def diagnose(
     run: Any,
@@ -393,12 +315,12 @@ def diagnose(
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
-    keywords = _given(
+    keywords = given_keywords(
         unknown, select=select, options=options, subject=subject, lift=lift, objective=objective, layers=layers,
         points=points, phases=phases, positions=positions, prompt=prompt, accum=accum, formula=formula, model=model,
         partial=partial, fresh=fresh, cache=cache, program=program, progress=progress,
     )  # fmt: skip
-    if not _of_a_program(run):
+    if not is_of_program(run):
         return _diagnose_model(run, keywords)
     from precaudit.diagnosis.programs import diagnose as named
     from precaudit.recording.runs.programs import open_program_run
@@ -421,20 +343,3 @@ def _diagnose_model(run: Any, keywords: Keywords) -> Any:
     run, select, options = _looking(run, keywords, Options(accum=()))
     with progress_of(keywords.pop("progress", None)) as progress:
         return found(run, select, options, progress.advance, **keywords)
-
-
-def _folder(run: Any) -> Any:
-    return getattr(run, "folder", run)
-
-
-def _imported(run: Any) -> bool:
-    return isinstance(run, Imported) or (isinstance(run, Path | str) and is_imported(run))
-
-
-def _a_run(run: Any) -> bool:
-    folder = _folder(run)
-    return isinstance(folder, Path | str) and any((Path(folder) / name).is_file() for name in ("run.json", MANIFEST))
-
-
-def _of_a_program(run: Any) -> bool:
-    return isinstance(run, Opened) or (isinstance(run, Path | str) and is_program_run(run))

@@ -1,0 +1,92 @@
+"""Which keywords each verb takes of which subject, and of which types, for checkers and editors."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from precaudit.progress import Advance, Progress
+from precaudit.recording.programs.program import Program
+from precaudit.schema.prompts import Prompt
+
+if TYPE_CHECKING:
+    from precaudit.interpreters.jaxpr.tag import Which
+    from precaudit.models.jax_decoder import Parts
+    from precaudit.recording.tracing.subject import Subject
+    from precaudit.references.formula import OwnReference
+    from precaudit.references.mapped import Names
+    from precaudit.schema.policies import Policy
+
+Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
+Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
+Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
+
+
+class Shared(TypedDict, total=False):
+    """What ``trace`` takes of all."""
+
+    layers: Texts | None
+    points: Texts | None
+    prompt: Texts | None
+    force: bool | None
+    command: str | None
+
+
+class OfProgram(Shared, total=False):
+    """What it takes of a Program."""
+
+    taps: "Which | None"
+    strict: bool | None
+    reference: str | None
+    policy: "Policy | str | None"
+    settings: Mapping[str, str] | None
+    positions: Texts | None
+
+
+class OfModel(Shared, total=False):
+    """What it takes of a model."""
+
+    phases: Texts | None
+    positions: Texts | None
+    decode_steps: int | None
+    batch: int | None
+    pad: str | None
+    tokens_from: Path | str | None
+    forced: Mapping[str, Sequence[int]] | None
+    resume: bool | None
+    policy: "Policy | str | None"
+    settings: Mapping[str, str] | None
+    device: str | None
+    parts: "Parts | None"
+    allow: Sequence[str] | None
+
+
+class Looking(TypedDict, total=False):
+    """What ``compare`` and ``diagnose`` take of a model's run."""
+
+    subject: "Subject | None"
+    layers: Texts | None
+    points: Texts | None
+    phases: Texts | None
+    positions: Texts | None
+    prompt: Texts | None
+    accum: Texts | None
+    formula: bool | None
+    model: str | None
+    partial: bool | None
+    fresh: bool | None
+    cache: Path | None
+    program: "Program | str | None"
+    progress: Telling
+
+
+class Comparing(Looking, total=False):
+    """What ``compare`` takes beside these, where a path may be a Program's run."""
+
+    reference: "OwnReference | Names | None"
+
+
+class Finding(Looking, total=False):
+    """What ``diagnose`` takes beside these."""
+
+    lift: Any
+    objective: str | None
