@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from precaudit.diagnosis.evidence.effects import MOST, WORTH, worth
+from precaudit.diagnosis.evidence.raised_lines import MOST, WORTH, worth
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed
 from precaudit.reports.diagnosis import shared

@@ -7,7 +7,9 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.cli import run as command
-from precaudit.diagnosis.evidence import effects as module
+from precaudit.diagnosis.evidence.effects import Effects
+from precaudit.diagnosis.evidence.last_call import NOT_FINITE
+from precaudit.diagnosis.evidence.raised_lines import worth
 from precaudit.diagnosis.evidence.records import LineRemedy
 from precaudit.diagnosis.programs import Diagnosed, diagnose
 from precaudit.errors import UserError
@@ -142,8 +144,8 @@ def test_effects_are_kept_beside_the_run_and_made_again_for_another_objective(tm
     compare(opened, program)
     first = diagnose(opened, program, objective="margin").effects
     made = []
-    monkeypatch.setattr(module, "_lines", lambda *_: made.append("lines") or ())
-    monkeypatch.setattr(module, "split", lambda *_, **__: made.append("split"))
+    monkeypatch.setattr("precaudit.diagnosis.evidence.effects.line_remedies", lambda *_: made.append("lines") or ())
+    monkeypatch.setattr("precaudit.diagnosis.evidence.effects.split", lambda *_, **__: made.append("split"))
     assert diagnose(opened, program, objective="margin").effects == first
     assert made == []
     monkeypatch.undo()
@@ -244,7 +246,7 @@ def test_a_size_that_is_far_from_the_real_one_is_said_to_be_the_emulations():
         run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(8.3e-2, 1e-2), all=0.0,
         flips=(0, 0), rows=1, gain=0.88, error=0.01, bytes=0, real=1.3e-4,
     )  # fmt: skip
-    said = text(Diagnosed((), (), 1, effects=module.Effects(lines=(line,))), [])
+    said = text(Diagnosed((), (), 1, effects=Effects(lines=(line,))), [])
     assert any("8.3e-2 (1.3e-4 as it ran)" in x for x in said)
     assert any("farther off than the program was" in x for x in said)
 
@@ -257,7 +259,7 @@ def test_what_is_not_finite_is_said_and_no_share_of_it(tmp_path):
     compare(opened, program)
     said = text(diagnose(opened, program, objective="margin"), [])
     assert not any("nan" in x for x in said if x.startswith(("To change", "  ", "Output")))
-    assert f"To change: unknown: {module.NOT_FINITE}" in said
+    assert f"To change: unknown: {NOT_FINITE}" in said
 
 
 def test_the_bytes_a_line_takes_more_are_to_float32():
@@ -291,7 +293,7 @@ def test_a_gain_within_its_error_or_too_small_is_not_told(gain, error, told):
         run="", output="outputs.logits", measure="kl", sources=("a.py:1",), text=("x",), size=(1.0, 1 - gain), all=0.0,
         flips=(0, 0), rows=1, gain=gain, error=error, bytes=0,
     )  # fmt: skip
-    assert module.worth(line) is told
+    assert worth(line) is told
 
 
 def test_the_last_call_is_looked_at_on_the_inputs_it_was_given(tmp_path):

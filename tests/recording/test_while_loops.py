@@ -12,7 +12,8 @@ from jax.ad_checkpoint import checkpoint_name as tap
 from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
-from precaudit.diagnosis.evidence.effects import Last, _shares
+from precaudit.diagnosis.evidence.effects import _shares
+from precaudit.diagnosis.evidence.last_call import Last
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import plant, reap
 from precaudit.interpreters.jaxpr.bounded import bounded
