@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from precaudit.checks.probing.probe import probe
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.interpreters.jaxpr import plant, reap, shadow
-    from precaudit.judging.gate import Judgement, gate
+    from precaudit.judging.gate import gate
+    from precaudit.judging.judgement import Judgement
     from precaudit.models.jax_decoder import Parts
     from precaudit.recording.dumps.importing import import_dump
     from precaudit.recording.programs.program import Program
@@ -43,7 +44,7 @@ _LAZY = {
     "open_run": "precaudit.recording.store",
     "Run": "precaudit.recording.store",
     "gate": "precaudit.judging.gate",
-    "Judgement": "precaudit.judging.gate",
+    "Judgement": "precaudit.judging.judgement",
     "diagnose": "precaudit.workflows.verbs",
     "Diagnosis": "precaudit.diagnosis.diagnose",
     "import_dump": "precaudit.recording.dumps.importing",

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from precaudit.cli._options import announce, say
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 
 
 def show(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.diagnose import Diagnosis
     from precaudit.diagnosis.evidence.records import Finding
     from precaudit.diagnosis.programs import Diagnosed
-    from precaudit.judging.gate import Judgement
+    from precaudit.judging.judgement import Judgement
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.programs.program import Program
     from precaudit.recording.runs.programs import Opened, ProgramErrors

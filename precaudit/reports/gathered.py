@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Shares
-from precaudit.judging.gate import Judgement, gate
+from precaudit.judging.gate import gate
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.programs import filed_errors
 from precaudit.recording.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
 from precaudit.recording.runs.written import Comparison, recall

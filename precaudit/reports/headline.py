@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from precaudit.judging.farthest import Farthest
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
 from precaudit.reports.judgement import NOTHING, digits, not_finite

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
 
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.schema.places import LAST, Place
 from precaudit.schema.records import value

@@ -2,7 +2,7 @@
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.reports.escaping import xml
 from precaudit.reports.judgement import Group, grouped, message, rest
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from math import isnan
 
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import STATUSES
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports.escaping import code, workflow, workflow_property
 from precaudit.reports.escaping import markdown as escaped

@@ -9,7 +9,8 @@ import msgspec
 
 from precaudit.caching import cache_folder
 from precaudit.errors import PrecauditError, UserError
-from precaudit.judging.gate import Judgement, gate
+from precaudit.judging.gate import gate
+from precaudit.judging.judgement import Judgement
 from precaudit.progress import Advance, Progress, silent
 from precaudit.schema.policies import apply_settings, load_policy
 from precaudit.schema.records import of_table

@@ -8,7 +8,7 @@ import jax
 
 from precaudit import gate
 from precaudit.diagnosis.programs import Diagnosed, diagnose
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.recording.programs.loading import load
 from precaudit.recording.programs.tracing import trace
 from precaudit.references.comparison.programs import compare

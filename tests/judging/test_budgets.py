@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from precaudit.errors import UserError
+from precaudit.judging.applied_rules import Rules
 from precaudit.judging.baselines import Baseline, BaselineLine, place_of
 from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
-from precaudit.judging.gate import Rules, gate
+from precaudit.judging.gate import gate
 from precaudit.schema.limits import default_limits
 from precaudit.schema.records import Distribution, ErrorRecord, Narrow, Signed, Unexplained, write_lines
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace as replace_record
 from safetensors.numpy import save_file
 
 from precaudit.errors import UserError
+from precaudit.judging.applied_rules import JUDGED
 from precaudit.judging.baselines import drift, freeze, place_of, read_baseline, seal, stale
-from precaudit.judging.gate import JUDGED, gate
+from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, inheriting
 from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles

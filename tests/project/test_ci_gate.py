@@ -15,7 +15,7 @@ import pytest
 from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.budgets import read_budgets
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports import junit, pull_request
 from precaudit.reports.escaping import workflow_property

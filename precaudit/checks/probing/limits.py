@@ -11,7 +11,8 @@ from precaudit.checks.probing.ways import ways
 from precaudit.errors import UserError, nearest
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.judging.budgets import Budget, Entry
-from precaudit.judging.gate import Judgement, judge_records
+from precaudit.judging.gate import judge_records
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.formats import ALIASES
 from precaudit.schema.records import ProbeRecord

@@ -11,7 +11,7 @@ from precaudit.checks.probing.shapes import DEFAULT, FORMATS, Shape, parse_forma
 from precaudit.checks.probing.ways import ways
 from precaudit.errors import UserError, enough_memory
 from precaudit.interpreters.tpu.target import EXTRA, Target, libtpu_version, parse_target, untested
-from precaudit.judging.gate import Judgement
+from precaudit.judging.judgement import Judgement
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.devices import choose_device, platform_of
 from precaudit.schema.brief import Brief

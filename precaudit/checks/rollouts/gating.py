@@ -24,7 +24,8 @@ from precaudit.checks.rollouts.limits import ANSWERS, smaller_is_worse
 from precaudit.checks.rollouts.mismatch import METRICS
 from precaudit.checks.rollouts.written import Pair, Written, read_written
 from precaudit.judging.baselines import version_suspects
-from precaudit.judging.gate import Judgement, path_of
+from precaudit.judging.gate import path_of
+from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
 from precaudit.schema.records import Number, number, value
 
