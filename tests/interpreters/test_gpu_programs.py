@@ -22,7 +22,10 @@ from precaudit.checks.gradients import case, sides
 from precaudit.checks.gradients.check import gradcheck
 from precaudit.interpreters.gpu.units import labelled
 from precaudit.interpreters.jaxpr import multiplying
-from precaudit.interpreters.jaxpr.emulate import EXPANDED, Realisation, emulated, rounded
+from precaudit.interpreters.jaxpr.emulate import emulated
+from precaudit.interpreters.jaxpr.expanded import EXPANDED
+from precaudit.interpreters.jaxpr.realisations import Realisation
+from precaudit.interpreters.jaxpr.rounding import rounded
 from precaudit.interpreters.tpu.grammar import parse
 from precaudit.judging.programs import notes
 from precaudit.models.numpy_decoder import passes

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from precaudit.interpreters.jaxpr.choices import FIRST
-from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation
+from precaudit.interpreters.jaxpr.emulator import Emulated
 from precaudit.interpreters.jaxpr.jax_versions import bind, called, equations, source, walk
 from precaudit.interpreters.jaxpr.loops import LOOPS
 from precaudit.interpreters.jaxpr.primitives import lifting
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.subnormals import device_flushes
 from precaudit.numbers.arrays import Array
 

@@ -13,10 +13,12 @@ from jax import tree_util
 
 from precaudit.checks.gradients.rules import with_own_lines
 from precaudit.interpreters.jaxpr.effort import least_effort
-from precaudit.interpreters.jaxpr.emulate import EXACT, Realisation, Unrounded, whole
+from precaudit.interpreters.jaxpr.emulate import whole
 from precaudit.interpreters.jaxpr.jax_versions import bodies, source
 from precaudit.interpreters.jaxpr.kernel_lines import GIVEN, places, raised, readers
 from precaudit.interpreters.jaxpr.multiplying import TF32
+from precaudit.interpreters.jaxpr.realisations import Realisation, Unrounded
+from precaudit.interpreters.jaxpr.rounding import EXACT
 from precaudit.interpreters.jaxpr.shadow import leaves as in_order
 from precaudit.interpreters.jaxpr.shadow import traced
 from precaudit.interpreters.jaxpr.strict import STRICTLY

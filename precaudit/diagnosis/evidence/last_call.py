@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from precaudit.interpreters.jaxpr.emulate import Realisation
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program

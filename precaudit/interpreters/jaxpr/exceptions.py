@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation
+from precaudit.interpreters.jaxpr.emulator import Emulated
 from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.plant import Values, planting
 from precaudit.interpreters.jaxpr.reads import Reads, reads
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.reap import reap
 from precaudit.interpreters.jaxpr.sites import numbered, sites
 from precaudit.interpreters.jaxpr.sums import float_bits

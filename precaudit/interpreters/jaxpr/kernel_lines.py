@@ -13,9 +13,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from precaudit.interpreters.jaxpr.emulate import EXACT
 from precaudit.interpreters.jaxpr.jax_versions import bodies, source, with_bodies
 from precaudit.interpreters.jaxpr.raised import WIDE
+from precaudit.interpreters.jaxpr.rounding import EXACT
 from precaudit.interpreters.jaxpr.sums import float_bits
 
 CALL, GIVEN = "pallas_call", "what follows"

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from precaudit.interpreters.jaxpr.emulate import EXACT, Emulated, Realisation, holding, rounded
+from precaudit.interpreters.jaxpr.emulate import holding
+from precaudit.interpreters.jaxpr.emulator import Emulated
 from precaudit.interpreters.jaxpr.jax_versions import bodies, equations
 from precaudit.interpreters.jaxpr.labels import of_equation
 from precaudit.interpreters.jaxpr.multiplying import chosen
 from precaudit.interpreters.jaxpr.plant import Values
 from precaudit.interpreters.jaxpr.products import PRODUCTS
+from precaudit.interpreters.jaxpr.realisations import Realisation
+from precaudit.interpreters.jaxpr.rounding import EXACT, rounded
 from precaudit.interpreters.jaxpr.shadow import Lift
 from precaudit.interpreters.jaxpr.sums import float_bits
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.interpreters.jaxpr.emulate import EXACT
 from precaudit.interpreters.jaxpr.jax_versions import source, with_bodies
+from precaudit.interpreters.jaxpr.rounding import EXACT
 from precaudit.interpreters.jaxpr.sums import float_bits
 
 STRICTLY = {"xla_allow_excess_precision": False}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from precaudit.interpreters.jaxpr.emulate import Realisation
 from precaudit.interpreters.jaxpr.jax_versions import equations
 from precaudit.interpreters.jaxpr.multiplying import narrow_product
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.numbers.arrays import Array
 from precaudit.references.traced.judged import At, Call, Segments

@@ -12,8 +12,9 @@ import numpy as np
 
 from precaudit.interpreters.jaxpr import reap
 from precaudit.interpreters.jaxpr.effort import least_effort
-from precaudit.interpreters.jaxpr.emulate import Realisation, elidable, whole
+from precaudit.interpreters.jaxpr.emulate import whole
 from precaudit.interpreters.jaxpr.multiplying import TF32
+from precaudit.interpreters.jaxpr.realisations import Realisation, elidable
 from precaudit.interpreters.jaxpr.sites import STATE, TAKEN
 from precaudit.interpreters.jaxpr.sums import sums_narrow
 from precaudit.interpreters.jaxpr.tag import Tagged

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation, emulated, exactly
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly
+from precaudit.interpreters.jaxpr.emulator import Emulated
 from precaudit.interpreters.jaxpr.magnitudes import magnitudes
 from precaudit.interpreters.jaxpr.narrow import held, moved_as_bits
 from precaudit.interpreters.jaxpr.plant import Planted, Wanted
 from precaudit.interpreters.jaxpr.reads import reads
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.shadow import traced
 from precaudit.interpreters.jaxpr.sites import Site, numbered, sites
 from precaudit.interpreters.jaxpr.stepped import BEFORE, Step, steps_of

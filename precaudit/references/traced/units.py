@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from precaudit.interpreters.jaxpr.emulate import Realisation
 from precaudit.interpreters.jaxpr.jax_versions import equations
 from precaudit.interpreters.jaxpr.multiplying import OPEN_ON_GPU, PASSES, chosen, on_gpu
 from precaudit.interpreters.jaxpr.products import GROUPED, labels, products
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.recording.runs.programs import ProgramRun
 from precaudit.schema.records import FROM_JAXPR, Way, device_kind
 

@@ -13,8 +13,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit.interpreters.jaxpr import reap
-from precaudit.interpreters.jaxpr.emulate import Emulated, Realisation, emulated, exactly, holds, rounded, whole
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly, whole
+from precaudit.interpreters.jaxpr.emulator import Emulated
 from precaudit.interpreters.jaxpr.plant import Wanted
+from precaudit.interpreters.jaxpr.realisations import Realisation
+from precaudit.interpreters.jaxpr.rounding import holds, rounded
 from precaudit.interpreters.jaxpr.sites import numbered
 from precaudit.interpreters.jaxpr.statements import assigned
 from precaudit.interpreters.jaxpr.sums import sums_narrow

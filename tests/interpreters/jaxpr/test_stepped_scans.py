@@ -9,7 +9,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as tap
 
 from precaudit.interpreters.jaxpr import reap
-from precaudit.interpreters.jaxpr.emulate import Realisation, emulated, exactly
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.sites import numbered, sites
 from precaudit.interpreters.jaxpr.stepped import BEFORE, steps_of
 from precaudit.recording.programs.program import Program

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from precaudit import Program, gate
 from precaudit.errors import UserError
-from precaudit.interpreters.jaxpr.emulate import Realisation, emulated, exactly, whole
+from precaudit.interpreters.jaxpr.emulate import emulated, exactly, whole
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.recording.programs.tracing import prepared, trace
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run
 from precaudit.recording.store import file_hash

@@ -8,7 +8,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from precaudit import Program
-from precaudit.interpreters.jaxpr.emulate import Realisation, emulated
+from precaudit.interpreters.jaxpr.emulate import emulated
+from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.interpreters.jaxpr.subnormals import SMALLEST, device_flushes, flushed
 from precaudit.judging.rules import judge
 from precaudit.numbers.formats import FORMATS

@@ -1,0 +1,57 @@
+"""Honest ways to make a program's numbers: what is rounded, how sums and products are made, on which unit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from precaudit.interpreters.jaxpr.jax_versions import equations
+from precaudit.interpreters.jaxpr.sums import float_bits
+from precaudit.schema.records import Way
+
+SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
+Unrounded = Literal["none", "converted", "unshared", "all", "single"]
+
+
+@dataclass(frozen=True)
+class Realisation:
+    """One honest way to make a program's numbers.
+
+    ``unrounded``: which narrow results inside segments are not rounded: none, those that the program converts to a
+    wider format (a compiler removes such pairs), those that fewer than SHARED equations read (what more read, such as
+    a residual stream, a compiler stores), or all, always but for formats of 8 bits, which are meant; "single": all are
+    rounded to float32 instead, as the same program would that declares no narrower format. ``expanded``: logistic,
+    cubes and 1 − x² of narrow formats, and quotients by what is smaller, are made of simpler operations, each rounded,
+    as XLA makes them. ``seed``: 0 rounds to nearest, others round on grids moved by a factor of each equation, with
+    inaccurate functions. ``sums``: exact; those of narrow formats rounded to their own after every term (what XLA:CPU
+    makes of a ``reduce_sum`` in bfloat16, such as
+    the gradient of a broadcast); in float32; or so from the last term to the first, or in an order and on a grid of
+    each seed's. ``unit``: what makes products of floats no wider than float32. The matrix unit of a TPU makes them of
+    operands in one, two or three bfloat16 parts, by the precision that their equation declares; its vector unit
+    multiplies and adds, every term in the format of the result. ``made``: how the compiled program makes each product
+    of float32 operands below the highest precision, by its label (``transforms.products``); what it does not say is not
+    a number. A GPU ("gpu") makes products as ``made`` says, and those that it does not name as ``otherwise``; of what
+    that leaves open it makes no number. ``ties``: to each product is added what its operands make of it where those
+    near a tie are rounded the other way, all of it of one sign. ``apart``: values are two of each, stacked, as a
+    compiler has them that makes again in each fusion what several read: of two equations that read a result the second
+    reads the other. ``flush``: the device makes 0 of subnormals (``transforms.subnormals``).
+    ``narrow_products``: sums of products of narrow operands and results are rounded to their own format after every
+    term, which no program asks for.
+    """
+
+    unrounded: Unrounded = "none"
+    expanded: bool = True
+    seed: int = 0
+    sums: Literal["exact", "own", "single", "reversed", "shuffled"] = "exact"
+    unit: Literal["any", "matrix", "vector", "gpu"] = "any"
+    made: Mapping[str, Way] | None = None
+    otherwise: Way | None = None
+    ties: bool = False
+    apart: bool = False
+    flush: bool = False
+    narrow_products: bool = False
+
+
+def elidable(jaxpr: Any) -> bool:
+    """Whether a jaxpr, or a body in it, converts 16-bit floats to a wider format: a compiler may not have rounded."""
+    casts = (e for e in equations(jaxpr) if e.primitive.name == "convert_element_type")
+    return any(float_bits(e.outvars[0].aval.dtype) > float_bits(e.invars[0].aval.dtype) == 16 for e in casts)
