@@ -12,18 +12,10 @@ import msgspec
 
 from precaudit.recording.runs.programs import Compared, ProgramRun
 from precaudit.recording.store import file_hash
-from precaudit.schema.records import (
-    CompareRecord,
-    ErrorRecord,
-    PointRecord,
-    PrefillDecodeRecord,
-    PromptRecord,
-    RunRecord,
-    StepRecord,
-    encode,
-    read_lines,
-    read_record,
-)
+from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import encode, read_lines, read_record
+from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 
 COPIED = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord,
           "prefill_decode.jsonl": PrefillDecodeRecord}  # fmt: skip

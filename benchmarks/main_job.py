@@ -35,7 +35,7 @@ from precaudit.numbers.threads import WORKERS, one_blas_thread
 from precaudit.recording.store import RunWriter
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.prompts import Prompt, encode_prompt
-from precaudit.schema.records import PromptRecord, Requested
+from precaudit.schema.records.runs import PromptRecord, Requested
 
 LENGTH, ORDER, COPY = 512, 2048, 512 << 20  # prompt tokens, rows of DGEMM's matrices, bytes copied
 SETTLE = 0.1  # seconds: BLAS and OpenMP threads spin on after a call and would take a core from the next

@@ -39,7 +39,7 @@ from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import Limits, Local, default_limits
 from precaudit.schema.limits.checks import Check, forward_checks, local_checks, sum_checks
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Selection
 
 MARGIN = 1.5

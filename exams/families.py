@@ -24,7 +24,7 @@ from precaudit.references.comparison.compare import Options as CompareOptions
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 from tests.helpers.fixture_runs import FAMILIES_ONCE, SMALL, TOKENS
 from tests.helpers.paths import FIXTURES

@@ -31,7 +31,7 @@ from precaudit.schema.metrics.sizes import arranged, canonical
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import PointRecord
+from precaudit.schema.records.runs import PointRecord
 from precaudit.schema.selection import Selection
 
 TEXT = "def read(path):\n    with open(path) as f:\n        return [line.strip() for line in f if line]\n\n\n" * 3

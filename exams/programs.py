@@ -30,7 +30,8 @@ from precaudit.references.comparison.programs import compare
 from precaudit.references.mapped import Names
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OF_OURS = ("own_decoder", "tapped_decoder", "equinox_decoder", "linen_decoder", "nnx_decoder", "training_step")

@@ -23,7 +23,7 @@ from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison.compare import Options, compare
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.prompts import shipped_prompts
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 
 PARTS = ("models", "gradient", "policies", "chips")

@@ -17,7 +17,7 @@ LIMIT = 4 << 30  # bytes of references kept; the least recently used go first
 # all that each imports, but for NO_NUMBERS (tests/project/test_caching.py).
 READS = (
     "models/checkpoints", "models/configs", "models/numpy_decoder", "numbers", "schema/configuration.py",
-    "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records.py", "schema/tensors.py", "schema/toml.py",
+    "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records", "schema/tensors.py", "schema/toml.py",
 )  # fmt: skip
 TRACES = (
     *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/store.py",

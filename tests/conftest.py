@@ -42,7 +42,7 @@ def neutral():
     batches hold that it changes none.
     """
     from precaudit.recording.tracing.session import Session
-    from precaudit.schema.records import Neutrality
+    from precaudit.schema.records.runs import Neutrality
 
     def taken(self, call, batch, shape, _run, _bare):
         ids = tuple(p.id for p in batch.prompts)

@@ -20,7 +20,7 @@ def show(
     """Print a judgement, write the files asked for, and return the exit code."""
     from precaudit.reports import judgement, pull_request
     from precaudit.reports.headline import headline, how_far
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     if junit is not None:
         from precaudit.reports.junit import render

@@ -129,7 +129,7 @@ def command(
     if asked is None:
         write_whole(found.folder / "report.md", markdown.render(found), inside=True)
     if as_json:
-        from precaudit.schema.records import encode
+        from precaudit.schema.records.lines import encode
 
         for record in found.errors:
             click.echo(encode(record), nl=False)
@@ -148,7 +148,7 @@ def _policies(folder: Path, accum: str, model: str | None, formula: bool, no_cac
     """Compare every run in a folder, and print a row a policy."""
     from precaudit.references.comparison.compare import Options
     from precaudit.reports import fitting, policies
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
     from precaudit.workflows.several import compare_policies
 
     accums = () if accum == "none" else tuple(a.strip() for a in accum.split(",") if a.strip())
@@ -187,7 +187,7 @@ def _between(run: Path, against: Path, as_json: bool, every: bool) -> None:
     with progress_bar() as advance:
         found = compare_runs(run, against, advance)
     if as_json:
-        from precaudit.schema.records import encode
+        from precaudit.schema.records.lines import encode
 
         for record in found.errors:
             click.echo(encode(record), nl=False)
@@ -242,7 +242,7 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool, ever
         errors = compare(opened, program, reference, tell=advance)
     write_whole(run / "report.md", report.render(opened, errors), inside=True)
     if as_json:
-        from precaudit.schema.records import encode
+        from precaudit.schema.records.lines import encode
 
         for record in errors:
             click.echo(encode(record), nl=False)

@@ -51,7 +51,7 @@ def command(
     from precaudit.recording.store import open_run
     from precaudit.references.comparison.compare import Options
     from precaudit.reports import diagnosis
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     if is_program_run(run):
         given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
@@ -87,7 +87,7 @@ def _program(run: Path, program: str | None, objective: str, verbose: bool, as_j
     from precaudit.judging.programs import errors_of
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports import program_diagnosis as report
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     with progress_bar() as advance:
         opened = open_program_run(run)
@@ -123,7 +123,9 @@ def _invariant(found: Any, model: str | None, as_json: bool) -> int:
     from precaudit.recording.runs.recorded import Recorded
     from precaudit.references.textbook.formula import recorded_program
     from precaudit.reports.diagnosis import invariances
-    from precaudit.schema.records import ErrorRecord, device_kind, read_lines
+    from precaudit.schema.records.devices import device_kind
+    from precaudit.schema.records.errors import ErrorRecord
+    from precaudit.schema.records.lines import read_lines
 
     recorded = Recorded.of(found.compared.run)
     device = device_kind(recorded.run.record.device)

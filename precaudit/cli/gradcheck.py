@@ -59,7 +59,7 @@ def command(
     from precaudit.recording.programs.loading import load_function
     from precaudit.reports import fitting
     from precaudit.reports import gradients as report
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     try:
         places = None if argnums is None else [int(x) for x in argnums.split(",") if argnums != "none"]

@@ -60,7 +60,7 @@ def command(
     if subject is None:
         raise UserError("SUBJECT is missing: a model such as tiny, or FILE.py:NAME")
     from precaudit.checks.lint.rules import every
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     own = {"--policy": policy, "--set": settings or None, "--phase": phase, "--tokens": tokens, "--batch": batch}
     found = _linted(subject, tpu, device, own, run)

@@ -25,7 +25,7 @@ def command(program: str, rename: Path | None, taps: Which, as_json: bool) -> No
 
     found = points(load(program) if rename is None else renamed(load(program), rename), taps)
     if as_json:
-        from precaudit.schema.records import encode
+        from precaudit.schema.records.lines import encode
 
         for point in found:
             click.echo(encode(point), nl=False)

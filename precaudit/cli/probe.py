@@ -48,7 +48,7 @@ def command(
         )  # fmt: skip
     from precaudit.reports import fitting
     from precaudit.reports import probe as report
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     text = b"".join(map(encode, found.records)).decode()
     if output is not None:

@@ -155,7 +155,7 @@ def found_records(found: "Parity") -> tuple[Any, ...]:
 def kept(records: tuple[Any, ...], given: dict[str, Any]) -> bool:
     """Write or print records where that was asked for; return whether they were printed."""
     from precaudit.cli._judged import write
-    from precaudit.schema.records import encode
+    from precaudit.schema.records.lines import encode
 
     text = b"".join(map(encode, records)).decode()
     if given["output"] is not None:

@@ -86,7 +86,7 @@ def command(subject: str, text: str | None, **given: Any) -> int:
     for path in given["plots"]:
         write_whole(path, report.picture(rows, path))
     if given["as_json"]:
-        from precaudit.schema.records import encode
+        from precaudit.schema.records.lines import encode
 
         for row in rows:
             click.echo(encode(row), nl=False)

@@ -2,7 +2,7 @@
 
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.graphs.decoder import present
-from precaudit.schema.records import Requested
+from precaudit.schema.records.runs import Requested
 
 
 def record_more(recorded: Recorded) -> str:

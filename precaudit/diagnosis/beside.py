@@ -20,7 +20,8 @@ from precaudit.references.viewed import Viewed, viewed
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import calls_text
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 BROKEN = ("fail", "nonfinite")
 At = tuple[str, int | None]  # a program's point and the step of its scans

@@ -4,7 +4,8 @@ from typing import Any
 
 from precaudit.diagnosis.evidence.records import Finding
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 CAUSE = "its sums are not what its inputs give"
 NOT_FINITE = "not finite"

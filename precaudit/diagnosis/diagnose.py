@@ -36,7 +36,9 @@ from precaudit.schema.coverage import config_of
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import declared_policy, held_weights
-from precaudit.schema.records import ErrorRecord, value, write_lines
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
 
 PLACED = ("local", "state", "sums")  # kinds of records that place a fault at an operation

@@ -37,7 +37,9 @@ from precaudit.schema.brief import Brief
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, calls_text
-from precaudit.schema.records import ErrorRecord, number, value, write_lines
+from precaudit.schema.records.base import number, value
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import write_lines
 
 
 class Case(NamedTuple):

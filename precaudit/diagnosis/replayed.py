@@ -31,7 +31,8 @@ from precaudit.references.textbook.units import chosen, policy_at
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import LAST, ORDER, Place, spans
 from precaudit.schema.policies import recorded_policy
-from precaudit.schema.records import ErrorRecord, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import ErrorRecord
 
 BITS = 0.9  # share of elements that a format makes bit for bit, from which a shadow of another formula is its operands'
 

@@ -18,7 +18,8 @@ from precaudit.recording.store import Seen
 from precaudit.schema.filed import without_collector
 from precaudit.schema.limits import Limits
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 JUDGED = ("local", "forward", "state", "formula", "product", "sums", "policy")
 

@@ -18,7 +18,10 @@ from precaudit.recording.runs.written import Comparison
 from precaudit.recording.store import Run
 from precaudit.schema.places import Place
 from precaudit.schema.policies import completed
-from precaudit.schema.records import SCHEMA, ErrorRecord, Number, Record, device_kind, encode, value
+from precaudit.schema.records.base import SCHEMA, Number, Record, value
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import encode
 from precaudit.writing import whole
 
 S = TypeVar("S", bound=Record)  # the first line of a baseline: it has created, sha256 and chain

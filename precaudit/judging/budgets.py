@@ -12,9 +12,10 @@ import msgspec
 from precaudit.errors import UserError, nearest
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import narrow_checks
-from precaudit.schema.records import ErrorRecord, of_table, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES, parse_layers
-from precaudit.schema.toml import toml_bytes, toml_table
+from precaudit.schema.toml import of_table, toml_bytes, toml_table
 
 METRICS = (
     "rel_l2", "mae", "max_diff", "cosine", "max_ulp", "bits_lost", "snr", "gain", "mean", "ratio", "excess",

@@ -13,7 +13,10 @@ from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.limits import Limits
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.policies import KEYS, Policy
-from precaudit.schema.records import ErrorRecord, PointRecord, PrefillDecodeRecord, Requested, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PointRecord, Requested
 
 if TYPE_CHECKING:
     from precaudit.models.configs import DecoderConfig

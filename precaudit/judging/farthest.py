@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord, Way, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.devices import Way
+from precaudit.schema.records.errors import ErrorRecord
 
 Ways = Mapping[str, Sequence[Way]]
 

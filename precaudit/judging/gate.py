@@ -27,7 +27,7 @@ from precaudit.schema.filed import Filed, of_kinds, without_collector
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.policies import besides
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 STATED = ("forward", "local")
 

@@ -8,7 +8,7 @@ from precaudit.judging.farthest import Farthest
 from precaudit.judging.verdicts import Status, Verdict, exit_code
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import flat, frame, joined, worst
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 
 @dataclass(frozen=True, repr=False)

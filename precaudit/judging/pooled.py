@@ -11,7 +11,8 @@ from statistics import median
 
 from precaudit.judging.verdicts import Verdict
 from precaudit.schema.limits import Limits
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 FEWEST = 8  # records that are pooled; fewer have the limit of one
 ELEMENTS = 64  # of a record that is pooled: of fewer, eight draws do not say what noise is

@@ -16,7 +16,9 @@ from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS, parts_of
 from precaudit.schema.places import order_of
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, device_kind
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 OUTSIDE = 1 << 30  # the layer of what comes after all layers
 At = tuple[str, int, int | None, str]  # case, call, layer, point

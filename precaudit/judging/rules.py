@@ -4,7 +4,10 @@ from precaudit.judging.verdicts import HASHED, PASS, Verdict
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits
 from precaudit.schema.limits.checks import SAME, farthest, forward_checks, local_checks, narrow_checks, sum_checks
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 
 def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:

@@ -8,7 +8,10 @@ import msgspec
 
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import Place, order_of
-from precaudit.schema.records import ErrorRecord, Number, Prediction, PrefillDecodeRecord, Record, Worst, number
+from precaudit.schema.records.base import Number, Record, number
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord, Worst
+from precaudit.schema.records.runs import Prediction
 
 Status = Literal["pass", "fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run"]
 STATUSES: tuple[Status, ...] = ("fail", "nonfinite", "missing", "stale", "unknown", "input suspect", "not run", "pass")

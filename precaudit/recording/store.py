@@ -21,19 +21,9 @@ from precaudit.schema.brief import Brief
 from precaudit.schema.coverage import config_of
 from precaudit.schema.filed import CHUNK, Filed
 from precaudit.schema.policies import KEYS, Policy, apply_settings, completed
-from precaudit.schema.records import (
-    SCHEMA,
-    BatchRecord,
-    PointRecord,
-    PromptRecord,
-    Record,
-    RunRecord,
-    Stats,
-    StepRecord,
-    encode,
-    number,
-    write_lines,
-)
+from precaudit.schema.records.base import SCHEMA, Record, number
+from precaudit.schema.records.lines import encode, write_lines
+from precaudit.schema.records.runs import BatchRecord, PointRecord, PromptRecord, RunRecord, Stats, StepRecord
 from precaudit.schema.selection import parse_points
 from precaudit.writing import PART, sync, temporary, write_whole
 

@@ -12,7 +12,8 @@ from precaudit.references.closing import SINGLE, Yardstick
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.residue import Noise
 from precaudit.schema.metrics.sizes import Difference, canonical, half_ulp, norm, ratio, sizes
-from precaudit.schema.records import ErrorRecord, Worst, number, value
+from precaudit.schema.records.base import number, value
+from precaudit.schema.records.errors import ErrorRecord, Worst
 
 SPREAD = 4  # root mean squares of honest noise that one element is allowed before the limit
 

@@ -18,7 +18,8 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.places import Place
 from precaudit.schema.policies import recorded_policy
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 
 def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorRecord]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from precaudit.references.closing import badness
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 EXPLAINS = 0.9  # share of the error an emulation must reproduce to be named
 CLEARLY = 0.99  # a policy that reproduces this much is not second-guessed

@@ -11,7 +11,8 @@ from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.metrics.axes import Found, as_scopes, worst_slices
 from precaudit.schema.metrics.residue import Noise, Sums, excesses, farthest, finite, signed
 from precaudit.schema.metrics.sizes import norm, own_index, ratio, smallest_normal
-from precaudit.schema.records import ErrorRecord, Scope, Unexplained, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import ErrorRecord, Scope, Unexplained
 
 SINGLE = FORMATS["float32"].unit_roundoff
 UNROUNDED = 0.9  # share of an error that an input read unrounded must explain

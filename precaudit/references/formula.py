@@ -15,7 +15,9 @@ from precaudit.references.sequences import Beginning, Tokens, begun, caches_of
 from precaudit.schema.graphs.decoder import POINTS, row_shapes
 from precaudit.schema.limits.checks import SAME
 from precaudit.schema.places import spans
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 ROUNDED = 0.05  # relative distance of queries as a format of 16 bits has them; of the next position's about 0.3
 Values = Mapping[str, Array]

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from precaudit.numbers.arrays import Array
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 
 class Reference(Protocol):

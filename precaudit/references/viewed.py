@@ -22,7 +22,7 @@ from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import CACHES, KEYS, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, load_policy
-from precaudit.schema.records import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
+from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
 
 NO_STATS = Stats(min=0.0, max=0.0, mean=0.0, rms=0.0, nan=0, inf=0)
 

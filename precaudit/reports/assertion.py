@@ -10,7 +10,8 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.reports.escaping import terminal
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 MANY = 10  # times the reference, from which on that is no percentage
 LEADING = "axis"  # what an axis is called whose meaning nobody said

@@ -10,7 +10,8 @@ from precaudit.judging.verdicts import STATUSES, Verdict, counts
 from precaudit.reports.escaping import terminal
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place, spans
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 if TYPE_CHECKING:
     from precaudit.checks.gradients.check import Checked

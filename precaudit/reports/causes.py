@@ -6,7 +6,7 @@ from precaudit.checks.rollouts.causes import Cause
 from precaudit.reports.fitting import Table
 from precaudit.reports.tables import short
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 SHOWN = 4  # operations that are named
 MOST = 12  # that have a row

@@ -15,7 +15,9 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import Limits, default_limits
 from precaudit.schema.limits.checks import Check, forward_checks, local_checks
 from precaudit.schema.places import ORDER, Place
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, Number, value
+from precaudit.schema.records.base import Number, value
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 KINDS = {"local": ("local", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?

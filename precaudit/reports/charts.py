@@ -15,7 +15,9 @@ from precaudit.errors import UserError
 from precaudit.reports.cells import Cell, cells, ordered
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS, STREAM
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 if TYPE_CHECKING:
     import altair as alt

@@ -17,7 +17,10 @@ from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import spans
 from precaudit.schema.policies import besides
-from precaudit.schema.records import ErrorRecord, Neutrality, device_kind, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import Neutrality
 
 UNNAMED = "none reproduces it"
 # what a layer hands on, attention's output, and the last sum's second term

@@ -7,7 +7,8 @@ from precaudit.reports.headline import Headline
 from precaudit.reports.judgement import digits
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 Known = Sequence[ErrorRecord] | None
 

@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.warmup import Warmed
 from precaudit.reports import rollouts
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 METRICS = (
     "kl", "k3_kl", "ppl_ratio", "rollout_is_eff_sample_size", "rollout_probs_diff_mean", "abs_diff_p99", "abs_diff_max",

@@ -16,7 +16,8 @@ from precaudit.errors import UserError
 from precaudit.reports.escaping import csv as cell
 from precaudit.reports.escaping import markdown
 from precaudit.schema.frames import errors_frame
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.writing import temporary
 
 EXTRAS = {"pandas": "frames", "pyarrow": "frames", "tensorboardX": "tensorboard", "wandb": "wandb"}

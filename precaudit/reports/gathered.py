@@ -13,7 +13,9 @@ from precaudit.recording.runs.programs import MANIFEST, Opened, is_program_run, 
 from precaudit.recording.runs.written import Comparison, recall
 from precaudit.recording.store import Seen, file_hash
 from precaudit.reports.headline import of_status
-from precaudit.schema.records import ErrorRecord, Record, read_lines
+from precaudit.schema.records.base import Record
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines
 
 R = TypeVar("R", bound=Record)
 

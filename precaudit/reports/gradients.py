@@ -8,7 +8,7 @@ from precaudit.checks.gradients.shipped import Shipped
 from precaudit.judging.verdicts import STATUSES
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 
 def headline(c: Checked) -> Headline:

@@ -14,7 +14,8 @@ from precaudit.judging.pooled import METRICS as POOLED
 from precaudit.judging.verdicts import HASHED, Status, Verdict
 from precaudit.reports.judgement import NOTHING, digits, not_finite
 from precaudit.schema.places import LAST, Place
-from precaudit.schema.records import PROGRAM_CALL, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}

@@ -22,7 +22,7 @@ from precaudit.reports.provenance import facts, subtitle, title
 from precaudit.reports.summary import sentences
 from precaudit.reports.tables import detail, prefill_decode, short
 from precaudit.reports.tokens import text_of, worst
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 ROWS = 3000  # of a table; what is more is counted
 POINTS = 80  # of a heat map: those that err most

@@ -8,7 +8,7 @@ from typing import TypeVar
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.schema.places import LAST, Place
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 P = TypeVar("P", bound=Hashable)
 SHOWN = 20  # groups in a pull request; the rest are counted

@@ -15,7 +15,7 @@ from precaudit.reports.escaping import terminal
 from precaudit.schema.coverage import predicted_bytes
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, POINTS, present, support
 from precaudit.schema.policies import load_policy
-from precaudit.schema.records import Requested
+from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import PHASES
 
 TOKENS, STEPS = 512, 8  # the prompt a run's size is told for

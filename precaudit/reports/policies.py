@@ -14,7 +14,8 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import besides
-from precaudit.schema.records import Count, ErrorRecord, Number, Record, number, value
+from precaudit.schema.records.base import Count, Number, Record, number, value
+from precaudit.schema.records.errors import ErrorRecord
 
 
 class PolicyRow(Record, frozen=True, omit_defaults=False):

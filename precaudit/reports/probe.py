@@ -8,7 +8,8 @@ from precaudit.checks.probing.probe import Probed
 from precaudit.judging.verdicts import Verdict
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline, how_bad
-from precaudit.schema.records import ProbeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ProbeRecord
 
 FIRST = "@"
 LEFT = ("operands", "way", "result", "made of", "as asked")

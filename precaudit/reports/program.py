@@ -20,7 +20,8 @@ from precaudit.reports.tables import short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import SAME
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 
 def listing(points: Sequence[ProgramPoint], console: Any) -> None:

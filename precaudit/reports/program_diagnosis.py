@@ -11,7 +11,8 @@ from precaudit.reports.escaping import terminal
 from precaudit.reports.headline import COLOURS
 from precaudit.reports.program import growth
 from precaudit.reports.tables import short
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 FAR = 4.0  # times the size as it ran, from which what lines gain in the emulation is not what they gain
 

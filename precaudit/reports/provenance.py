@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from precaudit.recording.runs.programs import ProgramRun, taken
 from precaudit.reports.gathered import Gathered
 from precaudit.schema.places import spans
-from precaudit.schema.records import RunRecord
+from precaudit.schema.records.runs import RunRecord
 
 
 def title(found: Gathered) -> str:

@@ -8,7 +8,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.reports.escaping import code, workflow, workflow_property
 from precaudit.reports.escaping import markdown as escaped
 from precaudit.reports.judgement import SHOWN, drift_lines, groups, message, place_text_of, rest, tally
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 TITLES = {0: "passes", 1: "fails", 3: "cannot be judged"}
 

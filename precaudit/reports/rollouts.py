@@ -7,7 +7,7 @@ from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE
 from precaudit.checks.rollouts.parity import Parity
 from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 SEQUENCES = 5
 QUANTILES = ("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_max", "clip_fraction")

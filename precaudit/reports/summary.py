@@ -13,7 +13,9 @@ from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.limits.checks import SAME, farthest
 from precaudit.schema.places import ORDER
-from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES
 
 

@@ -13,7 +13,7 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.headline import Headline
 from precaudit.reports.policies import PolicyRow, all_explained, short
 from precaudit.schema.graphs.decoder import LOGITS
-from precaudit.schema.records import Count, Number, Record, value
+from precaudit.schema.records.base import Count, Number, Record, value
 
 
 class SweepRow(Record, frozen=True, omit_defaults=False):

@@ -7,7 +7,9 @@ from precaudit.reports.fitting import Table
 from precaudit.reports.summary import Line, blame_text, lines, place_text, share_text
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import ErrorRecord, Number, PrefillDecodeRecord, value
+from precaudit.schema.records.base import Number, value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 if TYPE_CHECKING:
     from precaudit.references.comparison.between import Beside

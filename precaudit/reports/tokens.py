@@ -9,7 +9,9 @@ from precaudit.recording.runs.written import Comparison
 from precaudit.recording.store import Run
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 Text = Callable[[Sequence[int]], str]
 SHOWN = 10

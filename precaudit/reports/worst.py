@@ -9,7 +9,9 @@ from precaudit.reports.summary import Line, blame_text, lines, place_text, share
 from precaudit.reports.tables import short
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 SHOWN = 2  # layers a point, of each kind of error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.graphs.decoder import BETWEEN_LAYERS, CACHES, LOGITS, POINTS, inputs_of, present, shape_of
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import Requested
+from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import parse_positions
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.schema.records import ErrorRecord, Record, decode_line
+from precaudit.schema.records.base import Record
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import decode_line
 
 R = TypeVar("R", bound=Record)
 CHUNK = 1 << 20  # bytes that are read at a time

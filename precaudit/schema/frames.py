@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, Record, Scope, value
+from precaudit.schema.records.base import Record, value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord, Scope
 
 TEXT, WHOLE, REAL, TRUTH = "string", "Int64", "float64", "boolean"  # pandas' nullable formats; NaN is NaN
 SCOPED = {

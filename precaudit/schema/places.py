@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 ORDER = {name: i for i, name in enumerate(POINTS)}
 ORDINALS = {2: "second", 3: "third"}

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from precaudit.schema.records import Prediction, Products, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.runs import Prediction, Products
 
 Phase = tuple[str, Prediction | None]  # a phase, or a case of a program, and what was predicted of it
 UNITS = {"passes1": "in 1 pass", "passes3": "in 3 passes", "passes6": "in 6 passes", "vector": "on the vector unit"}

@@ -1,11 +1,15 @@
 """TOML as users write it: one reader for all of it, and what it takes is bounded."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from precaudit.errors import UserError
+import msgspec
 
+from precaudit.errors import UserError, nearest
+
+T = TypeVar("T", bound=msgspec.Struct)
 DEEPEST = 64  # tables and arrays in one another; no file of ours needs four
 BITS = 63  # of an integer beside its sign, which TOML 1.0 asks a reader to hold ("Integer")
 
@@ -58,3 +62,15 @@ def _bounded(table: dict[str, Any]) -> None:
             raise TooMuch("a NUL character, which no name and no path has")
         inner = x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()
         left += [(y, depth + 1) for y in inner]
+
+
+def of_table(raw: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """Return a table of a user's TOML file as a record; raises UserError that begins with ``where``."""
+    names = kind.__struct_fields__
+    for key in raw:
+        if key not in names:
+            raise UserError(f"{where}: unknown key {key!r}{nearest(key, names)}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where}: {error}") from None

@@ -13,9 +13,8 @@ from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.progress import Advance, Progress, silent
 from precaudit.schema.policies import apply_settings, load_policy
-from precaudit.schema.records import of_table
 from precaudit.schema.selection import Selection
-from precaudit.schema.toml import read_toml
+from precaudit.schema.toml import of_table, read_toml
 
 # What precaudit.toml may say of a program, and what of programs alone; the rest is of models.
 ANY = frozenset(("subject", "output", "layers", "budgets", "baseline", "across_devices", "diagnose"))

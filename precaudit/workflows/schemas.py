@@ -19,16 +19,9 @@ from precaudit.diagnosis.evidence.records import Finding, FormulaRecord, Kept, L
 from precaudit.recording.dumps.runs import DumpRun
 from precaudit.recording.runs.programs import Compared, ProgramRun
 from precaudit.reports.sweep import SweepRow
-from precaudit.schema.records import (
-    CompareRecord,
-    ErrorRecord,
-    PointRecord,
-    PrefillDecodeRecord,
-    ProbeRecord,
-    PromptRecord,
-    RunRecord,
-    StepRecord,
-)
+from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord, ProbeRecord
+from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
 
 FILES = {
     "run.json": RunRecord,

@@ -12,7 +12,8 @@ from precaudit.recording.store import Run, check_folder, open_run, read_manifest
 from precaudit.reports import markdown
 from precaudit.reports.policies import PolicyRow, differences, row_of
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import Record, read_lines, write_lines
+from precaudit.schema.records.base import Record
+from precaudit.schema.records.lines import read_lines, write_lines
 from precaudit.writing import write_whole
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from precaudit.progress import Progress
 from precaudit.reports.policies import PolicyRow
 from precaudit.reports.sweep import SweepRow, front
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import Number, Record, decode_lines, number, value, write_lines
+from precaudit.schema.records.base import Number, Record, number, value
+from precaudit.schema.records.lines import decode_lines, write_lines
 from precaudit.workflows.several import compare_policies, trace_policies
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from precaudit.checks.lint.linting import lint_program
 from precaudit.recording.programs.loading import load_attribute
 from precaudit.reports.gradients import table
 from precaudit.reports.headline import headline
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from tests.helpers.audited_cases import CASES, audited, program
 from tests.helpers.selected import few
 

@@ -20,7 +20,7 @@ from precaudit.recording.tracing.predicting import target_of
 from precaudit.references.comparison.programs import compare, traced_program
 from precaudit.reports.program_diagnosis import growth, text
 from precaudit.schema.metrics.logits import kl
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 ROWS, WIDTH, LAYERS, VOCAB = 96, 64, 6, 128
 DRAW = np.random.default_rng(3)

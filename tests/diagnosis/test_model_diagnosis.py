@@ -41,7 +41,8 @@ from precaudit.references.mutations.flash import Flash
 from precaudit.references.mutations.forms import Inputs, plain, quantised
 from precaudit.reports.diagnosis import growth, jumps, spans, text
 from precaudit.schema.graphs.decoder import present
-from precaudit.schema.records import ErrorRecord, read_lines
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.runs import everything, record
 from tests.helpers.selected import few

@@ -13,7 +13,7 @@ from precaudit.recording.programs.loading import load
 from precaudit.recording.programs.tracing import trace
 from precaudit.references.comparison.programs import compare
 from precaudit.references.mapped import names_of
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 from tests.helpers.paths import CASES
 
 MAP = CASES / "decoder.toml"

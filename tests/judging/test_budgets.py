@@ -9,7 +9,8 @@ from precaudit.judging.baselines import Baseline, BaselineLine, place_of
 from precaudit.judging.budgets import METRICS, Known, metric_of, read_budgets, resolve, within
 from precaudit.judging.gate import gate
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records import Distribution, ErrorRecord, Narrow, Signed, Unexplained, write_lines
+from precaudit.schema.records.errors import Distribution, ErrorRecord, Narrow, Signed, Unexplained
+from precaudit.schema.records.lines import write_lines
 
 LIMITS = default_limits()
 HEAD = "# ours\n\n[[budget]]\n"  # an entry on line 3

@@ -25,7 +25,11 @@ from precaudit.recording.runs.written import recall
 from precaudit.recording.store import file_hash, open_run, tensor_hash
 from precaudit.references.comparison.compare import Options, compare
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records import ErrorRecord, PrefillDecodeRecord, device_kind, encode, read_lines, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import encode, read_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import ROOT
 from tests.helpers.runs import record

@@ -19,7 +19,7 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.recording.tracing.subject import load
 from precaudit.references.comparison.prefill_decode import _pair
 from precaudit.reports.judgement import message
-from precaudit.schema.records import StepRecord
+from precaudit.schema.records.runs import StepRecord
 
 WEIGHT = "model.layers.2.self_attn.v_proj.weight"
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from precaudit.judging.placed import Placed
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 
 class Mark(Record, frozen=True):

@@ -7,7 +7,7 @@ import pytest
 from precaudit.judging import spilled
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import Verdict
-from precaudit.schema.records import Worst
+from precaudit.schema.records.errors import Worst
 
 VERDICTS = [
     Verdict(

@@ -27,7 +27,7 @@ from precaudit.schema.metrics.sizes import canonical
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, apply_settings, completed, load_policy, shipped
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import FIXTURES
 

@@ -31,7 +31,7 @@ from precaudit.references.textbook.operations import parts, prepare
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, load_policy, recorded_policy, shipped
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 
 SHIPPED = ("int8-weights", "int8-groups", "int4-groups", "kv-int8", "kv-fp8", "w8a8")

@@ -24,7 +24,7 @@ from precaudit.references.cache import References
 from precaudit.references.comparison.compare import Options, compare
 from precaudit.references.textbook import forward
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import encode
+from precaudit.schema.records.lines import encode
 from precaudit.schema.selection import Selection
 
 TEXT = "def f(x):\n    return x + 1"

@@ -34,18 +34,9 @@ from precaudit.schema.metrics.logits import distribution, kl, log_softmax
 from precaudit.schema.metrics.sizes import explained as share_explained
 from precaudit.schema.metrics.sizes import half_ulp, sizes
 from precaudit.schema.policies import KEYS
-from precaudit.schema.records import (
-    Distribution,
-    ErrorRecord,
-    Neutrality,
-    PrefillDecodeRecord,
-    ProbeRecord,
-    Signed,
-    Stats,
-    StepRecord,
-    Unexplained,
-    Worst,
-)
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import Distribution, ErrorRecord, ProbeRecord, Signed, Unexplained, Worst
+from precaudit.schema.records.runs import Neutrality, Stats, StepRecord
 from precaudit.schema.selection import PHASES
 from tests.helpers.paths import ROOT
 

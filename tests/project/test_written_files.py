@@ -13,7 +13,7 @@ import pytest
 
 from precaudit.cli import run
 from precaudit.recording.store import prepare_folder
-from precaudit.schema.records import write_lines
+from precaudit.schema.records.lines import write_lines
 from precaudit.writing import PART, whole, write_whole
 
 

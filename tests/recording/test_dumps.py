@@ -21,7 +21,7 @@ from precaudit.recording.tracing.subject import load as load_subject
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.compare import compare
 from precaudit.schema.places import Place
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.runs import record
 

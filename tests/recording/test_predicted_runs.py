@@ -35,7 +35,8 @@ from precaudit.references.comparison.programs import compare as compare_program
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.policies import load_policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import device_kind, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.devices import device_kind
 from precaudit.schema.selection import Selection
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.runs import altered

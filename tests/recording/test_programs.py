@@ -32,7 +32,7 @@ from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.forward import Chains
 from precaudit.reports.program import render, show
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records import write_lines
+from precaudit.schema.records.lines import write_lines
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.runs import altered
 from tests.helpers.selected import few

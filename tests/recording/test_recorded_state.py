@@ -32,7 +32,8 @@ from precaudit.references.comparison.compare import Options, compare
 from precaudit.schema.coverage import predicted_bytes
 from precaudit.schema.policies import Policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import Neutrality, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.runs import Neutrality
 from precaudit.schema.selection import Selection
 from tests.helpers.runs import record
 

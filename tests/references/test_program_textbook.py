@@ -28,7 +28,8 @@ from precaudit.references.mutations.forms import plain
 from precaudit.references.mutations.replay import Replay
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.traced.forward import Chains, recorded_calls
-from precaudit.schema.records import value, write_lines
+from precaudit.schema.records.base import value
+from precaudit.schema.records.lines import write_lines
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.selected import few
 

@@ -20,7 +20,7 @@ from precaudit.references.textbook.reference import Textbook
 from precaudit.references.traced.reference import Traced
 from precaudit.schema.places import Place
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import PROGRAM_CALL
+from precaudit.schema.records.runs import PROGRAM_CALL
 from precaudit.schema.selection import Selection
 
 LAYERS, WIDTH = 3, 8

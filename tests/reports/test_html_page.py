@@ -41,7 +41,7 @@ from precaudit.reports.tokens import fed, text_of, worst
 from precaudit.schema.glossary import explained
 from precaudit.schema.limits import default_limits
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import write_lines
+from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
 from tests.helpers.hostile import BAD, TAGS, Page, texts
 

@@ -8,7 +8,7 @@ from precaudit.schema.coverage import entries
 from precaudit.schema.graphs.decoder import support
 from precaudit.schema.lengths import bucket
 from precaudit.schema.policies import Policy, apply_settings, load_policy, parse_settings, shipped
-from precaudit.schema.records import PromptRecord, Requested
+from precaudit.schema.records.runs import PromptRecord, Requested
 from precaudit.schema.selection import Selection, parse_layers, parse_points, parse_positions
 
 

@@ -17,7 +17,8 @@ from precaudit.recording.tracing.subject import load
 from precaudit.reports import fitting
 from precaudit.reports.policies import COLUMNS, PolicyRow, cells, headline, short, table
 from precaudit.schema.policies import load_policy
-from precaudit.schema.records import ErrorRecord, read_lines
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines
 from precaudit.workflows import several
 from tests.helpers.paths import FIXTURES
 

@@ -15,7 +15,8 @@ import precaudit
 from precaudit import assert_close, assert_within_budget
 from precaudit.numbers.arrays import as_format
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import ErrorRecord, encode
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import encode
 from tests.helpers.paths import ROOT
 
 BF16 = ml_dtypes.bfloat16

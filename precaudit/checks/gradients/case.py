@@ -20,7 +20,7 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.references.alone import measured
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.sizes import norm
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 KERNEL, REFERENCE = "kernel", "reference"
 STRICT = "strict"  # the kernel compiled without excess precision

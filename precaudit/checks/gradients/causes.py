@@ -12,7 +12,7 @@ from precaudit.checks.gradients.formula import Formula, single
 from precaudit.checks.gradients.lines import inside, shares, short
 from precaudit.interpreters.jaxpr.shadow import CannotLift
 from precaudit.numbers.arrays import widen
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 NEARLY = 0.9  # of an error that is a factor of the whole array
 SOME, NAMED = 0.1, 3  # of an error's energy, that a line is named for; and at most how many

@@ -14,7 +14,7 @@ from precaudit.judging.verdicts import Status, exit_code
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.manifest import versions
 from precaudit.schema.brief import Brief
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 SEEDS = 3
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from precaudit.schema.records import Count, Record
+from precaudit.schema.records.base import Count, Record
 
 if TYPE_CHECKING:
     from precaudit.checks.lint.view import View

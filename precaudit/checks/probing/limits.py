@@ -15,7 +15,7 @@ from precaudit.judging.gate import judge_records
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.formats import ALIASES
-from precaudit.schema.records import ProbeRecord
+from precaudit.schema.records.errors import ProbeRecord
 
 METRICS = ("rel_l2", "mae", "max_diff", "max_ulp", "bits_lost", "cosine", "snr")
 SENTENCE = re.compile(r"(?P<what>.+?) (?:worse than (?P<limit>\S+)(?: (?P<metric>\S+))?|(?P<replaced>replaced))")

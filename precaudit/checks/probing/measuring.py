@@ -18,7 +18,8 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance
 from precaudit.schema.metrics.sizes import sizes
-from precaudit.schema.records import ProbeRecord, Worst, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import ProbeRecord, Worst
 
 ENOUGH = 1 << 16  # scores that say what they were made of; the errors are those of all
 OF_FLOATS = ("max_ulp", "bits_lost")

@@ -16,7 +16,8 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.devices import choose_device, platform_of
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import REAL, Column, flat, frame, joined
-from precaudit.schema.records import ProbeRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ProbeRecord
 
 
 @dataclass(frozen=True, repr=False)

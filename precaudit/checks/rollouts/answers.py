@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 LEVEL = 0.95
 MARGIN = 0.05  # "unchanged" is said only of an interval that stays within these bounds

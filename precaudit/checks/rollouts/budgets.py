@@ -14,7 +14,7 @@ from precaudit.checks.rollouts.mismatch import METRICS
 from precaudit.checks.rollouts.written import Pair, Written
 from precaudit.errors import UserError, nearest
 from precaudit.judging.budgets import entries
-from precaudit.schema.records import of_table
+from precaudit.schema.toml import of_table
 
 RATCHETED = (*SIZES, *FRACTIONS)
 

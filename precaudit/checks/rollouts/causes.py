@@ -34,7 +34,7 @@ from precaudit.references.comparison.compare import compare
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import row_lengths
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import Count, Index, Number, Record, number, value
+from precaudit.schema.records.base import Count, Index, Number, Record, number, value
 from precaudit.schema.selection import Selection
 
 View = Literal["decode", "rescore"]

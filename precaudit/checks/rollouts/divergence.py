@@ -15,7 +15,7 @@ from precaudit.recording.tracing.subject import Subject
 from precaudit.references.comparison.prefill_decode import NEAR
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.policies import on_device
-from precaudit.schema.records import Number, Record, number
+from precaudit.schema.records.base import Number, Record, number
 
 
 class Divergence(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="divergence"):

@@ -12,7 +12,8 @@ from precaudit.checks.rollouts.written import Pair, Written, read_written
 from precaudit.errors import UserError
 from precaudit.judging.baselines import Link, read_sealed, replaces, write_sealed
 from precaudit.schema.policies import completed
-from precaudit.schema.records import Count, Number, Record, device_kind, value
+from precaudit.schema.records.base import Count, Number, Record, value
+from precaudit.schema.records.devices import device_kind
 
 FACTOR = 2.0  # over the baseline's value: other seeds stay within it (docs/rollouts.md)
 SQUARES = ("k3_kl",)  # of |Δ log p|, where it is small: twice that is four times these

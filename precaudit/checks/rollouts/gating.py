@@ -27,7 +27,7 @@ from precaudit.judging.baselines import version_suspects
 from precaudit.judging.gate import path_of
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.schema.records import Number, number, value
+from precaudit.schema.records.base import Number, number, value
 
 KIND = "mismatch"
 

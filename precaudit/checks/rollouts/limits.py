@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from precaudit.checks.rollouts.mismatch import METRICS, SMALLER_IS_WORSE, Mismatch
 from precaudit.errors import UserError, nearest
-from precaudit.schema.records import Number, Record, value
+from precaudit.schema.records.base import Number, Record, value
 
 ENGINE = "engine"
 ANSWERS = "answers_difference"  # a limit on what Paired says of two policies' answers

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records import Number, Record, number
+from precaudit.schema.records.base import Number, Record, number
 
 THRESHOLD = 2.0  # rollout_is_threshold, verl's default; the lower one is its inverse
 SAFETY_BOUND = 20.0  # |δ| above which verl clamps

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 from precaudit.checks.rollouts.limits import Side
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 
 class RolloutRun(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="rollout"):

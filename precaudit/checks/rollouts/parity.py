@@ -14,7 +14,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.records import Number, number
+from precaudit.schema.records.base import Number, number
 
 
 @dataclass(frozen=True)

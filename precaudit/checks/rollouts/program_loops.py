@@ -16,7 +16,7 @@ from precaudit.interpreters.jaxpr.keys import on_host
 from precaudit.progress import Advance, silent
 from precaudit.recording.programs.program import Program
 from precaudit.recording.tracing.programs import Compiled, compiled
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 
 class ProgramTiming(Record, frozen=True, omit_defaults=False, tag_field="kind", tag="program_timing"):

@@ -12,7 +12,8 @@ import msgspec
 from precaudit.checks.rollouts.answers import Paired, Rate, compared, pass_at
 from precaudit.errors import UserError
 from precaudit.schema.prompts import Message, NoTemplate, Prompt, encode_prompt
-from precaudit.schema.records import PromptRecord, Record
+from precaudit.schema.records.base import Record
+from precaudit.schema.records.runs import PromptRecord
 
 FORM = '{"prompt": "What is 2 + 3?", "answer": "5"}'
 FINAL = "####"  # before the answer of a GSM8K solution (Cobbe et al. 2021)

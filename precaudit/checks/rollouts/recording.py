@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.reading import Rollout
 from precaudit.checks.rollouts.timing import How, Task
 from precaudit.recording.tracing.manifest import device_of, versions
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.records import SCHEMA
+from precaudit.schema.records.base import SCHEMA
 
 
 def of_drawn(

@@ -16,7 +16,7 @@ from precaudit.progress import Advance, silent
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.lengths import bucket
 from precaudit.schema.prompts import check_tokens
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 ROUNDS = 3
 

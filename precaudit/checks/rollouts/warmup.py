@@ -19,7 +19,7 @@ from precaudit.progress import silent
 from precaudit.recording.tracing.subject import Subject
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import Record
+from precaudit.schema.records.base import Record
 
 HIT, MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"  # JAX's events
 

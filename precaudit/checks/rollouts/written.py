@@ -11,7 +11,7 @@ from precaudit.checks.rollouts.limits import RolloutRecord, Side
 from precaudit.checks.rollouts.origin import RolloutRun
 from precaudit.checks.rollouts.questions import Answers, Changed
 from precaudit.errors import UserError
-from precaudit.schema.records import Number
+from precaudit.schema.records.base import Number
 
 Pair = tuple[str, Side, Side]  # a policy, the side that drew, the side it is held to
 DECODED = {"rollout": RolloutRun, "mismatch": RolloutRecord, "answers": Answers, "paired": Changed}

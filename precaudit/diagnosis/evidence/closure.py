@@ -16,7 +16,8 @@ from precaudit.references.textbook.units import policy_at
 from precaudit.schema.metrics.sizes import canonical, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, recorded_policy
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 LOOKED_AT = 12  # operations of a format made again without excess precision
 

@@ -31,7 +31,7 @@ from precaudit.recording.store import file_hash
 from precaudit.references.traced.forward import effort
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.metrics.sizes import norm
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 SHARED = 3  # cases whose outputs are shared out
 DISTANCE = "distance"

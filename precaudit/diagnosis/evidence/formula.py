@@ -15,7 +15,9 @@ from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import SAME, farthest
 from precaudit.schema.places import LAST, ORDER, Place
-from precaudit.schema.records import ErrorRecord, number, read_lines, value
+from precaudit.schema.records.base import number, value
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines
 
 PHASES = ("prefill", "decode")
 NAME = "formula.json"

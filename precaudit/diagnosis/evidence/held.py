@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from precaudit.recording.runs.programs import ProgramPoint
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 
 class Told(NamedTuple):

@@ -9,7 +9,8 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import ProgramPoint
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import layers_text
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 
 SHOWN = 4  # points that a sentence lists
 

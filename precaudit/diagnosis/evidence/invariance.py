@@ -16,7 +16,8 @@ from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import ErrorRecord, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import Selection
 
 

@@ -9,7 +9,8 @@ import msgspec
 from precaudit.caching import DIAGNOSES, computed_by
 from precaudit.diagnosis.evidence.records import Kept
 from precaudit.recording.store import file_hash
-from precaudit.schema.records import Record, read_lines, write_lines
+from precaudit.schema.records.base import Record
+from precaudit.schema.records.lines import read_lines, write_lines
 
 NAME = "kept.json"
 MANIFESTS = ("run.json", "program.json")

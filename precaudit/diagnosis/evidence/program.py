@@ -16,7 +16,7 @@ from precaudit.progress import Advance
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.store import file_hash
 from precaudit.references.textbook.formula import ProgramOn
-from precaudit.schema.records import device_kind
+from precaudit.schema.records.devices import device_kind
 
 LONGEST = 512  # tokens of the prompts looked at: a gradient in FP64 takes 6 GB there on a model of 135 M parameters
 SHARED, TRIED = 3, 2  # prompts whose logits are shared out; prompts other policies are tried on

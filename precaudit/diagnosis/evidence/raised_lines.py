@@ -19,7 +19,7 @@ from precaudit.recording.store import file_hash
 from precaudit.references.traced.forward import NotChained, effort, small
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records import number, value
+from precaudit.schema.records.base import number, value
 
 TRIED = 2  # cases that lines are raised on
 FEWEST, MOST_DRAWS, ENOUGH = 2, 64, 128  # realisations of the rounding; rows of the output over all of them

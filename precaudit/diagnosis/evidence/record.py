@@ -9,7 +9,8 @@ from precaudit.judging.verdicts import Verdict
 from precaudit.numbers.arrays import Array
 from precaudit.references.mutations.replay import Replay
 from precaudit.schema.metrics.sizes import own_index
-from precaudit.schema.records import Worst, number, value
+from precaudit.schema.records.base import number, value
+from precaudit.schema.records.errors import Worst
 
 
 def broken_limit(v: Verdict) -> str:

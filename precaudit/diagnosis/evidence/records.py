@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from precaudit.schema.frames import flat, frame, joined, worst
-from precaudit.schema.records import Number, Record, Worst
+from precaudit.schema.records.base import Number, Record
+from precaudit.schema.records.errors import Worst
 
 
 class Share(Record, frozen=True, omit_defaults=False):

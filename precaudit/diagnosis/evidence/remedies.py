@@ -27,7 +27,7 @@ from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import bucket, row_lengths
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.policies import KERNELS, Policy, apply_settings, check_kernel, kernel_formats
-from precaudit.schema.records import number
+from precaudit.schema.records.base import number
 
 RUNS = 5  # paired timed calls; the median counts
 ROWS = 64  # positions of each prompt whose logits are compared: the last ones

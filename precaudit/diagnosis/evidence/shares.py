@@ -17,7 +17,7 @@ from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, present
 from precaudit.schema.lengths import bucket
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records import number
+from precaudit.schema.records.base import number
 
 NODES = (0.5 - 3**-0.5 / 2, 0.5 + 3**-0.5 / 2)
 Goal = Callable[[Any], Any]  # a number of a program's output

@@ -13,7 +13,7 @@ from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.references.mutations.variants import Class
 from precaudit.references.textbook.handover import expected_stream
 from precaudit.schema.places import Place, spans
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 
 def stream_state(recorded: Recorded, model: Model, e: ErrorRecord) -> State:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from precaudit.interpreters.jaxpr.multiplying import ASKED, FLOAT32, ROUNDED_TERMS, TF32
 from precaudit.interpreters.jaxpr.products import PRODUCTS, label_in
 from precaudit.interpreters.tpu.hlo import Computation, Instruction, Module, Shape
-from precaudit.schema.records import Way
+from precaudit.schema.records.devices import Way
 
 LIBRARY = re.compile(r"__cublas\$(?:lt\$matmul.*|gemm)|__cudnn\$conv.*")  # NVIDIA's matrix products and convolutions
 _PRECISION = re.compile(r'"operand_precision":\[([^\]]*)\]')

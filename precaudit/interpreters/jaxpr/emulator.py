@@ -41,7 +41,7 @@ from precaudit.interpreters.jaxpr.sites import STATE
 from precaudit.interpreters.jaxpr.subnormals import KEEPS, flushed, read
 from precaudit.interpreters.jaxpr.sums import float_bits, in_single, monoid, narrow_sum, own, summed
 from precaudit.interpreters.jaxpr.wide import up
-from precaudit.schema.records import Way
+from precaudit.schema.records.devices import Way
 
 TIE = 2 * int(ULPS)  # ulps of float32 that two makings of one value may be apart
 TWO = "two of each"

@@ -15,7 +15,7 @@ from jax import lax
 from precaudit.interpreters.jaxpr.sums import float_bits
 from precaudit.interpreters.jaxpr.wide import up
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records import Way
+from precaudit.schema.records.devices import Way
 
 MOST = 6  # passes, as good as float32
 MATRIX: dict[Way | None, int] = {"1 pass": 1, "3 passes": 3, "6 passes": MOST}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from precaudit.interpreters.jaxpr.jax_versions import equations
 from precaudit.interpreters.jaxpr.sums import float_bits
-from precaudit.schema.records import Way
+from precaudit.schema.records.devices import Way
 
 SHARED = 3  # equations that read a value: a norm reads its input twice, the next sum of the stream once more
 Unrounded = Literal["none", "converted", "unshared", "all", "single"]

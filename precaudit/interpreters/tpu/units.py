@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from precaudit.interpreters.jaxpr.products import label_in
 from precaudit.interpreters.tpu.hlo import Computation, Instruction, Module, Shape
 from precaudit.schema.graphs.decoder import point_of
-from precaudit.schema.records import Way
+from precaudit.schema.records.devices import Way
 
 PRODUCTS = ("convolution", "dot")  # opcodes that the matrix unit runs
 MOVES = ("bitcast", "broadcast", "convert", "copy", "get-tuple-element", "reshape", "slice", "transpose")

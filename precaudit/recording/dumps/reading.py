@@ -16,7 +16,7 @@ import numpy as np
 from precaudit.errors import UserError
 from precaudit.models.checkpoints.safetensors_files import ANYTHING, SafetensorsFiles
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records import Number, number
+from precaudit.schema.records.base import Number, number
 
 KINDS = (".npy", ".npz", ".safetensors", ".jsonl")
 MOST_LINE = 1 << 30  # bytes of a line of JSONL

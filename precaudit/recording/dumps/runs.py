@@ -10,7 +10,8 @@ from precaudit.errors import UserError
 from precaudit.recording.store import known_hash
 from precaudit.schema.brief import Brief
 from precaudit.schema.places import Place
-from precaudit.schema.records import Index, Number, Record, read_record
+from precaudit.schema.records.base import Index, Number, Record
+from precaudit.schema.records.lines import read_record
 
 if TYPE_CHECKING:
     from precaudit.numbers.arrays import Array

@@ -51,7 +51,9 @@ from precaudit.recording.runs.programs import (
 from precaudit.recording.store import check_space, prepare_folder
 from precaudit.recording.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import Prediction, Way, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.devices import Way
+from precaudit.schema.records.runs import Prediction
 from precaudit.schema.selection import parse_positions
 
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]

@@ -2,7 +2,8 @@
 
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.lengths import bucket
-from precaudit.schema.records import Neutrality, RunRecord, Way
+from precaudit.schema.records.devices import Way
+from precaudit.schema.records.runs import Neutrality, RunRecord
 
 
 def ways_of(recorded: Recorded, prompt: str, phase: str, point: str) -> frozenset[Way]:

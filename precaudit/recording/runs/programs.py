@@ -13,7 +13,11 @@ from precaudit.errors import UserError
 from precaudit.recording.store import file_hash, known_hash
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import errors_frame
-from precaudit.schema.records import Count, ErrorRecord, Index, Number, Prediction, Record, Way, read_record
+from precaudit.schema.records.base import Count, Index, Number, Record
+from precaudit.schema.records.devices import Way
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_record
+from precaudit.schema.records.runs import Prediction
 from precaudit.writing import temporary, write_whole
 
 if TYPE_CHECKING:

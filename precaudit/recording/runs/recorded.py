@@ -17,7 +17,8 @@ from precaudit.schema.coverage import HASH_FORMAT, SUMS, config_of, entries, mis
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import declared_policy
-from precaudit.schema.records import PointRecord, Requested, device_kind
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.runs import PointRecord, Requested
 
 Call = tuple[str, int]
 T = TypeVar("T")

@@ -12,15 +12,8 @@ import xxhash
 
 from precaudit.errors import UserError
 from precaudit.recording.store import BATCHES, Run, read_manifest
-from precaudit.schema.records import (
-    BatchRecord,
-    Neutrality,
-    PointRecord,
-    PromptRecord,
-    RunRecord,
-    decode_lines,
-    write_lines,
-)
+from precaudit.schema.records.lines import decode_lines, write_lines
+from precaudit.schema.records.runs import BatchRecord, Neutrality, PointRecord, PromptRecord, RunRecord
 from precaudit.writing import PART
 
 GROWING = ("steps", "points")  # the files of lines that a batch adds to

@@ -15,7 +15,10 @@ from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
 from precaudit.schema.frames import errors_frame, pairs_frame
 from precaudit.schema.graphs.decoder import POINTS
-from precaudit.schema.records import SCHEMA, CompareRecord, ErrorRecord, PrefillDecodeRecord, read_lines
+from precaudit.schema.records.base import SCHEMA
+from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,8 @@ import precaudit
 from precaudit.models.jax_decoder.family import parts as family_parts
 from precaudit.recording.tracing.predicting import device_name
 from precaudit.recording.tracing.subject import Subject
-from precaudit.schema.records import SCHEMA, ModelRecord, Requested, RunRecord
+from precaudit.schema.records.base import SCHEMA
+from precaudit.schema.records.runs import ModelRecord, Requested, RunRecord
 
 
 def now() -> str:

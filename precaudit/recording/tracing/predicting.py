@@ -22,7 +22,9 @@ from precaudit.interpreters.tpu.texts import hlo_text
 from precaudit.interpreters.tpu.units import counted, moved, products
 from precaudit.numbers.arrays import single
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records import FROM_JAXPR, Prediction, Products, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.devices import FROM_JAXPR
+from precaudit.schema.records.runs import Prediction, Products
 
 PREFIX = "tpu-predicted"
 COARSER = "tpu-emulated"

@@ -13,7 +13,8 @@ from precaudit.recording.tracing.programs import Capture
 from precaudit.schema.coverage import Entry
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.metrics.logits import top_ids
-from precaudit.schema.records import PromptRecord, StepRecord, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.runs import PromptRecord, StepRecord
 
 TOP = 10
 

@@ -16,7 +16,8 @@ from precaudit.schema.coverage import SUMS
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.policies import declared_policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import PointRecord, device_kind
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.runs import PointRecord
 from precaudit.schema.selection import PHASES, Selection
 
 

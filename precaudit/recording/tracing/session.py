@@ -23,7 +23,8 @@ from precaudit.schema.coverage import Entry, entries
 from precaudit.schema.graphs.decoder import LOGITS, POINTS, shape_of
 from precaudit.schema.lengths import SMALLEST, bucket, row_lengths
 from precaudit.schema.metrics.sizes import norm, ratio
-from precaudit.schema.records import Neutrality, PromptRecord, Requested, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.runs import Neutrality, PromptRecord, Requested
 
 Begin = Callable[[str, int], None]  # what a call does, and how many tokens it runs
 WHOLE = 1 << 25  # bytes that a call may move from the device though fewer are recorded

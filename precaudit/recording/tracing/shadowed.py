@@ -18,7 +18,7 @@ from precaudit.recording.tracing.session import Batch
 from precaudit.recording.tracing.subject import Subject
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS
 from precaudit.schema.lengths import row_lengths, telling, view_of
-from precaudit.schema.records import PromptRecord, Requested
+from precaudit.schema.records.runs import PromptRecord, Requested
 
 HELD = 1 << 30  # bytes of taps held at once: layers are taken in as many passes as that needs
 

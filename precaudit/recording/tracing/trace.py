@@ -24,7 +24,7 @@ from precaudit.schema.coverage import predicted_bytes, summed
 from precaudit.schema.graphs.decoder import hidden, present, support
 from precaudit.schema.policies import keeps_unrounded
 from precaudit.schema.prompts import NoTemplate, Prompt, check_tokens, encode_prompt, read_prompts, shipped_prompts
-from precaudit.schema.records import BatchRecord, PromptRecord, Requested, RunRecord
+from precaudit.schema.records.runs import BatchRecord, PromptRecord, Requested, RunRecord
 from precaudit.schema.selection import Selection, choose_prompts, parse_layers, parse_positions
 
 

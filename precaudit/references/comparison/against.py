@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from precaudit.references.protocol import Reference
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 
 def errors_of(reference: Reference, places: Iterable[Place]) -> Iterator[ErrorRecord]:

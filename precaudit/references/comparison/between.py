@@ -21,7 +21,11 @@ from precaudit.schema.brief import Brief
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, Number, PrefillDecodeRecord, read_lines, write_lines
+from precaudit.schema.records.base import Number
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_lines, write_lines
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 # What the JSONL of an attention audit calls its numbers of what attention makes: kind of record, and field
 STATISTICS = {

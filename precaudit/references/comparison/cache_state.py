@@ -12,7 +12,7 @@ from precaudit.schema.coverage import HASH_FORMAT
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.metrics.rows import measured
 from precaudit.schema.places import Place, row_spans
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 MOST_TIES = 10  # of a hashed row, each of which is tried both ways
 

@@ -31,12 +31,10 @@ from precaudit.references.textbook.reference import Textbook, shadowed
 from precaudit.schema.coverage import entries, formula_keys
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.records import (
-    ErrorRecord,
-    Selected,
-    number,
-    write_lines,
-)
+from precaudit.schema.records.base import number
+from precaudit.schema.records.comparisons import Selected
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import write_lines
 from precaudit.schema.selection import Selection
 
 DEFAULT_ACCUM = ("float16", "bfloat16", "float32")

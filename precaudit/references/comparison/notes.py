@@ -16,7 +16,9 @@ from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.limits.checks import disturbance, logit_noise
 from precaudit.schema.places import Place
 from precaudit.schema.policies import besides
-from precaudit.schema.records import ErrorRecord, Selected, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.comparisons import Selected
+from precaudit.schema.records.errors import ErrorRecord
 
 
 def routing(recorded: Recorded, selected: Selected, whole: Whole) -> Iterator[str]:

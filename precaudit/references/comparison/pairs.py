@@ -16,7 +16,7 @@ from precaudit.schema.metrics.logits import distribution
 from precaudit.schema.metrics.rows import measured
 from precaudit.schema.metrics.sizes import canonical, sizes
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 NAMED = 5  # that a note lists
 

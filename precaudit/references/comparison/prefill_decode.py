@@ -15,7 +15,9 @@ from precaudit.references.textbook.whole import Whole
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.places import Place
-from precaudit.schema.records import PrefillDecodeRecord, StepRecord, number, value
+from precaudit.schema.records.base import number, value
+from precaudit.schema.records.comparisons import PrefillDecodeRecord
+from precaudit.schema.records.runs import StepRecord
 
 NEAR = 4.0  # a tie is near when FP64's gap is at most this many σ (docs/design.md §1)
 HELD = 1 << 26  # bytes of logits rows that are compared with each other

@@ -36,7 +36,9 @@ from precaudit.references.traced.reference import Traced
 from precaudit.references.viewed import viewed
 from precaudit.schema.limits.checks import SAME, farthest
 from precaudit.schema.places import Place, spans
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord, write_lines
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import write_lines
+from precaudit.schema.records.runs import PROGRAM_CALL
 from precaudit.writing import write_whole
 
 

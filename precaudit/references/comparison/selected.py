@@ -12,18 +12,11 @@ from precaudit.recording.runs.written import code, identity, known, written
 from precaudit.recording.store import Run, file_hash
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.places import spans
-from precaudit.schema.records import (
-    SCHEMA,
-    CompareRecord,
-    ErrorRecord,
-    Number,
-    PrefillDecodeRecord,
-    Requested,
-    Selected,
-    read_layers,
-    read_lines,
-    write_lines,
-)
+from precaudit.schema.records.base import SCHEMA, Number
+from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord, Selected
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.lines import read_layers, read_lines, write_lines
+from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import Selection, choose_prompts, parse_layers
 
 

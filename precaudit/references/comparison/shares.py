@@ -36,7 +36,8 @@ from precaudit.references.textbook.reference import Textbook
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import declared_policy
-from precaudit.schema.records import ErrorRecord, Selected
+from precaudit.schema.records.comparisons import Selected
+from precaudit.schema.records.errors import ErrorRecord
 
 MANY = 4_000  # tensors from which starting processes pays: each costs 1 ms or more
 TENSOR = 1000  # elements that take about as long as a tensor takes besides; shares need be equal in the large only

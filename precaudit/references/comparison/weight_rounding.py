@@ -12,7 +12,8 @@ from precaudit.models.checkpoints.tensors import row_blocks
 from precaudit.models.configs import expected_tensors
 from precaudit.numbers.arrays import Array, widen
 from precaudit.schema.metrics.sizes import ratio
-from precaudit.schema.records import ErrorRecord, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import ErrorRecord
 
 
 @dataclass

@@ -20,7 +20,8 @@ from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.metrics.sizes import canonical, norm, ratio
 from precaudit.schema.places import layers_text
 from precaudit.schema.policies import Policy, recorded_policy
-from precaudit.schema.records import Narrow, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import Narrow
 
 SHOWN = 4  # points that a finding lists
 LEFT = 0.25  # of what float32 inside leaves, squared, that a format may leave: a declared one leaves next to nothing

@@ -23,7 +23,9 @@ from precaudit.schema.graphs.point import Point
 from precaudit.schema.metrics.sizes import canonical, half_ulp
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import ErrorRecord, device_kind, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
 
 DEEPEST = 6  # operations of a layer, one after another, that may hand on what was not rounded
 UNIT = FORMATS["float32"].unit_roundoff

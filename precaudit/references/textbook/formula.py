@@ -12,7 +12,8 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord, Number, number
+from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.errors import ErrorRecord
 
 ProgramOn = Callable[[str], Any]  # device kind to Subject; None where the program is not at hand
 OTHER = "the program is not the shipped decoder: compare(run, subject=…) or diagnose(run, subject=…) tells"

@@ -23,7 +23,9 @@ from precaudit.schema.metrics.rows import measured
 from precaudit.schema.metrics.sizes import Difference, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import ErrorRecord, Selected, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.comparisons import Selected
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import PHASES
 
 

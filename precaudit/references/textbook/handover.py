@@ -11,7 +11,7 @@ from precaudit.recording.runs.recorded import Recorded, Rows
 from precaudit.schema.graphs.decoder import POINTS, STREAM
 from precaudit.schema.metrics.rows import measured
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 POINT, BEFORE = next(p.name for p in POINTS.values() if p.handed is not None), STREAM
 

@@ -33,7 +33,9 @@ from precaudit.schema.metrics.rows import measured
 from precaudit.schema.metrics.sizes import canonical, explained, norm, ratio
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import ErrorRecord, device_kind, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
 
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
 

@@ -22,7 +22,8 @@ from precaudit.references.textbook.whole import Whole
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, held_weights, recorded_policy
-from precaudit.schema.records import ErrorRecord, Selected
+from precaudit.schema.records.comparisons import Selected
+from precaudit.schema.records.errors import ErrorRecord
 
 LACKS = "weights"  # why there are no numbers where there are none
 

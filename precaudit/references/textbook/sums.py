@@ -29,7 +29,9 @@ from precaudit.schema.metrics.rows import unseen, visible
 from precaudit.schema.metrics.sizes import norm, ratio
 from precaudit.schema.places import Place, row_spans
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import ErrorRecord, device_kind, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.devices import device_kind
+from precaudit.schema.records.errors import ErrorRecord
 
 SINGLE = FORMATS["float32"].unit_roundoff
 DRAWS, MORE_DRAWS = (0, 1), tuple(range(2, 8))

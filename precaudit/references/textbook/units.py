@@ -10,7 +10,7 @@ from precaudit.schema.graphs.decoder import POINTS, parts_of
 from precaudit.schema.graphs.point import Point
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import FROM_JAXPR, Way, device_kind
+from precaudit.schema.records.devices import FROM_JAXPR, Way, device_kind
 
 SETTINGS: dict[Way, str] = {
     "1 pass": "BF16_BF16_F32", "3 passes": "BF16_BF16_F32_X3", "6 passes": "highest", "float32": "F32_F32_F32",

@@ -23,7 +23,7 @@ from precaudit.schema.coverage import point_format, unrecorded
 from precaudit.schema.graphs.decoder import POINTS, inputs_of
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy
-from precaudit.schema.records import device_kind
+from precaudit.schema.records.devices import device_kind
 
 
 class Stream(NamedTuple):

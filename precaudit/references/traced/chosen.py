@@ -16,7 +16,8 @@ from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs.programs import Opened
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 ROUNDINGS = 4.0  # unit roundoffs that two values may be apart, of which a compiler compares the unrounded ones
 

@@ -30,7 +30,8 @@ from precaudit.references.traced.remade import (
 from precaudit.references.traced.search import Closing, Search
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Name, Place, Rows, Unrounded
-from precaudit.schema.records import ErrorRecord, Way
+from precaudit.schema.records.devices import Way
+from precaudit.schema.records.errors import ErrorRecord
 
 Cut = Callable[[Place, Array], Array]  # a place's rows [rows, N] out of a point's values
 # What is said of products that a GPU's compiled program does not name.

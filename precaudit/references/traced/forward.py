@@ -25,7 +25,8 @@ from precaudit.references.traced.units import Units
 from precaudit.schema.metrics.axes import worst_line
 from precaudit.schema.metrics.logits import distribution, expected_kl, roundoff_kl
 from precaudit.schema.metrics.sizes import canonical, norm, ratio, sizes
-from precaudit.schema.records import Distribution, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import Distribution
 
 DRAWS = 8  # realisations of the rounding errors that forward noise is pooled over
 ROUNDED = Realisation("converted", sums="single")

@@ -23,7 +23,8 @@ from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.metrics.axes import along, clusters
 from precaudit.schema.metrics.residue import Noise, finite
 from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm, ratio, smallest_normal
-from precaudit.schema.records import PROGRAM_CALL, ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
+from precaudit.schema.records.runs import PROGRAM_CALL
 
 CLEARLY = 0.9  # of every limit: what closes so by the least noise needs none drawn
 # Times the emulation's own error that a draw's may be: honest ones stay below a quarter of it in formats of 16 bits and

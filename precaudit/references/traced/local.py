@@ -24,7 +24,7 @@ from precaudit.references.traced.remade import Tapped
 from precaudit.references.traced.search import Closing
 from precaudit.references.traced.units import Units
 from precaudit.references.traced.unrounded import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 Begin = Callable[[], Callable[[], list[ErrorRecord]]]  # begins what places make, and returns what judges them
 

@@ -22,7 +22,7 @@ from precaudit.references.traced.units import flushes_of, units_of
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import forward_checks
 from precaudit.schema.places import Place
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 CHAINED = "calls in FP64 and as drawn realisations"
 At = tuple[int, int | None, str]  # call, layer, point

@@ -19,7 +19,7 @@ from precaudit.schema.metrics.axes import Found, worst_of_rows
 from precaudit.schema.metrics.moments import BFLOAT16
 from precaudit.schema.metrics.residue import Noise, Sums, finite
 from precaudit.schema.metrics.sizes import canonical, ratio, share_of, sizes, smallest_normal
-from precaudit.schema.records import number
+from precaudit.schema.records.base import number
 
 BLOCK = 1 << 21  # elements
 

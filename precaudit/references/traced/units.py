@@ -9,7 +9,7 @@ from precaudit.interpreters.jaxpr.multiplying import OPEN_ON_GPU, PASSES, chosen
 from precaudit.interpreters.jaxpr.products import GROUPED, labels, products
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.recording.runs.programs import ProgramRun
-from precaudit.schema.records import FROM_JAXPR, Way, device_kind
+from precaudit.schema.records.devices import FROM_JAXPR, Way, device_kind
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from typing import Any
 
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.limits import Limits, Local
-from precaudit.schema.records import ErrorRecord, Neutrality, Number, Signed, value
+from precaudit.schema.records.base import Number, value
+from precaudit.schema.records.errors import ErrorRecord, Signed
+from precaudit.schema.records.runs import Neutrality
 
 # Of a formula: constants a program holds in float32, such as 1/√K or epsilon, leave up to 1e-7 after many layers.
 SAME = 1e-6

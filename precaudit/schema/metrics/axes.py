@@ -14,7 +14,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array
 from precaudit.schema.metrics.residue import Noise, Slices, Sums
 from precaudit.schema.metrics.sizes import MIN_CHANNEL_ROWS
-from precaudit.schema.records import Number, number
+from precaudit.schema.records.base import Number, number
 
 LONG = 8
 

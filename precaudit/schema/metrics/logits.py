@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from precaudit.numbers.arrays import Array
-from precaudit.schema.records import Distribution, number
+from precaudit.schema.records.base import number
+from precaudit.schema.records.errors import Distribution
 
 
 def log_softmax(x: Array) -> Array:

@@ -11,7 +11,8 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.schema.metrics.sizes import MIN_CHANNEL_ROWS, norm
-from precaudit.schema.records import Number, Scope, Signed, number
+from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.errors import Scope, Signed
 
 CONSTANT = 2.0**-24
 

@@ -8,7 +8,7 @@ import numpy as np
 from precaudit.numbers.arrays import Array
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.metrics.sizes import Difference, canonical, sizes
-from precaudit.schema.records import number, value
+from precaudit.schema.records.base import number, value
 
 
 def measured(

@@ -10,7 +10,8 @@ import numpy as np
 from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.schema.metrics.moments import Moments, moments
-from precaudit.schema.records import Number, Scope, Worst, number
+from precaudit.schema.records.base import Number, number
+from precaudit.schema.records.errors import Scope, Worst
 
 MIN_CHANNEL_ROWS = 8  # below that a channel's norm is a handful of elements
 EXPONENT = 0x7FF0000000000000  # of FP64's bits: of a normal number they are 2^⌊log₂|y|⌋

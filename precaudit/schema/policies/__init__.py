@@ -118,7 +118,7 @@ def on_device(policy: Policy, device: str) -> Policy:
 
 def recorded_policy(record: Any) -> Policy:
     """Return the policy of a run, from its run.json, as its device made it."""
-    from precaudit.schema.records import device_kind
+    from precaudit.schema.records.devices import device_kind
 
     return on_device(declared_policy(record), device_kind(record.device))
 

@@ -21,7 +21,9 @@ from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.judging.gate import gate
 from precaudit.reports.probe import headline, lines, tables
-from precaudit.schema.records import ProbeRecord, read_lines, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.errors import ProbeRecord
+from precaudit.schema.records.lines import read_lines
 from tests.helpers.tpus import needs_libtpu
 
 DECODE = "1,1,1,128x512"

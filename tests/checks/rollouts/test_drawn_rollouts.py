@@ -25,7 +25,7 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.programs.loading import load as load_program
 from precaudit.recording.tracing.subject import load
 from precaudit.reports.drawn import headline
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 
 PROMPTS = [("a", (100, 101, 102, 32)), ("b", (84, 104, 101))]
 HOW = How(batch=4, new_tokens=24, sampling=Sampling(1.0, seed=1), rounds=1)

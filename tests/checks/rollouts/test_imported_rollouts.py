@@ -19,7 +19,8 @@ from precaudit.cli.rollout import command
 from precaudit.errors import CannotJudge, UserError
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.recording.tracing.subject import load
-from precaudit.schema.records import decode_lines, value
+from precaudit.schema.records.base import value
+from precaudit.schema.records.lines import decode_lines
 from tests.helpers.paths import FIXTURES
 
 

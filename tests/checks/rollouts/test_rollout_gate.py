@@ -22,7 +22,8 @@ from precaudit.cli import run
 from precaudit.errors import UserError
 from precaudit.reports.junit import render
 from precaudit.reports.pull_request import markdown
-from precaudit.schema.records import SCHEMA, encode, value
+from precaudit.schema.records.base import SCHEMA, value
+from precaudit.schema.records.lines import encode
 
 TOKENS = 400
 SIDES = (("engine", "policy"), ("engine", "fp64"))

@@ -25,7 +25,7 @@ from precaudit.interpreters.jaxpr.tag import tagged
 from precaudit.numbers.arrays import rounder
 from precaudit.references.traced import judged
 from precaudit.references.traced.remade import DRAWS, UNSHARED, Tapped, once, restored, upper
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 BF = jnp.bfloat16
 DRAW = np.random.default_rng(11)

@@ -18,7 +18,7 @@ from precaudit.references.textbook.units import policy_at
 from precaudit.schema.places import Place
 from precaudit.schema.policies import load_policy, on_device
 from precaudit.schema.predictions import notes
-from precaudit.schema.records import Prediction, Products
+from precaudit.schema.records.runs import Prediction, Products
 from tests.helpers.lint_programs import bf16, f32
 from tests.helpers.tpus import needs_libtpu, text_for
 

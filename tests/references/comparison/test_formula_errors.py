@@ -23,7 +23,7 @@ from precaudit.references.comparison.compare import Options, compare
 from precaudit.reports.summary import formula_sentence
 from precaudit.schema.coverage import formula_keys
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 from precaudit.workflows.audit import audit
 from tests.helpers.selected import few

@@ -370,7 +370,7 @@ def test_what_is_kept_for_the_noise_of_kl_is_bounded(vocab, prompts, rows):
 
 def test_negative_noise_passes_nothing():
     from precaudit.schema.limits.checks import over, units
-    from precaudit.schema.records import Signed
+    from precaudit.schema.records.errors import Signed
 
     assert not over(1.0, -1.0) <= 1e9
     assert not units(Signed(value=1.0, noise=-1.0)) <= 1e9
@@ -422,7 +422,7 @@ def test_forward_errors_of_one_token_or_head_are_judged():
     from precaudit.judging.rules import judge
     from precaudit.references.textbook.forward import _scopes
     from precaudit.schema.metrics.sizes import Difference
-    from precaudit.schema.records import ErrorRecord
+    from precaudit.schema.records.errors import ErrorRecord
 
     draw = np.random.default_rng(8)
     r = draw.standard_normal((200, 8, 16))

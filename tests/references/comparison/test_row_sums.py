@@ -32,7 +32,7 @@ from precaudit.schema.limits import default_limits
 from precaudit.schema.places import Place
 from precaudit.schema.policies import recorded_policy
 from precaudit.schema.prompts import Prompt
-from precaudit.schema.records import value
+from precaudit.schema.records.base import value
 from precaudit.schema.selection import Selection
 from tests.helpers.selected import few
 

@@ -29,7 +29,8 @@ from precaudit.reports.diagnosis import details
 from precaudit.reports.judgement import message
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics._residue_kernel import left_over
-from precaudit.schema.records import ErrorRecord, Requested, Signed, Unexplained, Worst
+from precaudit.schema.records.errors import ErrorRecord, Signed, Unexplained, Worst
+from precaudit.schema.records.runs import Requested
 from precaudit.schema.selection import Selection
 from tests.helpers.recorded_operations import holding
 from tests.helpers.runs import record

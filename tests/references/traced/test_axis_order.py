@@ -13,7 +13,7 @@ from precaudit.references.traced.judged import closes, numbers
 from precaudit.schema.limits import default_limits
 from precaudit.schema.metrics.axes import along, clusters, line_axes, plane_axes, worst_line, worst_slices
 from precaudit.schema.metrics.residue import Noise
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 from tests.helpers.permuted_axes import SUITE, permuted
 from tests.helpers.selected import few
 

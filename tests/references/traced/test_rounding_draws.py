@@ -20,7 +20,7 @@ from precaudit.references.traced.judged import closes, numbers
 from precaudit.references.traced.local import Emulations
 from precaudit.references.traced.remade import DRAWS
 from precaudit.schema.limits import default_limits
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 from tests.helpers.audited_cases import program as case
 from tests.helpers.permuted_axes import SUITE
 

@@ -17,7 +17,7 @@ from precaudit.references.traced.judged import closes
 from precaudit.references.traced.local import Emulations
 from precaudit.schema.metrics.residue import Noise, finite
 from precaudit.schema.metrics.sizes import canonical, explained, half_ulp, norm
-from precaudit.schema.records import number
+from precaudit.schema.records.base import number
 
 DRAW = np.random.default_rng(11)
 TYPES = ["bfloat16", "float16", "float8_e4m3fn", "float32"]  # that of 8 bits has no infinities

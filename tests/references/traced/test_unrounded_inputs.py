@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precaudit.references.traced.judged import INPUTS, closes, numbers
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 
 N, TERMS = 12, 64
 

@@ -1,0 +1,182 @@
+"""What a run holds: run.json, and the lines of prompts.jsonl, steps.jsonl, points.jsonl and batches.jsonl."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from precaudit.schema.records.base import Count, Index, Number, Record
+from precaudit.schema.records.devices import Way
+
+# The phase of records of other programs than the shipped decoder, whose points have names of theirs.
+PROGRAM_CALL = "call"
+
+
+class PromptRecord(Record, frozen=True):
+    """A line of prompts.jsonl."""
+
+    id: str
+    text: str
+    tokens: tuple[Index, ...]
+
+
+class StepRecord(Record, frozen=True):
+    """A line of steps.jsonl: one logits row. ``token`` was fed at ``position``; top-k is what it predicts next."""
+
+    prompt: str
+    phase: str
+    step: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)]
+    position: Index
+    token: Index
+    top_ids: tuple[Index, ...]
+    top_logits: tuple[Number, ...]
+    gap: Number
+    logsumexp: Number
+
+
+class Stats(Record, frozen=True, omit_defaults=False):
+    """Of the finite values; ``nan`` and ``inf`` count the others."""
+
+    min: Number
+    max: Number
+    mean: Number
+    rms: Number
+    nan: Count
+    inf: Count
+
+
+class PointRecord(Record, frozen=True, omit_defaults=False):
+    """A line of points.jsonl: one recorded tensor. ``positions``: [first, end) or the list of rows recorded."""
+
+    prompt: str
+    phase: str
+    step: Index
+    layer: Index | None
+    point: str
+    axes: tuple[str, ...]
+    shape: tuple[Index, ...]
+    dtype: str
+    positions: tuple[Index, ...]
+    rows: Literal["range", "list"]
+    file: str
+    key: str
+    hash: str
+    support: bool
+    stats: Stats
+
+
+class Requested(Record, frozen=True, omit_defaults=False):
+    """What a run was asked to record; ``cache_hashes``: of every cache row at the steps between the first and last.
+
+    ``row_sums``: points of which sums of the rows are recorded and not the rows (precaudit/numbers/row_sums.py).
+    """
+
+    prompts: tuple[str, ...]
+    layers: tuple[Index, ...]
+    points: tuple[str, ...]
+    support: tuple[str, ...]
+    phases: tuple[str, ...]
+    positions: str | None
+    every_logit: bool
+    decode_steps: Index
+    batch: Index
+    pad: str
+    tokens_from: str | None
+    cache_hashes: bool = False
+    row_sums: tuple[str, ...] = ()
+
+
+class ModelRecord(Record, frozen=True, omit_defaults=False):
+    """Which model a run is of; ``reference``: what the user named it by.
+
+    ``allowed``: fields of its configuration that are not known and were passed over, as the user asked.
+    """
+
+    id: str
+    reference: str
+    sha256: str
+    config: dict[str, Any]
+    allowed: tuple[str, ...] = ()
+
+
+class Products(Record, frozen=True, omit_defaults=False):
+    """How many products a compiled program makes: on a TPU's matrix unit in 1, 3 and 6 passes, and its vector unit."""
+
+    passes1: Count
+    passes3: Count
+    passes6: Count
+    vector: Count
+
+
+class Prediction(Record, frozen=True, omit_defaults=False):
+    """Of a predicted program: its products without and with taps, and what rounding inside of fusions may change.
+
+    ``moved``: points (of programs: lines) whose products the two make in other precisions, with these; ``inside``:
+    the largest ‖rounded − not‖ / ‖rounded‖ of its outputs, bfloat16 results inside of fusions rounded and not.
+    ``kernels``: Pallas kernels that ran in interpret mode, their products as a CPU makes them.
+    """
+
+    bare: Products
+    captured: Products
+    moved: tuple[str, ...] = ()
+    inside: Number | None = None
+    kernels: tuple[str, ...] = ()
+
+
+class Neutrality(Record, frozen=True, omit_defaults=False):
+    """Whether capturing left the logits bit for bit as the bare program's, at the first call of a compiled program.
+
+    ``shape``: of its tokens [B, T]; in decode of its cache, [B, S]. ``apart``: ‖bare − captured‖ / ‖captured‖ of each
+    prompt's logits. ``predicted``: of a TPU that was not there, None of a device that was. ``made``: how a TPU's
+    compiler has the products of each point made with taps; empty where it was not read.
+    """
+
+    phase: str
+    prompts: tuple[str, ...]
+    bitwise: bool
+    max_diff: Number
+    step: Index = 0
+    shape: tuple[Index, ...] = ()
+    apart: tuple[Number, ...] = ()
+    predicted: Prediction | None = None
+    made: dict[str, tuple[Way, ...]] = msgspec.field(default_factory=dict)
+
+
+class RunRecord(Record, frozen=True, omit_defaults=False):
+    """run.json. ``finished`` is null while the run is being written and stays so when it is cut off."""
+
+    schema: int
+    id: str
+    model: ModelRecord
+    policy: dict[str, str]
+    requested: Requested
+    device: str
+    device_count: Index
+    versions: dict[str, str]
+    xla_flags: str
+    commit: str | None
+    command: str
+    started: str
+    neutrality: tuple[Neutrality, ...] = ()
+    warnings: tuple[str, ...] = ()
+    program: Literal["shipped", "other"] = "shipped"
+    bytes: Count = 0
+    hashes: dict[str, str] = msgspec.field(default_factory=dict)
+    finished: str | None = None
+
+
+class BatchRecord(Record, frozen=True, omit_defaults=False):
+    """A line of batches.jsonl, which a run has until it is finished: a batch of prompts that is written whole.
+
+    ``steps``, ``points``: bytes and hash of its lines in these files; ``bytes``: of its tensors; ``code``: hash of the
+    source that ran it; ``fed``: hash of the tokens that were given, nothing where none were. ``neutrality`` and
+    ``absent``: what the batch added to the run's.
+    """
+
+    prompts: tuple[str, ...]
+    steps: tuple[Count, str]
+    points: tuple[Count, str]
+    bytes: Count
+    code: str
+    fed: str
+    neutrality: tuple[Neutrality, ...] = ()
+    absent: tuple[str, ...] = ()
