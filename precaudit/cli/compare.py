@@ -111,11 +111,11 @@ def command(
     if is_imported(run):
         raise UserError(f"{run} was imported and holds no program: precaudit compare {run} RUN")
     if is_program_run(run):
-        given = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        given |= {"--model": model, "--formula": formula or None, "--partial": partial or None}
+        given = {"--phases": phases, "--model": model, "--formula": formula or None, "--partial": partial or None}
         if other := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{run} is of a program and compared whole; leave out {', '.join(other)}")
-        _program(run, program, _reference(reference, names, config, family), as_json, every or verbose)
+            raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
+        against_it = _reference(reference, names, config, family)
+        _program(run, program, against_it, (layers, points, prompt), as_json, every or verbose)
         return
     own = {"--program": program, "--reference": reference, "--map": names, "--config": config, "--family": family}
     if other := [name for name, value in own.items() if value is not None]:
@@ -228,9 +228,18 @@ def _apart(pairs: Any, run: Path, against: Path) -> Any:
     )
 
 
-def _program(run: Path, program: str | None, reference: Any, as_json: bool, every: bool) -> None:
-    """Compare a run of a program with its own segments."""
-    from precaudit.judging.gate import gate
+def _program(
+    run: Path,
+    program: str | None,
+    reference: Any,
+    filters: tuple[str | None, str | None, str | None],
+    as_json: bool,
+    every: bool,
+) -> None:
+    """Compare a run of a program with its own segments; with filters, show some of it, compared whole before or now."""
+    from precaudit.judging.gate import gate, judge_look
+    from precaudit.judging.looks import look_at
+    from precaudit.judging.programs import compared_with, errors_of
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.comparison.programs import compare
     from precaudit.reports import program as report
@@ -238,15 +247,23 @@ def _program(run: Path, program: str | None, reference: Any, as_json: bool, ever
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
-    with progress_bar() as advance:
-        errors = compare(opened, program, reference, tell=advance)
-    write_whole(run / "report.md", report.render(opened, errors), inside=True)
+    look = look_at(opened, *filters)
+    if look is not None and program is None and compared_with(opened, reference):
+        errors = errors_of(opened)
+    else:
+        with progress_bar() as advance:
+            errors = compare(opened, program, reference, tell=advance)
+        write_whole(run / "report.md", report.render(opened, errors), inside=True)
+    whole, errors = errors, errors if look is None else look.of(errors)
     if as_json:
         from precaudit.schema.records.lines import encode
 
         for record in errors:
             click.echo(encode(record), nl=False)
         return
-    announce(headline(gate(run), str(run)))
+    if look is None:
+        announce(headline(gate(run), str(run)))
+    else:
+        announce(headline(judge_look(opened, whole, look), str(run), " in what was selected"))
     report.show(opened, errors, console(), every)
     say(f"Records: {run}/errors.jsonl; report: {run}/report.md")

@@ -54,11 +54,11 @@ def command(
     from precaudit.schema.records.lines import encode
 
     if is_program_run(run):
-        given: dict[str, object] = {"--layers": layers, "--points": points, "--phases": phases, "--prompt": prompt}
-        given |= {"--model": model, "--lift": lift or None, "--invariance": invariance or None}
+        given: dict[str, object] = {"--phases": phases, "--model": model, "--lift": lift or None}
+        given |= {"--invariance": invariance or None}
         if other := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{run} is of a program and diagnosed whole; leave out {', '.join(other)}")
-        return _program(run, program, objective, verbose, as_json)
+            raise UserError(f"{run} is of a program; leave out {', '.join(other)}")
+        return _program(run, program, (layers, points, prompt), objective, verbose, as_json)
     if program is not None:
         raise UserError(f"{run} is no run of a program; leave out --program")
     opened = open_run(run, partial)
@@ -81,9 +81,17 @@ def command(
     return 1 if 1 in codes else max(codes)
 
 
-def _program(run: Path, program: str | None, objective: str, verbose: bool, as_json: bool) -> int:
+def _program(
+    run: Path,
+    program: str | None,
+    filters: tuple[str | None, str | None, str | None],
+    objective: str,
+    verbose: bool,
+    as_json: bool,
+) -> int:
     """Print what a program's run shows: findings, what changed its outputs, and what its lines gain in float32."""
     from precaudit.diagnosis.programs import diagnose
+    from precaudit.judging.looks import look_at
     from precaudit.judging.programs import errors_of
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.reports import program_diagnosis as report
@@ -91,12 +99,14 @@ def _program(run: Path, program: str | None, objective: str, verbose: bool, as_j
 
     with progress_bar() as advance:
         opened = open_program_run(run)
-        found = diagnose(opened, program, advance, objective)
+        look = look_at(opened, *filters)
+        found = diagnose(opened, program, advance, None if look else objective, look)
     if as_json:
         for finding in found.findings:
             click.echo(encode(finding), nl=False)
     else:
-        report.show(found, errors_of(opened), console(), verbose)
+        errors = errors_of(opened)
+        report.show(found, errors if look is None else look.of(errors), console(), verbose)
     return found.exit_code
 
 

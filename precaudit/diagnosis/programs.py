@@ -20,6 +20,7 @@ from precaudit.diagnosis.unwritten import unwritten
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.explicit import unmeshed
 from precaudit.interpreters.jaxpr.shadow import CannotLift, refusal
+from precaudit.judging.looks import Look
 from precaudit.judging.pooled import METRICS, pooled
 from precaudit.judging.programs import errors_of, marks_of, placed, suspect
 from precaudit.judging.rules import judge
@@ -75,10 +76,11 @@ class Diagnosed(Brief):
 
 def diagnose(
     opened: Opened, program: Program | str | None = None, tell: Advance = silent,
-    objective: str | None = None,
+    objective: str | None = None, look: Look | None = None,
 ) -> Diagnosed:  # fmt: skip
     """Return the findings of a program's run, and write them beside it; compares it first where that was not done.
 
+    ``look``: of some layers, points and cases alone.
     ``objective``: also what changed its outputs, and what its lines gain in float32; of logits as ``shares`` takes it.
     Raises UserError for an objective that is none, or where the program or its textbook's files are others than those
     that were traced and compared.
@@ -95,6 +97,9 @@ def diagnose(
     )
     verdicts = list(placed(suspect([*judged, *pooled(errors, default_limits())], errors), opened))
     passed = sum(v.status == "pass" for v in verdicts)
+    if look is not None:
+        verdicts, errors = list(filter(look.holds, verdicts)), look.of(errors)
+        passed = sum((v := judge(e, default_limits())) is not None and v.status == "pass" for e in errors)
     bad = [v for v in verdicts if v.status in ("fail", "nonfinite")]
     known = Names.of(given) if (given := marks_of(opened).names) else None
     off = ("fail", "nonfinite", "input suspect")

@@ -17,6 +17,7 @@ from precaudit.judging.budgets import Budget, Known, read_budgets, resolve
 from precaudit.judging.expected import absent, disturbed, uncovered, unpaired, unshadowed
 from precaudit.judging.farthest import ways_made
 from precaudit.judging.judgement import Judgement
+from precaudit.judging.looks import Look
 from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
@@ -114,6 +115,17 @@ def _gate_program(folder: Path, rules: Rules, budgets: Path | None, across_devic
     whole = _judgement(opened.record.id, chain(placed, more_of_run, found), rules, [*told, *more], drifted)
     made = ways_made(n.made for n in opened.record.neutrality)
     return replace(whole, sources=programs.sources(opened), farthest=rules.sizes.farthest(made))
+
+
+def judge_look(opened: Opened, errors: Sequence[ErrorRecord], look: Look) -> Judgement:
+    """Judge some records of a program's run by the default limits; what they inherit is told by all."""
+    rules = Rules(default_limits())
+    verdicts = rules.of(look.of(errors), str(opened.folder / "errors.jsonl"))
+    verdicts.extend(rules.pooled())
+    placed = programs.placed(programs.suspect(verdicts, errors), opened)
+    made = _judgement(opened.record.id, placed, rules, programs.notes(opened), ())
+    farthest = rules.sizes.farthest(ways_made(n.made for n in opened.record.neutrality))
+    return replace(made, sources=programs.sources(opened), farthest=farthest)
 
 
 def _against(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,13 @@ def marks_of(opened: Opened) -> Compared:
         return msgspec.json.decode(marks.read_bytes(), type=Compared)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{marks}: {error}") from None
+
+
+def compared_with(opened: Opened, reference: Any) -> bool:
+    """Whether a run was compared, and if a reference is given with that: the textbook by its files, or none."""
+    if not (opened.folder / "compared.json").is_file() or not (opened.folder / "errors.jsonl").is_file():
+        return False
+    return reference is None or (hasattr(reference, "record") and marks_of(opened).names == reference.record())
 
 
 def errors_of(opened: Opened) -> list[ErrorRecord]:

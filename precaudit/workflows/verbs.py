@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from precaudit.schema.policies import Policy
     from precaudit.schema.selection import Selection
 
+LOOKS = ("layers", "points", "prompt")  # filters of what is shown of a Program's run
 LOADED = ("policy", "settings", "device", "parts", "allow")  # what ``load`` takes beside a name
 
 
@@ -178,6 +179,9 @@ def compare(
     *,
     program: "Program | str | None" = None,
     reference: "OwnReference | Names | None" = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    prompt: Texts | None = None,
     progress: Telling = None,
 ) -> ProgramErrors: ...
 @overload
@@ -216,7 +220,8 @@ def compare(
     ``against``: another run; of a Program's run its program, too, which ``program=`` gives as well (None: the one that
     it names). Of a model's run: filters ``layers``, ``points``, ``phases``, ``prompt`` or ``select=``;
     ``accum="float16"`` or a list (formats to emulate sums in, ``()`` for none), ``formula=True``, ``model``,
-    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference``.
+    ``partial``, ``fresh``, ``cache``, or ``options=``; ``subject``. Of a Program's run: ``reference``; ``layers``,
+    ``points`` and ``prompt`` (cases) show a part of what is computed whole.
     ``progress=True`` shows a bar.
 
     >>> found = precaudit.compare("runs/a", accum=(), formula=True)  # doctest: +SKIP
@@ -235,13 +240,18 @@ def compare(
             return compare_runs(folder_of(run), folder_of(against), telling.advance)
     if not is_of_program(run):
         return _compare_model(run, against, keywords)
+    from precaudit.judging.looks import look_at
+    from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.comparison.programs import compare as compared
 
-    check("compare of a Program's run", keywords, ("program", "reference", "progress"))
+    check("compare of a Program's run", keywords, ("program", "reference", *LOOKS, "progress"))
     if against is not None and program is not None:
         raise UserError("precaudit.compare: program was given twice")
     with progress_of(progress) as telling:
-        return compared(run, against if program is None else program, reference, telling.advance)
+        opened = run if isinstance(run, Opened) else open_program_run(run)
+        look = look_at(opened, layers, points, prompt)
+        found = compared(opened, against if program is None else program, reference, telling.advance)
+        return found if look is None else ProgramErrors(look.of(found), opened)
 
 
 def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
@@ -276,6 +286,9 @@ def diagnose(
     *,
     program: "Program | str | None" = None,
     objective: str | None = None,
+    layers: Texts | None = None,
+    points: Texts | None = None,
+    prompt: Texts | None = None,
     progress: Telling = None,
 ) -> "Diagnosed": ...
 @overload
@@ -311,7 +324,7 @@ def diagnose(
     """Find the causes of a run's errors.
 
     Of a model's run: what ``compare`` takes but ``against``, and ``lift``, ``objective``. Of a Program's run:
-    ``program``, second too, and ``objective``. ``progress=True`` shows a bar.
+    ``program``, second too, ``objective``, and ``layers``, ``points``, ``prompt``. ``progress=True`` shows a bar.
 
     >>> precaudit.diagnose("runs/a", layers="2", points="scores")  # doctest: +SKIP
     """
@@ -323,15 +336,16 @@ def diagnose(
     if not is_of_program(run):
         return _diagnose_model(run, keywords)
     from precaudit.diagnosis.programs import diagnose as named
+    from precaudit.judging.looks import look_at
     from precaudit.recording.runs.programs import open_program_run
 
-    check("diagnose of a Program's run", keywords, ("select", "program", "objective", "progress"))
+    check("diagnose of a Program's run", keywords, ("select", "program", "objective", *LOOKS, "progress"))
     if select is not None and program is not None:
         raise UserError("precaudit.diagnose: program was given twice")
-    how = {} if objective is None else {"objective": objective}
     with progress_of(progress) as telling:
         opened = run if isinstance(run, Opened) else open_program_run(run)
-        return named(opened, select if program is None else program, tell=telling.advance, **how)
+        look = look_at(opened, layers, points, prompt)
+        return named(opened, select if program is None else program, telling.advance, objective, look)
 
 
 def _diagnose_model(run: Any, keywords: Keywords) -> Any:

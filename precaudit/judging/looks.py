@@ -1,0 +1,67 @@
+"""A look at a program's run: some layers, points and cases of it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from precaudit.errors import UserError, nearest
+from precaudit.judging.programs import layers_of
+from precaudit.judging.verdicts import Verdict
+from precaudit.recording.runs.programs import Opened
+from precaudit.schema.records import ErrorRecord
+from precaudit.schema.selection import names_in, parse_layers
+
+Texts = str | int | Sequence[str] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Filters of records and verdicts of a program's run; None: all. A point's occurrences go along with it.
+
+    Of what is in no layer nothing is left out by layers.
+    """
+
+    layers: Collection[int] | None = None
+    points: Collection[str] | None = None
+    cases: Collection[str] | None = None
+
+    def holds(self, x: ErrorRecord | Verdict) -> bool:
+        """Whether a record or a verdict is looked at; one of no point or of no case is."""
+        name = x.point.partition("#")[0]
+        return (
+            (self.layers is None or x.layer is None or x.layer in self.layers)
+            and (self.points is None or not x.point or bool({name, x.point} & set(self.points)))
+            and (self.cases is None or not x.prompt or x.prompt in self.cases)
+        )
+
+    def of(self, errors: Iterable[ErrorRecord]) -> list[ErrorRecord]:
+        """Return the records that are looked at."""
+        return [e for e in errors if self.holds(e)]
+
+
+def look_at(
+    opened: Opened, layers: Texts | None = None, points: Texts | None = None, prompt: Texts | None = None
+) -> Look | None:
+    """Return a look at a run, as filters on the command line say it; None without any.
+
+    ``prompt``: cases. Raises UserError for a layer, point or case that the run does not hold.
+    """
+    if all(x is None for x in (layers, points, prompt)):
+        return None
+    names = {p.name for p in (*opened.record.judged, *opened.record.outputs)}
+    names |= {name.partition("#")[0] for name in names}
+    wanted = None if layers is None else frozenset(parse_layers(_text(layers), layers_of(opened)))
+    of = _known(points, "point", sorted(names))
+    return Look(wanted, None if of is None or "all" in of else of, _known(prompt, "case", opened.record.cases))
+
+
+def _text(given: Texts) -> str:
+    return given if isinstance(given, str) else ",".join(map(str, given)) if isinstance(given, Sequence) else str(given)
+
+
+def _known(given: Texts | None, what: str, known: Sequence[str]) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = names_in(_text(given), what)
+    if unknown := [name for name in names if name not in known and (what, name) != ("point", "all")]:
+        raise UserError(f"the run holds no {what} {unknown[0]!r}{nearest(unknown[0], known)}")
+    return names
