@@ -6,6 +6,7 @@ What a model's run is told of a mistake, a program's has to be told, at the same
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from exams.mistakes import Mistake, placed
@@ -52,7 +53,13 @@ def _of_phase(folder: Path, mistake: Mistake, layer: int | None, phase: str) -> 
     map.write_text(MAP.read_text() + (CACHES if phase == "decode" else ""))
     compare(opened, program, Names(map, Path(subject.checkpoint.path) / "config.json"))
     code = gate(opened.folder).exit_code
-    return AsProgram(diagnose(opened, program).findings, code)
+    findings = diagnose(opened, program).findings
+    return AsProgram(tuple(msgspec.structs.replace(f, cause=_of_prompt(f.cause)) for f in findings), code)
+
+
+def _of_prompt(cause: str) -> str:
+    """Return a cause that names a row of the batch by its prompt, as in a model's run."""
+    return cause.replace("a, row 0", "a").replace("a, row 1", "b")
 
 
 def program_of(subject: Subject, mistake: Mistake, phase: str) -> Program:

@@ -18,6 +18,7 @@ from precaudit.references.mutations.declared import where
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.viewed import Viewed, viewed
 from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.graphs.point import Point
 from precaudit.schema.limits import default_limits
 from precaudit.schema.places import calls_text
 from precaudit.schema.records.errors import ErrorRecord
@@ -48,28 +49,37 @@ def combined(formulas: Sequence[Finding], replayed: Sequence[Finding]) -> list[F
     """Return one finding for what both tell of an operation.
 
     A formula is named from values without rounding, so that its name stands, but where it has none, or where the
-    recorded values show in which part of attention it lies.
+    recorded values show in which part of attention it lies, or that it read a cache that holds something else.
     """
     kept = list(replayed)
     found = []
     for f in formulas:
         same = [r for r in kept if _same_operation(f, r)]
-        better = [r for r in same if r.cause != UNNAMED and (f.cause == UNNAMED or POINTS[r.point].within is not None)]
+        better = [r for r in same if r.cause != UNNAMED and (f.cause == UNNAMED or _finer(POINTS[r.point]))]
         kept = [r for r in kept if r not in same or r in better]
         if not better:
             found.append(f)
     return [*found, *kept]
 
 
-def _same_operation(a: Finding, b: Finding) -> bool:
-    return POINTS[a.point].whole == POINTS[b.point].whole and bool({*a.layers, a.layer} & {*b.layers, b.layer})
+def _finer(of: Point) -> bool:
+    return of.state or of.within is not None
+
+
+def _same_operation(formula: Finding, replayed: Finding) -> bool:
+    """Whether what was replayed is the operation of a formula, or the cache that it reads."""
+    a, b = POINTS[formula.point], POINTS[replayed.point]
+    same = a.whole == b.whole or (b.state and POINTS[a.whole].reads_keys)
+    return same and bool({*formula.layers, formula.layer} & {*replayed.layers, replayed.layer})
 
 
 def _asked(book: Textbook, failing: Collection[At]) -> set[Pair]:
-    """Return the pairs that fail, and the parts of attention that the program shows where that does."""
+    """Return the pairs that fail, and where attention does, the parts and the caches of it that the program shows."""
     its = [p for p in book.pairs if (p.shown.name, p.step) in failing]
     whole = {(p.layer, p.point) for p in its}
-    return {*its, *(p for p in book.pairs if (p.layer, POINTS[p.point].within) in whole)}
+    read = {p.layer for p in its if POINTS[p.point].reads_keys}
+    parts = (p for p in book.pairs if (p.layer, POINTS[p.point].within) in whole)
+    return {*its, *parts, *(p for p in book.pairs if POINTS[p.point].state and p.layer in read)}
 
 
 def _failing(

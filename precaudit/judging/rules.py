@@ -29,7 +29,7 @@ def judge(e: ErrorRecord, limits: Limits) -> Verdict | None:
         return Verdict.of(e, "nonfinite", text="mae, max_diff or rel_l2 is NaN")
     if e.kind == "product":
         return PASS
-    if e.kind == "state":
+    if e.kind == "state" or (e.kind == "policy" and e.mismatched is not None):
         return _state(e)
     if e.kind == "formula":
         return _formula(e)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from precaudit.models.numpy_decoder.model import Model
+from precaudit.references.comparison.cache_state import state_errors
 from precaudit.references.mapped import Textbook
 from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.viewed import Viewed
@@ -39,18 +40,21 @@ def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorR
 
 
 def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRecord]:
-    """Yield the local records of a point of a phase under the view's policy, of every sequence; none of a cache."""
-    if POINTS[place.point].state or not POINTS[place.point].inputs:
-        return
+    """Yield the local records of a point of a phase under the view's policy, of every sequence; of a cache its state.
+
+    A cache has to hold the rows that were written, in the policy's format, bit for bit.
+    """
     emulations = Emulations(recorded_policy(view.run.record), ())
     for prompt in view.requested.prompts:
-        yield from (
-            e for e in local_errors(view, model, True, emulations, place._replace(prompt=prompt)) if e.kind == "local"
-        )
+        here = place._replace(prompt=prompt)
+        if POINTS[place.point].state:
+            yield from state_errors(view, here)
+        elif POINTS[place.point].inputs:
+            yield from (e for e in local_errors(view, model, True, emulations, here) if e.kind == "local")
 
 
 def _badness(e: ErrorRecord) -> float:
     """Return how far a record is beyond its limits; infinite where it holds what is not finite."""
-    if e.nonfinite:
+    if e.nonfinite or e.mismatched:
         return float("inf")
     return max((found / limit for _, _, found, limit, _ in local_checks(e, default_limits().local(e.dtype))), default=0)

@@ -1,7 +1,8 @@
 """A program's run as its textbook sees it: recorded values by sequence, phase, step, layer and point of the family.
 
-The first call is ``prefill``; later calls of one row each are ``decode`` steps 1, 2, …, which read the keys and values
-of the rows before them. Whatever makes an operation of a model's run again makes these.
+The first call is ``prefill`` where it has several rows; calls of one row each are ``decode`` steps, counted as the
+program's calls are, which read the keys and values of the rows before them. Whatever makes an operation of a model's
+run again makes these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from precaudit.recording.store import Run
 from precaudit.references.formula import Stored, stored_sequences
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.sequences import Tokens
-from precaudit.schema.graphs.decoder import CACHES, KEYS, POINTS
+from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.policies import Policy, load_policy
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
@@ -44,27 +45,34 @@ class Viewed(Recorded):
     """A case of a program's run by the places of its textbook.
 
     ``pairs``: whose value is at a layer and point; ``edges``: the position of the first row of each call, by prompt,
-    and the one after the last.
+    and the one after the last; ``kept``: keys and values of rows before the first, by prompt, layer and point.
     """
 
     pairs: dict[tuple[int | None, str], Pair] = field(default_factory=dict)
     edges: dict[str, Array] = field(default_factory=dict)
+    kept: dict[tuple[str, int, str], Array] = field(default_factory=dict)
 
     def steps(self, phase: str) -> Sequence[int]:
-        """The steps a phase has: of decode from 1 on, since no token is decoded twice."""
-        return range(1, self.requested.decode_steps + 1) if phase == "decode" else range(1)
+        """The steps a phase has: a call each, of decode from 1 on after a prefill, since no token is decoded twice."""
+        first = int("prefill" in self.requested.phases)
+        return range(first, self.requested.decode_steps + 1) if phase == "decode" else range(1)
 
     def keys_read(self, prompt: str, layer: int, cache: str) -> tuple[Array, Array] | None:
         """Return the keys or values that decode steps read: what calls up to the last made, or the cache there."""
+        last = self.requested.decode_steps
+        held = self.tensor(prompt, "decode", last, layer, cache)
+        every = held if held is not None else self.cached_rows(prompt, layer, cache, last)
+        return None if every is None else (every, every)
+
+    def cached_rows(self, prompt: str, layer: int, cache: str, step: int) -> Array | None:
+        """Return the rows that calls up to ``step`` recorded for a cache; None where one did not."""
         point = {c: row for row, c in CACHES.items()}[cache]
-        held = self.tensor(prompt, "decode", self.requested.decode_steps, layer, cache)
-        made = [self.rows(prompt, phase, layer, point) for phase in ("prefill", "decode")]
-        if held is not None:
-            return held, held
-        if any(x is None for x in made):
-            return None
-        every = np.concatenate([x.values for x in made if x is not None])
-        return every, every
+        calls = [("prefill", 0)] if "prefill" in self.requested.phases else []
+        calls += [("decode", s) for s in self.steps("decode") if s <= step]
+        before = None if calls[0][0] == "prefill" else self.kept.get((prompt, layer, point))  # else among its rows
+        made = [before, *(self.tensor(prompt, *call, layer, point) for call in calls)]
+        rows = [m for m in made if m is not None]
+        return np.concatenate(rows) if sum(map(len, rows)) == self.edges[prompt][step + 1] else None
 
     def calls(self, place: Place, positions: Array) -> Iterator[tuple[int, slice]]:
         """Yield each call with the rows of it among ``positions``, ascending, of a place's phase."""
@@ -74,9 +82,9 @@ class Viewed(Recorded):
                 yield call, slice(a, b)
 
     def places(self) -> Iterator[tuple[Pair, Place]]:
-        """Yield every pair with its first place of each phase."""
+        """Yield every pair with its first place of each phase; a cache is read in decode."""
         for (layer, point), pair in self.pairs.items():
-            for phase in self.requested.phases:
+            for phase in (p for p in self.requested.phases if p == "decode" or not POINTS[point].state):
                 yield pair, Place(self.requested.prompts[0], phase, self.steps(phase)[0], layer, point)
 
 
@@ -84,12 +92,13 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
     """Return a case of a program's run as its textbook sees it.
 
     Its policy is what the program announces, or else what its stored formats say, with float32 inside. Calls that are
-    not of one row each are one prefill with the first. Keys and values that came before the first row stand before
+    not of one row each are one prefill with the first. Keys and values that came before the first row are read with
     those of the rows; where they are not known, nothing that reads keys can be made.
     """
     stored = stored_sequences(opened, book, case)
     ends = [*(at.start for at in stored.calls), stored.calls[-1].stop]
-    if not _one_by_one(stored):
+    first, later = _rows_of_calls(stored)
+    if later - {1}:
         stored = stored._replace(calls=[slice(stored.calls[0].start, stored.calls[-1].stop)], keyed={}, caches={})
     names = [case if len(stored.sequences) == 1 else f"{case}, row {b}" for b in range(len(stored.sequences))]
     prompts = {
@@ -99,7 +108,7 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
     points = tuple(dict.fromkeys(p.point for p in stored.pairs))
     asked = Requested(
         prompts=tuple(names), layers=tuple(range(book.config.layers)), points=points, support=(),
-        phases=("prefill", "decode") if len(stored.calls) > 1 else ("prefill",), positions=None, every_logit=True,
+        phases=_phases(first, len(stored.calls)), positions=None, every_logit=True,
         decode_steps=len(stored.calls) - 1, batch=len(names), pad="right", tokens_from=None,
     )  # fmt: skip
     announced = opened.record.policy
@@ -108,9 +117,15 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
     run = ViewedRun(opened, record, prompts)
     edges = {n: s.earlier.start + np.searchsorted(s.rows, ends) for n, s in zip(names, stored.sequences, strict=True)}
     pairs = {(p.layer, p.point): p for p in stored.pairs}
-    found = Viewed(run, {}, {}, book.config, pairs=pairs, edges=edges)
+    kept = {
+        (name, layer, point): x
+        for name, s in zip(names, stored.sequences, strict=True)
+        for layer, both in s.earlier.kept.items()
+        for point, x in zip(CACHES, both, strict=True)
+    }
+    found = Viewed(run, {}, {}, book.config, pairs=pairs, edges=edges, kept=kept)
     for pair in stored.pairs:
-        for place, values, positions in _cut(stored, names, pair):
+        for place, values, positions in _cut(stored, found, pair):
             _hold(found, run, place, values, positions)
     return found
 
@@ -127,10 +142,17 @@ def stored_policy(stored: Stored) -> Policy:
     return replace(base, **{k: v for k, v in changed.items() if k != "name"}, name="as stored")
 
 
-def _one_by_one(stored: Stored) -> bool:
-    """Whether every call after the first has one row of every sequence, and the first has some."""
-    counts = [[_of_call(s, stored.calls, c)[1] for c in range(len(stored.calls))] for s in stored.sequences]
-    return all(first and all(n == 1 for n in later) for first, *later in counts)
+def _rows_of_calls(stored: Stored) -> tuple[set[int], set[int]]:
+    """Return how many rows of a sequence the first call holds, and the later ones."""
+    first = {_of_call(s, stored.calls, 0)[1] for s in stored.sequences}
+    return first, {_of_call(s, stored.calls, c)[1] for s in stored.sequences for c in range(1, len(stored.calls))}
+
+
+def _phases(first: set[int], calls: int) -> tuple[str, ...]:
+    """Return the phases of so many calls, the first of which holds these numbers of rows."""
+    if calls > 1 and first == {1}:
+        return ("decode",)
+    return ("prefill", "decode") if calls > 1 else ("prefill",)
 
 
 def _of_call(s: Tokens, calls: Sequence[slice], call: int) -> tuple[int, int]:
@@ -139,17 +161,18 @@ def _of_call(s: Tokens, calls: Sequence[slice], call: int) -> tuple[int, int]:
     return a, b - a
 
 
-def _cut(stored: Stored, names: Sequence[str], pair: Pair) -> Iterator[tuple[Place, Array, Array]]:
+def _cut(stored: Stored, found: Viewed, pair: Pair) -> Iterator[tuple[Place, Array, Array]]:
     """Yield (place, values, positions) of a pair, of every sequence and call."""
     row = POINTS[pair.point]
-    for b, (name, s) in enumerate(zip(names, stored.sequences, strict=True)):
+    for b, (name, s) in enumerate(zip(found.requested.prompts, stored.sequences, strict=True)):
         for call in range(len(stored.calls)):
             first, n = _of_call(s, stored.calls, call)
-            place = Place(name, "decode" if call else "prefill", call, pair.layer, pair.point)
+            phase = "prefill" if call == 0 and "prefill" in found.requested.phases else "decode"
+            place = Place(name, phase, call, pair.layer, pair.point)
             positions = s.positions[first : first + n]
             keys = s.earlier.start + first + n
             if row.state:
-                if call:
+                if phase == "decode":
                     yield place, stored.caches[pair][call][b, :keys], np.arange(keys)
                 continue
             if row.keyed:
@@ -157,8 +180,8 @@ def _cut(stored: Stored, names: Sequence[str], pair: Pair) -> Iterator[tuple[Pla
                 yield place, stored.keyed[pair][call][b][:, at, :keys], positions
                 continue
             values = stored.seen[pair][b, s.rows[first : first + n]]
-            if row.cache is not None and pair.layer is not None and pair.layer in s.earlier.kept and not call:
-                before = s.earlier.kept[pair.layer][pair.point != KEYS].astype(values.dtype)
+            if phase == "prefill" and pair.layer is not None and (name, pair.layer, pair.point) in found.kept:
+                before = found.kept[name, pair.layer, pair.point].astype(values.dtype)
                 values, positions = np.concatenate([before, values]), np.arange(keys)
             yield place, values, positions
 

@@ -131,7 +131,7 @@ def how_bad(v: Verdict) -> str:
         return f"{what} of it is {found} × what rounding makes off from what its inputs give (limit {limit})"
     if v.metric == "lost":
         return f"{value(v.value):,.0f} whole numbers are held as others: its format does not have them"
-    if v.kind == "state" and v.metric == "mismatched":
+    if v.kind in ("state", "policy") and v.metric == "mismatched":
         return f"{value(v.value):,.0f} elements of what was read differ from what was written"
     if v.kind == "formula" and not v.why:
         return f"the formula is not the reference's, {digits(value(v.value))} off without any rounding"

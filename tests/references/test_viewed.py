@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.models.jax_decoder import Parts
+from precaudit.models.jax_decoder.parts import cache_read
 from precaudit.recording.programs.own import decode_of, prefill_of
 from precaudit.recording.programs.tracing import trace as trace_program
 from precaudit.recording.runs.recorded import Recorded
@@ -102,6 +104,25 @@ def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, p
     assert {(f.point, f.cause) for f in found} == {(point, cause)}
     assert found[0].layers == (0, 1, 2)
     assert f"{point} of layer 0" in found[0].says
+
+
+@pytest.mark.parametrize(
+    ("read", "kind", "cause", "says"),
+    [
+        (lambda x: x.at[:, 2].set(x[:, 1]), "state", "stale row", "row 2 holds row 1"),
+        (lambda x: x.astype(jnp.float8_e4m3fn).astype(x.dtype), "format", "cache in float8_e4m3fn", "float8_e4m3fn"),
+    ],
+)
+def test_what_a_program_s_cache_holds_is_named_as_a_model_s(read, kind, cause, says, tmp_path):
+    """And not blamed on attention, which reads it."""
+    of = subject(cache_read=lambda cache, layer: read(cache_read(cache, layer)))
+    program = decode_of(of, {"a": IDS[:5]})
+    opened = trace_program(program, tmp_path / "run")
+    compare(opened, program, names(tmp_path, CACHES))
+    assert gate(opened.folder).exit_code == 1
+    found = diagnose(opened, program).findings
+    assert {(f.point, f.kind, f.cause) for f in found} == {(p, kind, cause) for p in ("k_cache", "v_cache")}
+    assert all(f.layers == (0, 1, 2) and says in f.says for f in found)
 
 
 def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path):
