@@ -7,7 +7,7 @@ from precaudit.errors import UserError, nearest
 from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.runs.programs import Opened
-from precaudit.schema.records import ErrorRecord
+from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.selection import names_in, parse_layers
 
 Texts = str | int | Sequence[str] | Sequence[int]
