@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Compared, ProgramRun
-from precaudit.recording.store import file_hash
 from precaudit.schema.records.comparisons import CompareRecord, PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.lines import encode, read_lines, read_record

@@ -32,7 +32,7 @@ from precaudit.models.numpy_decoder.operators import Rule
 from precaudit.models.numpy_decoder.rounding import FP64, Rounding
 from precaudit.numbers.arrays import Array, rounder
 from precaudit.numbers.threads import WORKERS, one_blas_thread
-from precaudit.recording.store import RunWriter
+from precaudit.recording.runs.writer import RunWriter
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.prompts import Prompt, encode_prompt
 from precaudit.schema.records.runs import PromptRecord, Requested

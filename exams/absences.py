@@ -17,8 +17,8 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import freeze
 from precaudit.judging.gate import gate
 from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.written import Comparison
-from precaudit.recording.store import file_hash, tensor_hash
 from precaudit.references.comparison.compare import Options, compare
 
 Row = dict[str, Any]

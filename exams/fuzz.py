@@ -32,8 +32,9 @@ from precaudit.models.checkpoints.names import read_layout
 from precaudit.numbers.arrays import widen
 from precaudit.recording.dumps.importing import import_dump
 from precaudit.recording.dumps.runs import open_imported
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.written import recall
-from precaudit.recording.store import file_hash, open_run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.comparison.compare import Options as CompareOptions

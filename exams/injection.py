@@ -19,8 +19,8 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import widen
 from precaudit.numbers.formats import FORMATS
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import Run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.textbook.local import Emulations, local_errors

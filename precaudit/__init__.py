@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from precaudit.models.jax_decoder import Parts
     from precaudit.recording.dumps.importing import import_dump
     from precaudit.recording.programs.program import Program
+    from precaudit.recording.runs.reader import Run, open_run
     from precaudit.recording.runs.written import Comparison
-    from precaudit.recording.store import Run, open_run
     from precaudit.recording.tracing.repeat import repeat
     from precaudit.recording.tracing.subject import Subject, load
     from precaudit.reports.charts import plot
@@ -41,8 +41,8 @@ _LAZY = {
     "compare": "precaudit.workflows.verbs",
     "Comparison": "precaudit.recording.runs.written",
     "Selection": "precaudit.schema.selection",
-    "open_run": "precaudit.recording.store",
-    "Run": "precaudit.recording.store",
+    "open_run": "precaudit.recording.runs.reader",
+    "Run": "precaudit.recording.runs.reader",
     "gate": "precaudit.judging.gate",
     "Judgement": "precaudit.judging.judgement",
     "diagnose": "precaudit.workflows.verbs",

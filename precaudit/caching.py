@@ -20,9 +20,8 @@ READS = (
     "schema/graphs", "schema/lengths.py", "schema/policies", "schema/records", "schema/tensors.py", "schema/toml.py",
 )  # fmt: skip
 TRACES = (
-    *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/store.py",
-    "recording/tracing", "schema/coverage.py", "schema/metrics", "schema/places.py", "schema/prompts.py",
-    "schema/selection.py",
+    *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/tracing",
+    "schema/coverage.py", "schema/metrics", "schema/places.py", "schema/prompts.py", "schema/selection.py",
 )  # fmt: skip
 COMPARES = (
     *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references", "schema/limits",

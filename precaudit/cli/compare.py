@@ -83,8 +83,8 @@ def command(
     from precaudit.judging.gate import gate, judge_found
     from precaudit.recording.dumps.runs import is_imported
     from precaudit.recording.runs.programs import is_program_run
+    from precaudit.recording.runs.reader import open_run
     from precaudit.recording.runs.written import recall
-    from precaudit.recording.store import open_run
     from precaudit.references.comparison.compare import Options, compare
     from precaudit.reports import markdown, terminal
     from precaudit.reports.headline import headline

@@ -48,7 +48,7 @@ def command(
     from precaudit.diagnosis.diagnose import diagnose
     from precaudit.errors import UserError
     from precaudit.recording.runs.programs import is_program_run
-    from precaudit.recording.store import open_run
+    from precaudit.recording.runs.reader import open_run
     from precaudit.references.comparison.compare import Options
     from precaudit.reports import diagnosis
     from precaudit.schema.records.lines import encode

@@ -25,9 +25,9 @@ from precaudit.models.configs import attended
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
+from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison, written
-from precaudit.recording.store import Run, open_run
 from precaudit.references.comparison.compare import Options, compare
 from precaudit.references.mutations.variants import Variant
 from precaudit.references.textbook.formula import recorded_program

@@ -14,7 +14,7 @@ from precaudit.judging.pooled import Pool
 from precaudit.judging.rules import judge
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict
-from precaudit.recording.store import Seen
+from precaudit.recording.runs.unique import Seen
 from precaudit.schema.filed import without_collector
 from precaudit.schema.limits import Limits
 from precaudit.schema.places import Place

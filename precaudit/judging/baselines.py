@@ -14,8 +14,8 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.judging.placed import Placed
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
-from precaudit.recording.store import Run
 from precaudit.schema.places import Place
 from precaudit.schema.policies import completed
 from precaudit.schema.records.base import SCHEMA, Number, Record, value

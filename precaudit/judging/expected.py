@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from precaudit.judging.baselines import Judged
 from precaudit.judging.verdicts import Status, Verdict, other_products
-from precaudit.recording.store import Run, positions_of
+from precaudit.recording.runs.positions import positions_of
+from precaudit.recording.runs.reader import Run
 from precaudit.schema.coverage import Entry, config_of, entries, entry_format, formula_keys, misfit, summed_places
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.limits import Limits

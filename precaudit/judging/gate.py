@@ -22,8 +22,9 @@ from precaudit.judging.rules import judge_pair
 from precaudit.judging.spilled import Spilled
 from precaudit.judging.verdicts import STATUSES, Status, Verdict, inheriting, never_run
 from precaudit.recording.runs.programs import Opened, ProgramErrors, is_program_run, open_program_run
+from precaudit.recording.runs.reader import Run
+from precaudit.recording.runs.unique import Seen, once
 from precaudit.recording.runs.written import Comparison, recall
-from precaudit.recording.store import Run, Seen, once
 from precaudit.schema.filed import Filed, of_kinds, without_collector
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits import Limits, default_limits

@@ -11,8 +11,8 @@ from precaudit.errors import UserError
 from precaudit.judging.baselines import BaselineRecord
 from precaudit.judging.budgets import Known
 from precaudit.judging.verdicts import Verdict, other_products
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import CARRIED, Compared, Opened, ProgramRun, file_of, places
-from precaudit.recording.store import file_hash
 from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS, parts_of

@@ -38,8 +38,8 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.numbers.arrays import Array
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Opened, ProgramPoint
-from precaudit.recording.store import file_hash
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
 from precaudit.schema.policies import Policy

@@ -15,8 +15,8 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.recording.runs.programs import Opened
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import Run
 from precaudit.references.formula import Stored, stored_sequences
 from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.sequences import Tokens

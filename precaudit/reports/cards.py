@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from precaudit.recording.dumps.runs import Imported
     from precaudit.recording.programs.program import Program
     from precaudit.recording.runs.programs import Opened, ProgramErrors
+    from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
-    from precaudit.recording.store import Run
     from precaudit.recording.tracing.repeat import Repeat
     from precaudit.recording.tracing.subject import Subject
     from precaudit.references.comparison.between import Between

@@ -9,9 +9,10 @@ from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Sh
 from precaudit.judging.gate import gate
 from precaudit.judging.judgement import Judgement
 from precaudit.judging.programs import filed_errors
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened, is_program_run, open_program_run
+from precaudit.recording.runs.unique import Seen
 from precaudit.recording.runs.written import Comparison, recall
-from precaudit.recording.store import Seen, file_hash
 from precaudit.reports.headline import of_status
 from precaudit.schema.records.base import Record
 from precaudit.schema.records.errors import ErrorRecord

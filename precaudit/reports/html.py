@@ -8,7 +8,7 @@ from typing import Any
 
 from precaudit.diagnosis.evidence.records import LineRemedy, Remedy
 from precaudit.judging.verdicts import STATUSES
-from precaudit.recording.store import Seen
+from precaudit.recording.runs.unique import Seen
 from precaudit.reports import charts, program, templates
 from precaudit.reports.cells import KINDS, Cell, cells, story
 from precaudit.reports.diagnosis import details, first_of, headline, shared

@@ -133,7 +133,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     point = min(summing, key=lambda p: (p.kind != "mix", p.kind != "score")).name
     sizes = {
         hash((_place(e), e.candidate)): value(e.rel_l2) for e in of_kinds(errors, "accum") if e.point == point
-    }  # hashes as in store.Seen
+    }  # hashes as in unique.Seen
     ratios, shares = (defaultdict[str, "array[float]"](lambda: array("d")) for _ in range(2))
     policy, names, rows, named = array("d"), None, 0, 0
     for e in of_kinds(errors, "local"):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import isnan
 
 from precaudit.errors import UserError
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.written import Comparison
-from precaudit.recording.store import Run
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import value

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from precaudit.errors import UserError, enough_memory
 from precaudit.judging.gate import gate
 from precaudit.progress import Advance, Progress
-from precaudit.recording.store import Run, check_folder, open_run, read_manifest, safe_name
+from precaudit.recording.runs.folders import check_folder
+from precaudit.recording.runs.manifest import read_manifest
+from precaudit.recording.runs.reader import Run, open_run
+from precaudit.recording.runs.writer import safe_name
 from precaudit.reports import markdown
 from precaudit.reports.policies import PolicyRow, differences, row_of
 from precaudit.schema.policies import Policy

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from precaudit.diagnosis.programs import Diagnosed
     from precaudit.interpreters.jaxpr.tag import Which
     from precaudit.models.jax_decoder import Parts
+    from precaudit.recording.runs.reader import Run
     from precaudit.recording.runs.written import Comparison
-    from precaudit.recording.store import Run
     from precaudit.recording.tracing.subject import Subject
     from precaudit.recording.tracing.trace import Options as TraceOptions
     from precaudit.references.comparison.between import Between
@@ -266,7 +266,7 @@ def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
 
 def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
     """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
-    from precaudit.recording.store import Run, open_run
+    from precaudit.recording.runs.reader import Run, open_run
 
     if isinstance(keywords.get("accum"), str):
         text = keywords["accum"]

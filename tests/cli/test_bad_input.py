@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 import precaudit
 from precaudit.cli import run
 from precaudit.errors import UserError
-from precaudit.recording import store
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing.session import Session
 from precaudit.references import cache
 from tests.helpers.paths import CASES
@@ -426,14 +427,14 @@ def test_broken_gguf(change, tmp_path, refuses):
 def test_run_that_is_there_needs_force(altered, refuses):
     refuses(*quick("tiny", "-o", altered), words=[str(altered), "holds a run", "--force"])
     assert run(quick("tiny", "-o", altered, "--force", "--points", "v")) == 0
-    assert store.open_run(altered).record.requested.points == ("v",)
+    assert open_run(altered).record.requested.points == ("v",)
     assert [p.name for p in (altered / "tensors").iterdir()] == [Path(PREFILL).name]
 
 
 def test_a_trace_killed_while_it_replaces_a_run_locks_nobody_out(altered, monkeypatch, capfd):
     """Cut off between removing the old run and writing the new run.json, with a part of it or without."""
     again = quick("tiny", "-o", altered, "--force", "--points", "v")
-    for place in ("store.shutil.rmtree", "tracing.trace.RunWriter"):
+    for place in ("runs.folders.shutil.rmtree", "tracing.trace.RunWriter"):
         with monkeypatch.context() as patch:
             patch.setattr(f"precaudit.recording.{place}", Mock(side_effect=KeyboardInterrupt))
             assert run(again) == 130
@@ -443,7 +444,7 @@ def test_a_trace_killed_while_it_replaces_a_run_locks_nobody_out(altered, monkey
         assert run(quick("tiny", "-o", altered)) == 2
         assert "--force to replace what a run that was cut off left" in capfd.readouterr().err
         assert run(again) == 0
-    assert store.open_run(altered).record.requested.points == ("v",)
+    assert open_run(altered).record.requested.points == ("v",)
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
@@ -509,7 +510,7 @@ def test_interrupted(tmp_path, monkeypatch, capfd):
 
 def check_partial(out, tensors, capfd):
     """A run that was cut off is refused without --partial; with it, what is there is compared and the rest missing."""
-    assert store.open_run(out, partial=True).record.finished is None
+    assert open_run(out, partial=True).record.finished is None
     assert not [p for p in files(out) if ".part" in p.name]
     assert len(list((out / "tensors").iterdir())) == tensors
     assert run(["compare", str(out)]) == 2
@@ -558,7 +559,7 @@ def test_run_that_was_altered(name, change, words, altered, refuses):
 
 def test_a_run_without_prompts_or_cases(altered, program, tmp_path, refuses):
     (altered / "prompts.jsonl").write_bytes(b"")
-    hashes = {"prompts.jsonl": store.file_hash(altered / "prompts.jsonl")}
+    hashes = {"prompts.jsonl": file_hash(altered / "prompts.jsonl")}
     spoil(altered / "run.json", table(lambda r: r["hashes"].update(hashes)))
     spoil(altered / "run.json", table(lambda r: r["requested"].update(prompts=[])))
     own = shutil.copytree(program, tmp_path / "program")
@@ -655,7 +656,7 @@ def test_hostile_numbers_in_lines_are_refused_before_memory_is_spent(altered, re
     change(rows[0])
     (altered / file).write_text("".join(json.dumps(r) + "\n" for r in rows))
     raw = json.loads((altered / "run.json").read_text())
-    raw["hashes"][file] = store.file_hash(altered / file)
+    raw["hashes"][file] = file_hash(altered / file)
     (altered / "run.json").write_text(json.dumps(raw))
     refuses("compare", altered, words=[f"{file}:1", *words])
 
@@ -707,7 +708,7 @@ def test_a_run_of_before_the_embedding_s_factor_had_a_key_is_exact(altered):
     raw = json.loads(path.read_text())
     assert raw["policy"].pop("embed_factor") == "exact"
     path.write_text(json.dumps(raw))
-    assert store.open_run(altered).record.policy["embed_factor"] == "exact"
+    assert open_run(altered).record.policy["embed_factor"] == "exact"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-import precaudit.recording.store as store
 from precaudit.cli import run
 from precaudit.errors import UserError
+from precaudit.recording.runs.reader import open_run
 from tests.helpers.paths import FIXTURES
 
 WRITES = ("replace", "rename", "mkdir", "unlink", "remove", "rmdir", "fsync", "truncate")
@@ -110,7 +110,7 @@ def commands(sound, folder):
 def openable(folder):
     """Open a run and read it whole; a message where there is none."""
     try:
-        opened = store.open_run(folder)
+        opened = open_run(folder)
     except UserError:
         return False
     for point in opened.points:

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from precaudit import Program, gate
 from precaudit.diagnosis.programs import diagnose
 from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.programs import compare
 from tests.helpers.audited_cases import program
 

@@ -17,8 +17,8 @@ from precaudit import Program, gate
 from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr import plant, reap
 from precaudit.recording.programs.tracing import points, trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.programs import compare
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("rows", "columns"))

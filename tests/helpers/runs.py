@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 from safetensors.numpy import load_file, save_file
 
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run
-from precaudit.recording.store import file_hash
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.comparison.compare import Options as CompareOptions

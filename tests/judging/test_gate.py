@@ -21,8 +21,9 @@ from precaudit.judging.gate import gate
 from precaudit.judging.rules import judge, judge_pair
 from precaudit.judging.verdicts import Verdict, counts, exit_code, inheriting
 from precaudit.models.checkpoints.safetensors_files import WORDS, SafetensorsFiles
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.written import recall
-from precaudit.recording.store import file_hash, open_run, tensor_hash
 from precaudit.references.comparison.compare import Options, compare
 from precaudit.schema.limits import default_limits
 from precaudit.schema.records.base import value

@@ -20,7 +20,7 @@ from precaudit.models.configs.huggingface import FAMILIES
 from precaudit.models.configs.unread import BESIDE, DERIVED, LEFT_BEHIND, UNREAD
 from precaudit.models.numpy_decoder.operators import rms_norm, rms_norm_once
 from precaudit.models.numpy_decoder.rounding import of_policy
-from precaudit.recording.store import open_run
+from precaudit.recording.runs.reader import open_run
 from precaudit.schema.policies import load_policy
 from tests.helpers.paths import FIXTURES
 from tests.helpers.selected import few

@@ -12,8 +12,8 @@ from precaudit.judging.rules import judge
 from precaudit.models.checkpoints import open_checkpoint
 from precaudit.numbers import threads
 from precaudit.numbers.arrays import widen
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import open_run
 from precaudit.recording.tracing import programs
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, Progress, trace

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from precaudit.cli import run
-from precaudit.recording.store import prepare_folder
+from precaudit.recording.runs.folders import prepare_folder
 from precaudit.schema.records.lines import write_lines
 from precaudit.writing import PART, whole, write_whole
 

@@ -16,8 +16,8 @@ from precaudit.errors import UserError
 from precaudit.judging.programs import layers_of
 from precaudit.recording.programs.loading import load
 from precaudit.recording.programs.tracing import trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.programs import compare
 from tests.helpers.paths import EXAMPLES

@@ -24,8 +24,9 @@ from precaudit.models.jax_decoder.parts import Parts, attention_scores
 from precaudit.models.numpy_decoder.honest import FLOAT32_PRODUCTS, ROUNDED_PRODUCTS, on_single_rows
 from precaudit.models.numpy_decoder.rounding import FP64
 from precaudit.recording.programs.loading import load as load_program
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
 from precaudit.recording.runs.programs import open_program_run
-from precaudit.recording.store import file_hash, open_run, tensor_hash
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing import predicting
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options as TraceOptions

@@ -25,8 +25,8 @@ from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.recording.programs.loading import is_reference, load
 from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run, write_manifest
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.between import compare_runs
 from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.forward import Chains

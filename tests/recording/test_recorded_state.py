@@ -22,7 +22,8 @@ from precaudit.models.configs import DecoderConfig
 from precaudit.models.jax_decoder.parts import attend
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.row_hashes import row_hashes
-from precaudit.recording.store import file_hash, open_run, tensor_hash
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.tracing import session
 from precaudit.recording.tracing.programs import row_hashes as on_device
 from precaudit.recording.tracing.programs import without

@@ -13,9 +13,11 @@ import pytest
 import safetensors.numpy
 
 from precaudit.cli import run
-from precaudit.recording import store
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.unfinished import held
+from precaudit.recording.runs.writer import Lines
 from precaudit.recording.tracing import trace as tracing
+from precaudit.schema.records.runs import PromptRecord
 from tests.helpers.paths import FIXTURES
 
 MODEL = str(FIXTURES / "llama-gqa")
@@ -223,7 +225,7 @@ def test_other_tokens_are_refused(folder, whole, tmp_path, capfd):
     out = killed(folder, tmp_path / "run", 10, "--tokens-from", str(source))
     (source / "steps.jsonl").write_text(_other_tokens(source / "steps.jsonl"))
     raw = json.loads((source / "run.json").read_text())
-    raw["hashes"]["steps.jsonl"] = store.file_hash(source / "steps.jsonl")
+    raw["hashes"]["steps.jsonl"] = file_hash(source / "steps.jsonl")
     (source / "run.json").write_text(json.dumps(raw))
     assert run(asked(folder, out, "--tokens-from", str(source), "--resume")) == 2
     assert "the tokens that --tokens-from gives" in capfd.readouterr().err
@@ -257,7 +259,7 @@ def test_a_run_of_other_parts_is_not_resumed(folder, cut, tmp_path, capfd):
 
 
 def test_cut_off_when_all_is_written(folder, whole, tmp_path):
-    with patch("precaudit.recording.store.sync", side_effect=Killed), pytest.raises(Killed):
+    with patch("precaudit.recording.runs.writer.sync", side_effect=Killed), pytest.raises(Killed):
         run(asked(folder, tmp_path / "run"))
     assert held(tmp_path / "run") == (5, 5)
     assert run(asked(folder, tmp_path / "run", "--resume")) == 0
@@ -272,11 +274,11 @@ def test_a_disk_that_takes_a_part_of_a_line_is_full(tmp_path):
         def write(self, data):
             return len(data) - 1
 
-    lines = store.Lines(tmp_path / "steps.jsonl")
+    lines = Lines(tmp_path / "steps.jsonl")
     lines.close()
     lines._file = Full()
     with pytest.raises(OSError, match="No space left"):
-        lines.add([store.PromptRecord(id="a", text="", tokens=())])
+        lines.add([PromptRecord(id="a", text="", tokens=())])
 
 
 @pytest.mark.slow  # two processes, 15 s

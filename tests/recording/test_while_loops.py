@@ -21,8 +21,8 @@ from precaudit.judging.rules import judge
 from precaudit.progress import silent
 from precaudit.recording.programs.loading import load
 from precaudit.recording.programs.tracing import points, prepared, trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import file_name, open_program_run, write_manifest
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.programs import compare
 from precaudit.schema.limits import default_limits
 from tests.helpers.paths import EXAMPLES

@@ -17,8 +17,8 @@ from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.recording.programs.loading import load
 from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import open_program_run
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.programs import compare
 from precaudit.references.formula import distance, shown, textbook_errors
 from precaudit.references.mapped import Names, textbook_of

@@ -24,8 +24,8 @@ from precaudit.diagnosis.evidence.records import Finding, LineRemedy, Remedy, Sh
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.written import recall
-from precaudit.recording.store import file_hash
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options as TraceOptions
 from precaudit.recording.tracing.trace import trace

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from precaudit.cli import run
 from precaudit.errors import UserError
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import open_run
 from precaudit.recording.tracing.session import Session
 from precaudit.recording.tracing.subject import load
 from precaudit.reports import fitting

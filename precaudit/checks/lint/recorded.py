@@ -9,7 +9,7 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array, widen
 from precaudit.recording.runs.programs import Opened, is_program_run, open_program_run
-from precaudit.recording.store import open_run
+from precaudit.recording.runs.reader import open_run
 from precaudit.schema.records.base import value
 
 OCCURRENCE = re.compile(r"#\d+$")  # of a name that the program has several taps of

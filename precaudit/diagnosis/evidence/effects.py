@@ -26,8 +26,8 @@ from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array, widen
 from precaudit.progress import Advance
 from precaudit.recording.programs.program import OUTPUT_LOGITS, Program
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened
-from precaudit.recording.store import file_hash
 from precaudit.references.traced.forward import effort
 from precaudit.schema.metrics.logits import kl
 from precaudit.schema.metrics.sizes import norm

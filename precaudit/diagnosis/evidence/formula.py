@@ -8,9 +8,10 @@ import msgspec
 from precaudit.diagnosis.evidence.kept import held, keep
 from precaudit.diagnosis.evidence.records import Differs, FormulaRecord
 from precaudit.models.numpy_decoder.model import Model
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import written
-from precaudit.recording.store import Run, file_hash
 from precaudit.references.textbook.formula import ProgramOn, formula_errors
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.limits.checks import SAME, farthest

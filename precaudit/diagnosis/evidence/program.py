@@ -13,8 +13,8 @@ from precaudit.errors import UserError
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import file_hash
 from precaudit.references.textbook.formula import ProgramOn
 from precaudit.schema.records.devices import device_kind
 

@@ -14,8 +14,8 @@ from precaudit.interpreters.jaxpr.emulate import whole
 from precaudit.interpreters.jaxpr.raised import Line, product_lines, raising, rounding_lines
 from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST
-from precaudit.recording.store import file_hash
 from precaudit.references.traced.forward import NotChained, effort, small
 from precaudit.schema.metrics.logits import kl, top_ids
 from precaudit.schema.metrics.sizes import norm, ratio

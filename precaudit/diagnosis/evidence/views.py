@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import unpack_positions
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.lengths import view_of
 from precaudit.schema.metrics.sizes import norm, ratio

@@ -30,7 +30,8 @@ from precaudit.numbers.formats import FORMATS
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.reading import Dump, Held, read_dump
 from precaudit.recording.dumps.runs import MANIFEST, SCHEMA, DumpRun, DumpTensor, Imported, Reported, open_imported
-from precaudit.recording.store import check_folder, check_space, file_hash, followed
+from precaudit.recording.runs.folders import check_folder, check_space, followed
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.places import Place
 from precaudit.schema.toml import read_toml

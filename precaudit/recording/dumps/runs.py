@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.recording.store import known_hash
+from precaudit.recording.runs.hashes import known_hash
 from precaudit.schema.brief import Brief
 from precaudit.schema.places import Place
 from precaudit.schema.records.base import Index, Number, Record

@@ -21,8 +21,8 @@ from precaudit.interpreters.jaxpr.wide import narrowed
 from precaudit.interpreters.tpu.target import Target
 from precaudit.recording.programs.loading import line_of
 from precaudit.recording.programs.program import OUTPUT, Program
+from precaudit.recording.runs.hashes import tensor_hash
 from precaudit.recording.runs.programs import ProgramLoop, ProgramPoint
-from precaudit.recording.store import tensor_hash
 from precaudit.recording.tracing.predicting import program_for
 
 RAISED = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception)(?:: |$)")  # a line that ends a traceback

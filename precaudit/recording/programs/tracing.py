@@ -38,6 +38,7 @@ from precaudit.recording.programs.preparing import (
     weights_of,
 )
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.folders import check_space, prepare_folder
 from precaudit.recording.runs.programs import (
     SCHEMA,
     Disturbance,
@@ -48,7 +49,6 @@ from precaudit.recording.runs.programs import (
     write_manifest,
     write_tensors,
 )
-from precaudit.recording.store import check_space, prepare_folder
 from precaudit.recording.tracing.predicting import Predicted, assumptions, device_name, made_of, predicted
 from precaudit.schema.policies import Policy
 from precaudit.schema.records.base import number

@@ -1,1 +1,1 @@
-"""Runs on disk as what reads them needs them: what was recorded, what compare wrote, and those of programs."""
+"""Runs on disk: written and read, what was recorded, what compare wrote, and those of programs."""

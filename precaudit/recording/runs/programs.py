@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from precaudit.errors import UserError
-from precaudit.recording.store import file_hash, known_hash
+from precaudit.recording.runs.hashes import file_hash, known_hash
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.records.base import Count, Index, Number, Record

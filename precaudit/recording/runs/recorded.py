@@ -12,7 +12,8 @@ from precaudit.numbers.arrays import Array, widen
 from precaudit.numbers.formats import FORMATS
 from precaudit.numbers.integers import InRows
 from precaudit.numbers.row_sums import RowSums, joined, of_rows, of_words
-from precaudit.recording.store import Run, positions_of, unpack_positions
+from precaudit.recording.runs.positions import positions_of, unpack_positions
+from precaudit.recording.runs.reader import Run
 from precaudit.schema.coverage import HASH_FORMAT, SUMS, config_of, entries, misfit, point_format
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place

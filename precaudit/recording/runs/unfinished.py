@@ -11,7 +11,9 @@ import msgspec
 import xxhash
 
 from precaudit.errors import UserError
-from precaudit.recording.store import BATCHES, Run, read_manifest
+from precaudit.recording.runs.manifest import read_manifest
+from precaudit.recording.runs.reader import Run
+from precaudit.recording.runs.writer import BATCHES
 from precaudit.schema.records.lines import decode_lines, write_lines
 from precaudit.schema.records.runs import BatchRecord, Neutrality, PointRecord, PromptRecord, RunRecord
 from precaudit.writing import PART

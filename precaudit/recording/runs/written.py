@@ -10,7 +10,8 @@ import msgspec
 import precaudit
 from precaudit.caching import COMPARES, computed_by
 from precaudit.errors import UserError
-from precaudit.recording.store import Run, file_hash, open_run
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import Run, open_run
 from precaudit.schema.brief import Brief
 from precaudit.schema.filed import Filed
 from precaudit.schema.frames import errors_frame, pairs_frame

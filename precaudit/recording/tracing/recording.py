@@ -8,7 +8,7 @@ import numpy as np
 
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.row_hashes import row_hashes
-from precaudit.recording.store import RunWriter, Tensor
+from precaudit.recording.runs.writer import RunWriter, Tensor
 from precaudit.recording.tracing.programs import Capture
 from precaudit.schema.coverage import Entry
 from precaudit.schema.graphs.decoder import LOGITS, POINTS

@@ -8,7 +8,7 @@ from typing import Any
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import recorded_source
 from precaudit.progress import Progress
-from precaudit.recording.store import Run, open_run
+from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.tracing.subject import Subject, load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.schema.brief import Brief

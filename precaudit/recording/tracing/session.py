@@ -12,7 +12,7 @@ import numpy as np
 
 from precaudit.interpreters.tpu.units import products, ways
 from precaudit.numbers.arrays import Array, single
-from precaudit.recording.store import RunWriter
+from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.devices import platform_of
 from precaudit.recording.tracing.predicting import made_of, predicted
 from precaudit.recording.tracing.programs import Capture, decode_program, prefill_program, without

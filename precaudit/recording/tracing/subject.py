@@ -17,7 +17,7 @@ from precaudit.models.jax_decoder.parameters import parameters, rope_tables
 from precaudit.models.jax_decoder.parts import check_parts
 from precaudit.numbers.arrays import Array
 from precaudit.numbers.formats import FORMATS
-from precaudit.recording.store import Run
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.tracing.devices import choose_device, platform_of
 from precaudit.recording.tracing.predicting import target_of
 from precaudit.schema.brief import Brief

@@ -14,7 +14,9 @@ from precaudit.models.checkpoints.tensors import count_nonfinite
 from precaudit.numbers.arrays import release
 from precaudit.progress import Progress
 from precaudit.recording.runs import unfinished
-from precaudit.recording.store import Run, RunWriter, check_space, open_run, prepare_folder
+from precaudit.recording.runs.folders import check_space, prepare_folder
+from precaudit.recording.runs.reader import Run, open_run
+from precaudit.recording.runs.writer import RunWriter
 from precaudit.recording.tracing.manifest import begin, now
 from precaudit.recording.tracing.predicting import assumptions
 from precaudit.recording.tracing.session import Batch, Session, batches

@@ -13,9 +13,10 @@ from precaudit.numbers.arrays import Array
 from precaudit.progress import Advance, silent
 from precaudit.recording.dumps.runs import MANIFEST as DUMP
 from precaudit.recording.dumps.runs import Imported, Reported, is_imported, open_imported
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import MANIFEST, Opened, cut, is_program_run, not_taken, open_program_run, places
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import file_hash, open_run
 from precaudit.references.comparison.pairs import Side, side_of, sides_errors, token_notes
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import errors_frame

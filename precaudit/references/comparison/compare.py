@@ -17,9 +17,10 @@ from precaudit.models.checkpoints import Checkpoint, file_hashes, recorded_sourc
 from precaudit.numbers.formats import parse_accumulation
 from precaudit.numbers.threads import one_blas_thread
 from precaudit.progress import Advance, silent
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import Comparison, written
-from precaudit.recording.store import Run, file_hash, open_run
 from precaudit.references.comparison.notes import notes_on
 from precaudit.references.comparison.pairs import check_comparable, pair_errors
 from precaudit.references.comparison.prefill_decode import prefill_decode

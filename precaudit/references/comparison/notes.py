@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
+from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import unpack_positions
 from precaudit.references.comparison.prefill_decode import NEAR, independent_prompts
 from precaudit.references.textbook.alternatives import single_rows
 from precaudit.references.textbook.whole import Whole

@@ -9,8 +9,8 @@ import numpy as np
 
 from precaudit.errors import UserError
 from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import unpack_positions
 from precaudit.schema.graphs.decoder import LOGITS, POINTS
 from precaudit.schema.metrics.logits import distribution
 from precaudit.schema.metrics.rows import measured

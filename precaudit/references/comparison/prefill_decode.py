@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from precaudit.numbers.arrays import Array, widen
+from precaudit.recording.runs.positions import unpack_positions
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import unpack_positions
 from precaudit.references.textbook.whole import Whole
 from precaudit.schema.graphs.decoder import LOGITS
 from precaudit.schema.metrics.logits import kl

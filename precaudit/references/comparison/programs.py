@@ -15,8 +15,8 @@ from precaudit.recording.programs.agreement import check
 from precaudit.recording.programs.loading import line_of, load, trusted
 from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import prepared
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
-from precaudit.recording.store import file_hash
 from precaudit.references.announced import announced_errors
 from precaudit.references.comparison.against import errors_of
 from precaudit.references.formula import (

@@ -7,9 +7,10 @@ import msgspec
 
 from precaudit.errors import UserError
 from precaudit.numbers.formats import parse_accumulation
+from precaudit.recording.runs.hashes import file_hash
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import code, identity, known, written
-from precaudit.recording.store import Run, file_hash
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import SCHEMA, Number

@@ -26,8 +26,8 @@ from precaudit.errors import UserError
 from precaudit.models.checkpoints import Checkpoint, open_checkpoint
 from precaudit.numbers import threads
 from precaudit.progress import Advance, silent
+from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import Run
 from precaudit.references.comparison.against import errors_of
 from precaudit.references.comparison.cache_state import state_errors
 from precaudit.references.comparison.selected import selects_sums

@@ -142,6 +142,6 @@ def _length(reference: Array, point: str) -> int:
 
 
 def _rows(recorded: Recorded, place: Place) -> Any:
-    from precaudit.recording.store import unpack_positions
+    from precaudit.recording.runs.positions import unpack_positions
 
     return unpack_positions(recorded.index[place])

@@ -18,7 +18,7 @@ from precaudit.cli import run as cli
 from precaudit.interpreters.tpu import target
 from precaudit.interpreters.tpu.target import parse_target
 from precaudit.recording.programs.program import Program
-from precaudit.recording.store import file_hash
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.reports import lint as report
 from precaudit.schema.policies import load_policy
 from tests.helpers.tpus import needs_libtpu

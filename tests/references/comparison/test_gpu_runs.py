@@ -26,8 +26,8 @@ from precaudit.models.numpy_decoder.rounding import FP64, of_policy
 from precaudit.numbers.arrays import as_format, rounder
 from precaudit.numbers.integers import InRows
 from precaudit.numbers.row_hashes import row_hashes
+from precaudit.recording.runs.reader import Run, open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import Run, open_run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options as TraceOptions
 from precaudit.recording.tracing.trace import trace

@@ -21,8 +21,8 @@ from precaudit.models.numpy_decoder.rounding import PLACES, Blocks, Rounding, of
 from precaudit.numbers.arrays import as_format, rounder
 from precaudit.numbers.formats import FORMATS
 from precaudit.recording.runs import written as written_records
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import open_run
 from precaudit.recording.tracing import programs
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace

@@ -19,8 +19,8 @@ from precaudit.models.numpy_decoder.model import Model
 from precaudit.models.numpy_decoder.rounding import Rounding
 from precaudit.numbers.arrays import as_format
 from precaudit.numbers.row_sums import factors, hashes_of, signs, sums_of
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import open_run
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.comparison.compare import Options as CompareOptions

@@ -9,9 +9,8 @@ import pytest
 from precaudit.errors import UserError
 from precaudit.models.checkpoints import safetensors_files
 from precaudit.numbers import threads
-from precaudit.recording import store
+from precaudit.recording.runs.reader import open_run
 from precaudit.recording.runs.recorded import Recorded
-from precaudit.recording.store import open_run
 from precaudit.recording.tracing.trace import Options as TraceOptions
 from precaudit.recording.tracing.trace import trace
 from precaudit.references.comparison import shares
@@ -136,7 +135,7 @@ def nothing_runs():
 
 
 def test_of_many_files_few_are_mapped_and_headers_are_read_once(folder, monkeypatch):
-    monkeypatch.setattr(store, "OPEN", 2)
+    monkeypatch.setattr("precaudit.recording.runs.reader.OPEN", 2)
     headers, mapped = [], set()
     read, memmap = safetensors_files.read_header, np.memmap
     monkeypatch.setattr(safetensors_files, "read_header", lambda path, also: headers.append(path) or read(path, also))

@@ -14,8 +14,8 @@ from precaudit.errors import UserError
 from precaudit.interpreters.jaxpr.emulate import emulated, exactly, whole
 from precaudit.interpreters.jaxpr.realisations import Realisation
 from precaudit.recording.programs.tracing import prepared, trace
+from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import OWN_SUMS, file_name, open_program_run
-from precaudit.recording.store import file_hash
 from precaudit.references.comparison.programs import compare
 from precaudit.references.traced.remade import Tapped
 from tests.helpers.selected import few

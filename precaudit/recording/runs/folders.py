@@ -1,0 +1,81 @@
+"""The folder a run is written to: made ready, replaced only where it holds a run of ours, with space on the disk."""
+
+import glob
+import os
+import shutil
+from pathlib import Path
+
+from precaudit.errors import UserError
+from precaudit.recording.runs.manifest import read_manifest
+from precaudit.writing import PART, temporary
+
+OWN_NAMES = {
+    "run.json", "prompts.jsonl", "steps.jsonl", "points.jsonl", "tensors", "errors.jsonl", "prefill_decode.jsonl",
+    "compare.json", "report.md", "against", "findings.jsonl", "formula.json", "remedies.jsonl", "shares.jsonl",
+    "kept.json", "lines.jsonl", "program.json", "compared.json", "dump.json", "batches.jsonl",
+}  # fmt: skip
+
+
+def _replaceable(folder: Path, force: bool) -> None:
+    """Raise UserError where a folder is not a run, whole or cut off before its run.json, that may be replaced."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} exists and is not a run: choose another -o")
+    names = [p.name for p in folder.iterdir()]
+    foreign = [name for name in names if name not in OWN_NAMES and not name.endswith(PART)]
+    if "run.json" in names:
+        if not force:
+            raise UserError(f"{folder} holds a run already: choose another -o, or --force to replace it")
+        try:
+            read_manifest(folder / "run.json")
+        except UserError as error:
+            raise UserError(f"{folder} is not a run of ours ({error}): choose another -o") from None
+        if foreign:
+            raise UserError(f"{folder} holds {foreign[0]!r}, which is not part of a run: choose another -o")
+    elif {"program.json", "dump.json"} & set(names) and not foreign and not force:
+        kind = "a program's" if "program.json" in names else "an imported"
+        raise UserError(f"{folder} holds {kind} run already: choose another -o, or --force to replace it")
+    elif foreign or not force:
+        hint = "" if foreign else ", or --force to replace what a run that was cut off left"
+        raise UserError(f"{folder} exists and is not a run: choose another -o{hint}")
+
+
+def followed(folder: Path) -> Path:
+    """Return the folder that a link leads to, so that what is replaced is that; any other as it was given."""
+    return folder.resolve() if folder.is_symlink() else folder
+
+
+def check_folder(folder: Path, force: bool) -> bool:
+    """Return whether something is in ``folder`` that a new run may replace; raises UserError where it may not."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        _replaceable(folder, force)
+        return True
+    return False
+
+
+def prepare_folder(folder: Path, force: bool) -> None:
+    """Make ``folder`` ready for a new run; raises UserError when something is there or it cannot be written."""
+    folder = followed(folder)
+    if check_folder(folder, force):
+        folder.rename(temporary(folder))  # at once: what is killed while it deletes leaves no half of a run behind
+    for gone in folder.parent.glob(f".{glob.escape(folder.name)}.????????{PART}"):
+        if gone.is_dir():  # of this run, or of one that was killed here
+            shutil.rmtree(gone)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder} is not writable")
+
+
+def check_space(folder: Path, needed: int, less: str = "record less with --layers, --points or --positions") -> None:
+    """Raise UserError when the disk under ``folder`` has less than ``needed`` bytes left; ``less``: what needs less."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UserError(
+            f"no space: the run needs about {needed / 1e6:,.0f} MB, {place} has {free / 1e6:,.0f} MB left; "
+            f"{less}, or choose another -o"
+        )

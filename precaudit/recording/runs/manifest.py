@@ -1,0 +1,40 @@
+"""run.json: what a run is of, read and held against what a run can be."""
+
+from pathlib import Path
+
+import msgspec
+
+from precaudit.errors import UserError
+from precaudit.schema.coverage import config_of
+from precaudit.schema.policies import KEYS, Policy, apply_settings, completed
+from precaudit.schema.records.base import SCHEMA
+from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
+from precaudit.schema.selection import parse_points
+
+JSONL = {"prompts.jsonl": PromptRecord, "steps.jsonl": StepRecord, "points.jsonl": PointRecord}
+
+
+def read_manifest(path: Path) -> RunRecord:
+    """Read run.json; raises UserError when it is not one, is of a newer schema, or holds what no run holds."""
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+        schema = raw["schema"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path}: not a run manifest") from None
+    if type(schema) is not int or schema < 1:
+        raise UserError(f"{path}: not a run manifest: schema is {schema!r}")
+    if schema > SCHEMA:
+        raise UserError(f"{path}: schema {schema} is newer than this precaudit reads ({SCHEMA}): upgrade precaudit")
+    try:
+        record = msgspec.convert(raw, RunRecord)
+        config = config_of(record.model.config)
+        apply_settings(Policy(), {k: v for k, v in record.policy.items() if k != "name"})
+        parse_points(",".join((*record.requested.points, *record.requested.support)))
+    except (msgspec.ValidationError, UserError) as error:
+        raise UserError(f"{path}: {error}") from None
+    record = msgspec.structs.replace(record, policy=completed(record.policy))
+    if missing := {"name", *KEYS} - record.policy.keys():
+        raise UserError(f"{path}: the policy lacks {', '.join(sorted(missing))}")
+    if not 0 <= record.requested.decode_steps <= config.context:
+        raise UserError(f"{path}: decode_steps = {record.requested.decode_steps} is outside the model's context")
+    return record

@@ -1,0 +1,132 @@
+"""A run opened for reading, with every hash checked."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precaudit.errors import UserError
+from precaudit.recording.runs.hashes import file_hash, tensor_hash
+from precaudit.recording.runs.manifest import JSONL, read_manifest
+from precaudit.recording.runs.unique import once
+from precaudit.schema.brief import Brief
+from precaudit.schema.filed import Filed
+from precaudit.schema.records.runs import PointRecord, PromptRecord, RunRecord, StepRecord
+
+if TYPE_CHECKING:  # the gate reads runs, and no tensor of them
+    from precaudit.numbers.arrays import Array
+
+OPEN = 128
+
+
+@dataclass(frozen=True, repr=False)
+class Run(Brief):
+    """A run opened for reading."""
+
+    folder: Path
+    record: RunRecord
+    prompts: dict[str, PromptRecord]
+    steps: list[StepRecord]
+    points: Sequence[PointRecord]
+    _files: dict[str, Any] = field(default_factory=dict)
+    _mapped: set[str] = field(default_factory=set)
+
+    def tensor(self, record: PointRecord) -> "Array":
+        """Return a tensor (a view of its file) after checking its hash; raises UserError when it was altered."""
+        files = self._files.get(record.file) or self._open(record.file)
+        if record.file not in self._mapped:
+            self._map(record.file)
+        entry = files.entries.get(record.key)
+        if entry is None or entry.shape != record.shape or entry.dtype != record.dtype:
+            where = self.folder / record.file
+            raise UserError(f"{where}: tensor {record.key!r} is not what points.jsonl says; the run was altered")
+        values = files.read(record.key)
+        if tensor_hash(values) != record.hash:
+            where = self.folder / record.file
+            raise UserError(
+                f"{where}: tensor {record.key!r} was altered since it was recorded (its hash differs); trace again"
+            )
+        return values
+
+    def _open(self, name: str) -> Any:
+        """Return a file of tensors, whose header is read once."""
+        path = self.folder / name
+        if Path(name).parts[:1] != ("tensors",) or ".." in Path(name).parts:
+            raise UserError(f"{self.folder}: points.jsonl names a file outside the run: {name!r}")
+        if not path.is_file():
+            raise UserError(f"{path} is missing; the run is damaged: trace again")
+        from precaudit.models.checkpoints.safetensors_files import (  # brings every reader of models
+            WORDS,
+            SafetensorsFiles,
+        )
+
+        self._files[name] = SafetensorsFiles.open([path], WORDS)
+        return self._files[name]
+
+    def _map(self, name: str) -> None:
+        """Note that a file is mapped; every map holds a file descriptor."""
+        if len(self._mapped) >= OPEN:
+            for other in self._mapped:
+                self._files[other].close()
+            self._mapped.clear()
+        self._mapped.add(name)
+
+
+def open_run(folder: Path | str, partial: bool = False, held: bool = True) -> Run:
+    """Open a run; raises UserError when it is not one, was cut off (unless ``partial``), altered, or newer than us.
+
+    ``held``: whether the lines of points.jsonl are in memory, or stay in their file (precaudit/schema/filed.py).
+    """
+    folder = Path(folder)
+    path = folder / "run.json"
+    if (folder / "program.json").is_file():
+        raise UserError(f"{folder} is of a program of one's own, which compare, gate, diagnose and report take")
+    if (folder / "dump.json").is_file():
+        raise UserError(f"{folder} was imported; hold it against another run: precaudit compare {folder} RUN")
+    if not path.is_file():
+        raise UserError(f"{folder}: no run here (no run.json); make one with: precaudit trace SUBJECT -o {folder}")
+    record = read_manifest(path)
+    if record.finished is None and not partial:
+        raise UserError(
+            f"{folder}: this run was cut off before it finished; open what is there with --partial, or trace "
+            "it with --resume"
+        )
+    files = {name: _lines(folder / name, kind, record) for name, kind in JSONL.items()}
+    prompts, steps = (list(files[name]) for name in ("prompts.jsonl", "steps.jsonl"))
+    points = list(files["points.jsonl"]) if held else files["points.jsonl"]
+    if not prompts:
+        raise UserError(f"{folder / 'prompts.jsonl'}: no prompt is in it; a run has at least one")
+    if odd := {p.id for p in prompts} - {*record.requested.prompts}:  # what was asked for and is not there is missing
+        raise UserError(f"{path}: prompt {min(odd)!r} is in prompts.jsonl alone; the run was altered")
+    once(folder / "prompts.jsonl", (p.id for p in prompts))
+    once(folder / "steps.jsonl", ((s.prompt, s.phase, s.step, s.position) for s in steps))
+    once(folder / "points.jsonl", _keys(folder / "points.jsonl", points))
+    return Run(folder, record, {p.id: p for p in prompts}, steps, points)
+
+
+def _keys(path: Path, points: Iterable[PointRecord]) -> Iterator[tuple[Hashable, ...]]:
+    for line, p in enumerate(points, 1):
+        _check_rows(f"{path}:{line}", p)
+        yield p.prompt, p.phase, p.step, p.layer, p.point
+
+
+def _check_rows(where: str, p: PointRecord) -> None:
+    """Raise UserError where a line claims more positions than its tensor has elements, or none.
+
+    Nothing is made of a size that a line claims; a shape that is not the point's is another matter, and judged.
+    """
+    ranged, size = p.rows == "range", prod(p.shape)
+    if ranged and len(p.positions) != 2:
+        raise UserError(f"{where}: {len(p.positions)} positions are no range; the run was altered")
+    held = p.positions[1] - p.positions[0] if ranged else len(p.positions)
+    if not min(size, 1) <= held <= size:
+        raise UserError(f"{where}: {held} positions of {size} elements; the run was altered")
+
+
+def _lines(path: Path, kind: Any, run: RunRecord) -> Filed[Any]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; the run is damaged: trace again")
+    if run.finished is not None and file_hash(path) != run.hashes.get(path.name):
+        raise UserError(f"{path} was altered since it was recorded (its hash differs); trace again")
+    return Filed(path, kind, tail=run.finished is not None)
