@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: str | list[str] = "*"
     phases: list[str] | None = None
     layers: str | None = None
-    kind: Literal["local", "forward", "state", "formula", "product"] = "local"
+    kind: Literal["local", "forward", "state", "formula", "policy", "product"] = "local"
     metric: str | None = None
     scope: str = "tensor"
     limit: float | None = None

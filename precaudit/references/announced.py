@@ -12,15 +12,18 @@ import msgspec
 from precaudit.models.numpy_decoder.model import Model
 from precaudit.references.comparison.cache_state import state_errors
 from precaudit.references.mapped import Textbook
-from precaudit.references.textbook.local import Emulations, local_errors
+from precaudit.references.textbook.local import NOT_RECORDED, Emulations, local_errors
 from precaudit.references.viewed import Viewed
-from precaudit.schema.graphs.decoder import POINTS
+from precaudit.schema.graphs.decoder import CACHES, POINTS, support
 from precaudit.schema.limits import default_limits
 from precaudit.schema.limits.checks import local_checks
 from precaudit.schema.places import Place
-from precaudit.schema.policies import recorded_policy
+from precaudit.schema.policies import keeps_unrounded, recorded_policy
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import PROGRAM_CALL
+
+NOT_SHOWN = "the names map does not show what it reads"
+NOT_MADE = "the names map does not show what its inputs are made from, which it may have read unrounded"
 
 
 def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorRecord]:
@@ -33,6 +36,8 @@ def announced_errors(view: Viewed, book: Textbook, case: str) -> Iterator[ErrorR
             if call not in worst or _badness(e) > _badness(worst[call]):
                 worst[call] = e
         for call, e in worst.items():
+            if (why := _not_judged(view, place, e)) is not None:
+                e = place.record("policy", e.candidate, e.reference, skipped=why)
             yield msgspec.structs.replace(
                 e, kind="policy", prompt=case, phase=PROGRAM_CALL, step=call, layer=pair.step, point=pair.shown.name,
                 reference=named,
@@ -51,6 +56,23 @@ def policy_errors(view: Viewed, model: Model, place: Place) -> Iterator[ErrorRec
             yield from state_errors(view, here)
         elif POINTS[place.point].inputs:
             yield from (e for e in local_errors(view, model, True, emulations, here) if e.kind == "local")
+
+
+def _not_judged(view: Viewed, place: Place, e: ErrorRecord) -> str | None:
+    """Return why a record says nothing of the policy; None where it does.
+
+    A compiler may hand an operation its inputs as they were before they were rounded (docs/design.md §7, 2): where the
+    map does not show what made them, only a record that closes without it tells.
+    """
+    if e.unknown == NOT_RECORDED:
+        return NOT_SHOWN
+    wanted = {*support((place.point,), (), view.config.sparse, fused=True)} - {*CACHES.values()}
+    shown = {name for _, name in view.pairs}
+    return (
+        NOT_MADE
+        if _badness(e) > 1 and not wanted <= shown and keeps_unrounded(recorded_policy(view.run.record))
+        else None
+    )
 
 
 def _badness(e: ErrorRecord) -> float:

@@ -19,7 +19,7 @@ from precaudit.schema.records.base import Number, value
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import PROGRAM_CALL
 
-KINDS = {"local": ("local", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
+KINDS = {"local": ("local", "policy", "state"), "forward": ("forward",)}  # what a map shows: kinds of records
 MARKS = {"pass": "✓", "fail": "✗", "nonfinite": "✗", "input suspect": "~", "not run": "–"}  # of others: ?
 
 
@@ -95,7 +95,7 @@ def _finite(x: float) -> float:
 
 def over(e: ErrorRecord, limits: Limits | None = None) -> float:
     """Return the largest of a record's numbers over its limit; NaN where it has none."""
-    if e.kind == "state":
+    if e.kind == "state" or e.mismatched is not None:
         return float("nan") if e.mismatched is None else float("inf") if e.mismatched else 0.0
     found = nearest(e, limits or default_limits())
     return found[2] / found[3] if found is not None else float("nan")
@@ -105,7 +105,7 @@ def nearest(e: ErrorRecord, limits: Limits) -> Check | None:
     """Return the number of a record that is farthest over its limit, or nearest to it; what is NaN before any other."""
     if e.numberless is not None:
         return None
-    found = local_checks(e, limits.local(e.dtype)) if e.kind == "local" else forward_checks(e, limits)
+    found = local_checks(e, limits.local(e.dtype)) if e.kind in ("local", "policy") else forward_checks(e, limits)
     return max(found, key=lambda c: float("inf") if isnan(c[2]) else c[2] / c[3], default=None)
 
 

@@ -20,7 +20,7 @@ from precaudit.schema.records.runs import PROGRAM_CALL
 Mark = Literal["✓", "✗", "?"]
 COLOURS = {"✓": "green", "✗": "red", "?": "yellow"}
 LARGE = 0.1  # of the values themselves: from here on the first sentence says how far off they are
-KINDS = ("formula", "state", "local", "sums", "forward")  # of one place, what says most first
+KINDS = ("formula", "state", "policy", "local", "sums", "forward")  # of one place, what says most first
 
 
 @dataclass(frozen=True)

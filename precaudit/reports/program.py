@@ -181,10 +181,12 @@ def _announced(opened: Opened, errors: Sequence[ErrorRecord]) -> Iterator[str]:
     name, every = announced["name"], statuses.total()
     if not every:
         yield f"Policy {name} is announced and held against nothing: give a names map (--map)."
-    elif every == statuses["pass"]:
-        yield f"Policy {name}: every one of {every} operations is what it makes of the recorded inputs."
-    else:
-        yield f"Policy {name}: {every - statuses['pass']} of {every} operations are not what it makes of their inputs."
+        return
+    held = every - statuses["not run"]
+    off = held - statuses["pass"]
+    told = f"{off} of {held} operations are not" if off else f"{held} operations are"
+    rest = f"; {statuses['not run']} more are not judged: the map shows too little" if held < every else ""
+    yield f"Policy {name}: {told} what it makes of the recorded inputs{rest}."
 
 
 def _row(p: ProgramPoint, found: _Seen) -> tuple[str, ...]:

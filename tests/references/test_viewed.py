@@ -20,11 +20,12 @@ from precaudit.recording.programs.tracing import trace as trace_program
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
-from precaudit.references.announced import announced_errors
+from precaudit.references.announced import NOT_MADE, NOT_SHOWN, announced_errors
 from precaudit.references.comparison.programs import compare
 from precaudit.references.mapped import Names, textbook_of
 from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.viewed import viewed
+from precaudit.reports.program import sentences
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.limits import default_limits
 from precaudit.schema.policies import load_policy, recorded_policy
@@ -133,6 +134,21 @@ def test_a_format_that_no_policy_forbids_is_none_of_the_gate_s_business(tmp_path
     assert not [e for e in errors if e.kind == "policy"]
     assert gate(opened.folder).exit_code == 0
     assert not diagnose(opened, program).findings
+
+
+def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
+    """Norms read the stream as it was before it was rounded: without what made that, they are no fault."""
+    program = prefill_of(subject(), {"a": IDS})
+    opened = trace_program(program, tmp_path / "run")
+    path = tmp_path / "map.toml"
+    path.write_text(MAP.read_text().replace('resid_in = "resid_in"\n', ""))
+    errors = compare(opened, program, Names(path, MODEL / "config.json"))
+    left = {(e.point, e.skipped) for e in errors if e.kind == "policy" and e.skipped is not None}
+    assert left == {("attn_norm", NOT_SHOWN), ("resid_mid", NOT_SHOWN), ("mlp_norm", NOT_MADE)}
+    assert gate(opened.folder).exit_code == 0
+    assert not diagnose(opened, program).findings
+    (said,) = (s for s in sentences(opened, errors) if s.startswith("Policy"))
+    assert said.startswith("Policy bf16: 35 operations are what it makes of the recorded inputs; 9 more are not judged")
 
 
 def test_scores_of_another_shape_are_refused_with_their_axes(tmp_path):

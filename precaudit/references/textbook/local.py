@@ -37,6 +37,7 @@ from precaudit.schema.records.base import number
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
 
+NOT_RECORDED = "inputs were not recorded"  # why a record has no numbers
 PRICE = 4.0  # unit roundoffs of error from which an operation is said to amplify a rounding; others leave 1 or 2
 
 
@@ -138,7 +139,7 @@ def local_errors(
             continue
         operation = prepare(recorded, model, place, part)
         if operation is None:
-            yield from _unknown(part, place, run, "inputs were not recorded")
+            yield from _unknown(part, place, run, NOT_RECORDED)
         else:
             here = replace(emulations, policy=policy_at(recorded, declared, place))
             others = Alternatives(recorded, model, operation, declared)
