@@ -60,6 +60,16 @@ class OfModel(Shared, total=False):
     allow: Sequence[str] | None
 
 
+class LookingAtProgram(TypedDict, total=False):
+    """What ``compare`` and ``diagnose`` take of a Program's run."""
+
+    program: "Program | str | None"
+    layers: Texts | None
+    points: Texts | None
+    prompt: Texts | None
+    progress: Telling
+
+
 class Looking(TypedDict, total=False):
     """What ``compare`` and ``diagnose`` take of a model's run."""
 

@@ -21,7 +21,16 @@ from precaudit.workflows.keywords import (
     taken,
 )
 from precaudit.workflows.kinds_of_runs import folder_of, is_import, is_of_program, is_run
-from precaudit.workflows.signatures import Comparing, Finding, OfModel, OfProgram, Prompts, Telling, Texts
+from precaudit.workflows.signatures import (
+    Comparing,
+    Finding,
+    LookingAtProgram,
+    OfModel,
+    OfProgram,
+    Prompts,
+    Telling,
+    Texts,
+)
 
 if TYPE_CHECKING:
     from precaudit.diagnosis.diagnose import Diagnosis
@@ -177,12 +186,8 @@ def compare(
     run: Opened,
     against: "Program | Run | Opened | Path | str | None" = None,
     *,
-    program: "Program | str | None" = None,
     reference: "OwnReference | Names | None" = None,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    prompt: Texts | None = None,
-    progress: Telling = None,
+    **how: Unpack[LookingAtProgram],
 ) -> ProgramErrors: ...
 @overload
 def compare(
@@ -284,12 +289,8 @@ def diagnose(
     its: "Program | str | None" = None,
     /,
     *,
-    program: "Program | str | None" = None,
     objective: str | None = None,
-    layers: Texts | None = None,
-    points: Texts | None = None,
-    prompt: Texts | None = None,
-    progress: Telling = None,
+    **how: Unpack[LookingAtProgram],
 ) -> "Diagnosed": ...
 @overload
 def diagnose(
