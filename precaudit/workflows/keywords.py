@@ -98,3 +98,17 @@ def progress_of(given: Progress | Advance | bool | None) -> Iterator[Progress]:
             yield progress
     else:
         yield Progress()
+
+
+def looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
+    """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
+    from precaudit.recording.runs.reader import Run, open_run
+
+    if isinstance(keywords.get("accum"), str):
+        text = keywords["accum"]
+        keywords["accum"] = () if text == "none" else tuple(x.strip() for x in text.split(",") if x.strip())
+    options = options_of(type(default), keywords.pop("options", None), keywords, default)
+    before = keywords.pop("select", None)
+    if before is None and any(keywords.get(name) is not None for name in FILTERS):
+        run = run if isinstance(run, Run) else open_run(run, options.partial)
+    return run, selection(before, keywords, run.record.requested if isinstance(run, Run) else None), options

@@ -13,6 +13,7 @@ from precaudit.workflows.keywords import (
     Keywords,
     check,
     given_keywords,
+    looking,
     names_of,
     options_of,
     progress_of,
@@ -264,23 +265,9 @@ def _compare_model(run: Any, against: Any, keywords: Keywords) -> Any:
     from precaudit.references.comparison.compare import compare as compared
 
     check("compare", keywords, ("select", "options", "subject", *FILTERS, *names_of(Options), "progress"))
-    run, select, options = _looking(run, keywords, Options())
+    run, select, options = looking(run, keywords, Options())
     with progress_of(keywords.pop("progress", None)) as progress:
         return compared(run, folder_of(against), select, options, progress.advance, keywords.pop("subject", None))
-
-
-def _looking(run: Any, keywords: Keywords, default: Any) -> tuple[Any, Any, Any]:
-    """Return a run, opened where filters need what it holds, and what select and options of it the keywords make."""
-    from precaudit.recording.runs.reader import Run, open_run
-
-    if isinstance(keywords.get("accum"), str):
-        text = keywords["accum"]
-        keywords["accum"] = () if text == "none" else tuple(x.strip() for x in text.split(",") if x.strip())
-    options = options_of(type(default), keywords.pop("options", None), keywords, default)
-    before = keywords.pop("select", None)
-    if before is None and any(keywords.get(name) is not None for name in FILTERS):
-        run = run if isinstance(run, Run) else open_run(run, options.partial)
-    return run, selection(before, keywords, run.record.requested if isinstance(run, Run) else None), options
 
 
 @overload
@@ -355,6 +342,6 @@ def _diagnose_model(run: Any, keywords: Keywords) -> Any:
 
     names = ("select", "options", "subject", "lift", "objective")
     check("diagnose", keywords, (*names, *FILTERS, *names_of(Options), "progress"))
-    run, select, options = _looking(run, keywords, Options(accum=()))
+    run, select, options = looking(run, keywords, Options(accum=()))
     with progress_of(keywords.pop("progress", None)) as progress:
         return found(run, select, options, progress.advance, **keywords)

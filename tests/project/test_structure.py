@@ -60,6 +60,11 @@ def test_every_room_has_its_tests_and_helpers_hold_none():
     assert not [path for path in tests if not (ROOT / "tests" / path).with_name("__init__.py").is_file()]
 
 
+def test_no_module_is_longer_than_a_reader_s_patience():
+    longer = {name: n for path, name in modules() if (n := len(path.read_text().splitlines())) > 350}
+    assert not longer
+
+
 def test_imports_only_go_down():
     climbs = [
         (name, other)
