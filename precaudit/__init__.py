@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from precaudit.recording.programs.program import Program
     from precaudit.recording.runs.reader import Run, open_run
     from precaudit.recording.runs.written import Comparison
-    from precaudit.recording.tracing.repeat import repeat
     from precaudit.recording.tracing.subject import Subject, load
     from precaudit.reports.charts import plot
     from precaudit.schema.selection import Selection
     from precaudit.workflows.assertions import assert_close, assert_gradients_close, assert_within_budget
+    from precaudit.workflows.repeat import repeat
     from precaudit.workflows.verbs import compare, diagnose, trace
 
 # Imported on first use: `precaudit --help` answers at once, and comparing needs no JAX.
@@ -37,7 +37,7 @@ _LAZY = {
     "Subject": "precaudit.recording.tracing.subject",
     "trace": "precaudit.workflows.verbs",
     "Program": "precaudit.recording.programs.program",
-    "repeat": "precaudit.recording.tracing.repeat",
+    "repeat": "precaudit.workflows.repeat",
     "compare": "precaudit.workflows.verbs",
     "Comparison": "precaudit.recording.runs.written",
     "Selection": "precaudit.schema.selection",

@@ -10,11 +10,20 @@ from precaudit.interpreters.jaxpr.keys import bits
 from precaudit.interpreters.jaxpr.sites import STATE, TAKEN
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.numbers.arrays import Array
-from precaudit.recording.programs.preparing import code_of, outputs_of, points_of, shapes_of, weights_of
+from precaudit.recording.programs.preparing import code_of, outputs_of, points_of, prepared, shapes_of, weights_of
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 
 Table = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], str]]  # of points: stacked, shape, dtype
+
+
+def tagged_as(opened: Opened, program: Program) -> Tagged:
+    """Return a run's program with the taps that it was recorded with; raises UserError where it is another."""
+    record = opened.record
+    recorded = None if record.asked is None else {*record.asked, *(p.name.partition("#")[0] for p in record.points)}
+    made = prepared(program, record.renamed, record.layers, record.loops, taps=record.taps, only=recorded)
+    check(opened, program, made)
+    return made
 
 
 def check(opened: Opened, program: Program, made: Tagged) -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from precaudit.caching import cache_folder
 from precaudit.errors import UserError, nearest
 from precaudit.recording.programs.program import Program
+from precaudit.recording.runs.programs import Opened
 from precaudit.schema.toml import read_toml
 from precaudit.writing import write_whole
 
@@ -106,6 +107,24 @@ def _file(path: Path) -> Any:
         if folder not in sys.path:
             sys.path.append(folder)
     return module
+
+
+def named_of(opened: Opened, program: str | None) -> str:
+    """Return the name of a run's program; its code runs where the user named it, here or when it was traced.
+
+    Raises UserError where the run names none, or one that this user did not trace as it stands.
+    """
+    if program is not None:
+        return program
+    named = opened.record.program
+    if not named:
+        raise UserError(f"{opened.folder} does not say which program it is of; give it with --program FILE.py:NAME")
+    if not trusted(named):
+        raise UserError(
+            f"{opened.folder} is of {named}, which was not traced here as it stands: to run its code, name it with "
+            f"--program {named}"
+        )
+    return named
 
 
 def line_of(error: Exception) -> str:

@@ -56,6 +56,7 @@ from precaudit.schema.records.devices import Way
 from precaudit.schema.records.runs import Prediction
 from precaudit.schema.selection import parse_positions
 
+STRICTLY = "compiled without excess precision"  # how the note of such a run begins
 __all__ = ["code_of", "points", "prepared", "steps_of", "trace", "weights_of"]
 
 
@@ -220,7 +221,7 @@ def _strictly(case: str, usual: Any, strict: Any) -> str:
     """Return what a program's outputs are without excess precision beside those with it, in words."""
     off = _apart(strict, usual)
     apart = "has the same bits" if off is None else f"is up to {off:.3g} off in {case}: declared roundings are left out"
-    return f"compiled without excess precision (--strict); with it, by XLA's default, the output {apart}"
+    return f"{STRICTLY} (--strict); with it, by XLA's default, the output {apart}"
 
 
 def _apart(ours: Any, theirs: Any) -> float | None:

@@ -11,10 +11,9 @@ from precaudit.errors import UserError, enough_memory
 from precaudit.interpreters.jaxpr.explicit import hosted, unmeshed, unsharded
 from precaudit.interpreters.jaxpr.tag import Tagged
 from precaudit.progress import Advance, silent
-from precaudit.recording.programs.agreement import check
-from precaudit.recording.programs.loading import line_of, load, trusted
+from precaudit.recording.programs.agreement import tagged_as
+from precaudit.recording.programs.loading import line_of, load, named_of
 from precaudit.recording.programs.program import Program
-from precaudit.recording.programs.tracing import prepared
 from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Compared, Opened, ProgramErrors, open_program_run, places
 from precaudit.references.announced import announced_errors
@@ -102,11 +101,8 @@ def traced_program(opened: Opened, program: Program | str | None) -> tuple[Progr
 
     Where its types carry shardings, as one device makes it, to be run under ``unmeshed``.
     """
-    found = program if isinstance(program, Program) else load(_named(opened, program))
-    record = opened.record
-    recorded = None if record.asked is None else {*record.asked, *(p.name.partition("#")[0] for p in record.points)}
-    made = prepared(found, record.renamed, record.layers, record.loops, taps=record.taps, only=recorded)
-    check(opened, found, made)
+    found = program if isinstance(program, Program) else load(named_of(opened, program))
+    made = tagged_as(opened, found)
     alone = unsharded(made, found.params, *next(iter(found.cases.values())))
     if alone is not made:
         found = replace(found, params=hosted(found.params), cases={n: hosted(x) for n, x in found.cases.items()})
@@ -145,18 +141,3 @@ def _declared(opened: Opened, book: Textbook, errors: Sequence[ErrorRecord]) -> 
         else e
         for e in errors
     ]
-
-
-def _named(opened: Opened, program: str | None) -> str:
-    """Return the name of a run's program; its code runs where the user named it, here or when it was traced."""
-    if program is not None:
-        return program
-    named = opened.record.program
-    if not named:
-        raise UserError(f"{opened.folder} does not say which program it is of; give it with --program FILE.py:NAME")
-    if not trusted(named):
-        raise UserError(
-            f"{opened.folder} is of {named}, which was not traced here as it stands: to run its code, name it with "
-            f"--program {named}"
-        )
-    return named

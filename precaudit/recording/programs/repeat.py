@@ -1,0 +1,65 @@
+"""A program's run once more: does it give the same bits twice."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from precaudit.progress import Advance, silent
+from precaudit.recording.programs.agreement import tagged_as
+from precaudit.recording.programs.loading import load, named_of
+from precaudit.recording.programs.program import Program
+from precaudit.recording.programs.tracing import STRICTLY, trace
+from precaudit.recording.runs.programs import Opened, open_program_run
+from precaudit.schema.brief import Brief
+from precaudit.schema.policies import Policy
+
+KINDS = ("taps", "outputs")  # the files of a call that hold what the program made
+At = tuple[str, int, str]  # case, call, tensor
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramRepeat(Brief):
+    """The new run, how many tensors both hold, and the first of those that differ, as the run lists them."""
+
+    run: Opened
+    tensors: int
+    differing: int
+    first: At | None
+
+
+def repeat(
+    run: Opened | Path | str, output: Path | str, program: Program | str | None = None, force: bool = False,
+    tell: Advance = silent,
+) -> ProgramRepeat:  # fmt: skip
+    """Trace what a program's run recorded again, as it was recorded, into ``output``, and compare every tensor's bits.
+
+    ``program``, or its name; without either the one the run names, if this user traced that very source. Raises
+    UserError as ``trace`` does, and where the program is another than the one that was traced.
+    """
+    before = run if isinstance(run, Opened) else open_program_run(run)
+    record = before.record
+    found = program if isinstance(program, Program) else load(named_of(before, program))
+    tagged_as(before, found)
+    found = found.some(record.cases)
+    if record.policy is not None:
+        found = found.announcing(Policy(**record.policy))
+    positions = f"{record.began}:{record.began + record.calls}"
+    again = trace(
+        found, output, record.program, force, f"precaudit trace --repeat {before.folder}", tell, record.layers, None,
+        any(w.startswith(STRICTLY) for w in record.warnings), record.taps, record.asked, positions,
+    )  # fmt: skip
+    return _compared(before, again)
+
+
+def _compared(before: Opened, again: Opened) -> ProgramRepeat:
+    """Hold every tensor of a run against the one of its name in the other, bit for bit; one that lacks differs."""
+    both, differing = 0, []
+    for case in before.record.cases:
+        for call in range(before.record.calls):
+            for kind in KINDS if before.record.outputs else KINDS[:1]:
+                old, new = (x.tensors(case, call, kind) for x in (before, again))
+                for name, x in old.items():
+                    y = new.get(name)
+                    both += y is not None
+                    if y is None or (x.shape, x.dtype) != (y.shape, y.dtype) or x.tobytes() != y.tobytes():
+                        differing.append((case, call, name))
+    return ProgramRepeat(again, both, len(differing), differing[0] if differing else None)
