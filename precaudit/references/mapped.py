@@ -42,7 +42,7 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.programs import Opened, ProgramPoint
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import POINTS, inputs_of, present
-from precaudit.schema.policies import Policy
+from precaudit.schema.policies import announced_policy
 from precaudit.schema.toml import toml_bytes
 
 PARTS = 64  # of an array's first axis that a path may name
@@ -225,7 +225,7 @@ def _original(opened: Opened, config: DecoderConfig) -> Any:
     found = open_checkpoint(recorded_source(origin or ""))
     if missing := [n for n in expected_tensors(config) if n not in expected_tensors(found.config)]:
         raise UserError(f"{origin}: it holds no {missing[0]!r}, which the names map's configuration has")
-    return (found if announced is None else found.under(Policy(**announced))).tensors.read
+    return (found if announced is None else found.under(announced_policy(announced))).tensors.read
 
 
 def _part(path: str) -> tuple[str, int | None]:

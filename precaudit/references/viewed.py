@@ -22,7 +22,7 @@ from precaudit.references.mapped import Pair, Textbook
 from precaudit.references.sequences import Tokens
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.places import Place
-from precaudit.schema.policies import Policy, load_policy
+from precaudit.schema.policies import Policy, announced_policy, load_policy
 from precaudit.schema.records.runs import ModelRecord, PointRecord, PromptRecord, Requested, RunRecord, Stats
 
 NO_STATS = Stats(min=0.0, max=0.0, mean=0.0, rms=0.0, nan=0, inf=0)
@@ -112,7 +112,7 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
         decode_steps=len(stored.calls) - 1, batch=len(names), pad="right", tokens_from=None,
     )  # fmt: skip
     announced = opened.record.policy
-    policy = Policy(**announced) if announced is not None else stored_policy(stored)
+    policy = announced_policy(announced) if announced is not None else stored_policy(stored)
     record = _record(opened, book, policy, asked)
     run = ViewedRun(opened, record, prompts)
     edges = {n: s.earlier.start + np.searchsorted(s.rows, ends) for n, s in zip(names, stored.sequences, strict=True)}

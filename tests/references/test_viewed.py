@@ -17,6 +17,7 @@ from precaudit.models.jax_decoder import Parts
 from precaudit.models.jax_decoder.parts import cache_read
 from precaudit.recording.programs.own import decode_of, prefill_of
 from precaudit.recording.programs.tracing import trace as trace_program
+from precaudit.recording.runs.programs import open_program_run, write_manifest
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
@@ -165,3 +166,18 @@ def test_a_policy_by_its_name_is_that_policy():
     assert replace(program, policy="fp32-highest").policy == load_policy("fp32-highest")
     with pytest.raises(UserError, match="unknown policy 'bf61'"):
         replace(program, policy="bf61")
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [({"scores": "float7"}, "float7"), ({"nonsense": "bfloat16"}, "unknown policy key 'nonsense'"), ({}, None)],
+)
+def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, says, tmp_path):
+    opened = trace_program(prefill_of(subject(), {"a": IDS[:2]}), tmp_path / "run")
+    altered = msgspec.structs.replace(opened.record, policy=policy)
+    write_manifest(opened.folder, altered)
+    if says is None:  # what is not said is as in the policy bf16
+        assert open_program_run(opened.folder).record.policy == {}
+        return
+    with pytest.raises(UserError, match=f"program.json: policy: .*{says}.*; the run was altered"):
+        open_program_run(opened.folder)

@@ -10,7 +10,7 @@ from precaudit.recording.programs.program import Program
 from precaudit.recording.programs.tracing import STRICTLY, trace
 from precaudit.recording.runs.programs import Opened, open_program_run
 from precaudit.schema.brief import Brief
-from precaudit.schema.policies import Policy
+from precaudit.schema.policies import announced_policy
 
 KINDS = ("taps", "outputs")  # the files of a call that hold what the program made
 At = tuple[str, int, str]  # case, call, tensor
@@ -41,7 +41,7 @@ def repeat(
     tagged_as(before, found)
     found = found.some(record.cases)
     if record.policy is not None:
-        found = found.announcing(Policy(**record.policy))
+        found = found.announcing(announced_policy(record.policy))
     positions = f"{record.began}:{record.began + record.calls}"
     again = trace(
         found, output, record.program, force, f"precaudit trace --repeat {before.folder}", tell, record.layers, None,

@@ -13,6 +13,7 @@ from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash, known_hash
 from precaudit.schema.brief import Brief
 from precaudit.schema.frames import errors_frame
+from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
 from precaudit.schema.records.devices import Way
 from precaudit.schema.records.errors import ErrorRecord
@@ -249,6 +250,11 @@ def open_program_run(folder: Path | str) -> Opened:
         raise UserError(f"{path}: a run has at least one case and one point; it was altered")
     if len(set(record.cases)) != len(record.cases) or len({p.name for p in record.points}) != len(record.points):
         raise UserError(f"{path}: two cases or points have one name; the run was altered")
+    if record.policy is not None:
+        try:
+            announced_policy(record.policy)
+        except UserError as error:
+            raise UserError(f"{path}: policy: {error}; the run was altered") from None
     return Opened(Path(folder), record)
 
 

@@ -134,6 +134,12 @@ def declared_policy(record: Any) -> Policy:
     return Policy(**{f.name: record.policy[f.name] for f in fields(Policy)})
 
 
+def announced_policy(recorded: Mapping[str, str]) -> Policy:
+    """Return the policy that a program's run says its program announces; raises UserError for what is none."""
+    name = recorded.get("name", "")
+    return apply_settings(Policy(name=name), {k: v for k, v in recorded.items() if k != "name"}, rename=False)
+
+
 def held_weights(policy: Policy) -> str:
     """Return what a policy makes of a checkpoint's values, as a key: FP64 values of one are not those of another."""
     apart = policy.embeddings == "as-stored" and policy.weights != "as-stored"
