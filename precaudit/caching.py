@@ -21,7 +21,8 @@ READS = (
 )  # fmt: skip
 TRACES = (
     *READS, "interpreters/jaxpr", "interpreters/tpu", "models/jax_decoder", "recording/runs", "recording/tracing",
-    "schema/coverage.py", "schema/metrics", "schema/places.py", "schema/prompts.py", "schema/selection.py",
+    "schema/coverage.py", "schema/emulations.py", "schema/metrics", "schema/places.py", "schema/prompts.py",
+    "schema/selection.py",
 )  # fmt: skip
 COMPARES = (
     *TRACES, "interpreters/gpu", "judging", "recording/dumps", "recording/programs", "references", "schema/limits",

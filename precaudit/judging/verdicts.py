@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from precaudit.schema.emulations import POLICY, of_policy_alone
 from precaudit.schema.graphs.decoder import CACHES, LOGITS, POINTS, parts_of
 from precaudit.schema.places import Place, order_of
 from precaudit.schema.records.base import Number, Record, number
@@ -53,9 +54,9 @@ class Verdict(Record, frozen=True):
                 found[key] = number(found[key])
         if status == "pass":
             return cls(status=status, **place, **found)
-        named = [k for k in e.explained or {} if k.startswith("policy:") and "+accum:" not in k]
-        if named:
-            found |= {"explained": (e.explained or {})[named[0]], "policy": named[0].removeprefix("policy:")}
+        own = of_policy_alone(e.explained or {})
+        if own is not None:
+            found |= {"explained": own[1], "policy": own[0].removeprefix(POLICY)}
         worst = e.worst if _holds_worst(e, found.get("scope", ""), found.get("index")) else None
         return cls(status=status, **place, rel_l2=e.rel_l2, worst=worst, inherits=e.inherits, **found)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from precaudit.references.closing import badness
+from precaudit.schema.emulations import of_policy_alone
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.records.base import value
 from precaudit.schema.records.errors import ErrorRecord
@@ -33,7 +34,9 @@ def attribute(record: ErrorRecord) -> Attribution | None:
     if record.kind != "local" or record.explained is None or record.unexplained is None:
         return None
     shares = {name: value(share) for name, share in record.explained.items()}
-    policy = next(name for name in shares if name.startswith("policy:") and "+accum:" not in name)
+    own = of_policy_alone(shares)
+    assert own is not None
+    policy = own[0]
     left, passes = value(record.unexplained.u), not record.nonfinite and badness(record) <= 1
     if record.nonfinite:
         return Attribution("none of these", shares[policy], float("inf"), False)

@@ -9,6 +9,7 @@ from statistics import median
 
 from precaudit.references.attribution import Attribution, attribute
 from precaudit.reports.judgement import beside
+from precaudit.schema.emulations import SUMS, Emulation, of_policy_alone
 from precaudit.schema.filed import of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS
 from precaudit.schema.limits.checks import SAME, farthest
@@ -125,7 +126,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
     """
     accums, named_in = set(), set()
     for e in of_kinds(errors, "local"):
-        accums |= {k for k in e.explained or {} if k.startswith("accum:")}
+        accums |= {k for k in e.explained or {} if k.startswith(SUMS)}
         named_in |= {e.point} if e.explained and e.max_diff else set()
     summing = [POINTS[p] for p in POINTS if POINTS[p].sums and p in named_in]
     if not accums or not summing:
@@ -140,7 +141,7 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
         if e.point != point or not e.explained or not e.max_diff:
             continue
         a, rows = attribute(e), rows + 1
-        named += a is not None and "accum:" in a.name
+        named += a is not None and (made := Emulation.of(a.name)) is not None and bool(made.accumulation)
         for name in accums:
             size = sizes.get(hash((_place(e), name)))
             if size is not None and value(e.rel_l2):
@@ -148,12 +149,13 @@ def accumulation_sentence(errors: Sequence[ErrorRecord], whole: bool = True) -> 
             if name in e.explained:
                 shares[name].append(value(e.explained[name]))
         if names is None:
-            names = [k for k in e.explained if k.startswith("policy:") and "+accum:" not in k]
+            own = of_policy_alone(e.explained)
+            names = [] if own is None else [own[0]]
         policy.extend(value(e.explained[k]) for k in names if k in e.explained)
     if not shares:
         return None
     told = [
-        f"{name.removeprefix('accum:')} {median(ratios[name]):.2g} × its size, explains {_percent(median(its))}"
+        f"{name.removeprefix(SUMS)} {median(ratios[name]):.2g} × its size, explains {_percent(median(its))}"
         for name, its in sorted(shares.items())
         if name in ratios
     ]

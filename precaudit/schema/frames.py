@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 
 from precaudit.errors import UserError
+from precaudit.schema.emulations import of_policy_alone
 from precaudit.schema.records.base import Record, value
 from precaudit.schema.records.comparisons import PrefillDecodeRecord
 from precaudit.schema.records.errors import ErrorRecord, Scope
@@ -169,8 +170,8 @@ def _share(e: ErrorRecord, name: str | None) -> float:
 
 def _policy(e: ErrorRecord) -> Any:
     """Return the share of the declared policy's emulation, or of a program's equations."""
-    names = [n for n in e.explained or {} if n.startswith("policy:") and "+accum:" not in n]
-    return (e.explained or {}).get(names[0]) if names else None
+    found = of_policy_alone(e.explained or {})
+    return None if found is None else found[1]
 
 
 def _explained() -> Iterator[Column]:

@@ -12,6 +12,7 @@ import msgspec
 from precaudit.errors import UserError
 from precaudit.recording.runs.hashes import file_hash, known_hash
 from precaudit.schema.brief import Brief
+from precaudit.schema.emulations import Emulation
 from precaudit.schema.frames import errors_frame
 from precaudit.schema.policies import announced_policy
 from precaudit.schema.records.base import Count, Index, Number, Record
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "program.json"
 SCHEMA = 2
-EQUATIONS = "policy:equations"  # the emulation of a segment as its equations round
+EQUATIONS = Emulation("equations").name  # the emulation of a segment as its equations round
 OWN_SUMS = "sums in their own format"
 CARRIED = "carry"  # what made a point that is a loop's state: nothing that is judged by itself
 

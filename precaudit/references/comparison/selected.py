@@ -11,6 +11,7 @@ from precaudit.recording.runs.hashes import file_hash
 from precaudit.recording.runs.reader import Run
 from precaudit.recording.runs.recorded import Recorded
 from precaudit.recording.runs.written import code, identity, known, written
+from precaudit.schema.emulations import Emulation
 from precaudit.schema.graphs.decoder import POINTS, present
 from precaudit.schema.places import spans
 from precaudit.schema.records.base import SCHEMA, Number
@@ -94,7 +95,7 @@ def visible(errors: list[ErrorRecord], selected: Selected, sums: bool) -> list[E
         set(selected.points),
         set(selected.layers),
     )
-    accums = {f"accum:{a}" for a in selected.accum}
+    accums = {Emulation(accumulation=a).name for a in selected.accum}
     found = []
     for e in errors:
         if e.kind == "formula":  # of the whole program, whatever was recorded

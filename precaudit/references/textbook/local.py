@@ -28,6 +28,7 @@ from precaudit.references.textbook.closing import honest, measure, rounds_inputs
 from precaudit.references.textbook.inheritance import from_between
 from precaudit.references.textbook.operations import Operation, parts, prepare
 from precaudit.references.textbook.units import chosen, factors, multiplies_integers, policy_at, undecided
+from precaudit.schema.emulations import SUMS, Emulation
 from precaudit.schema.graphs.decoder import POINTS
 from precaudit.schema.metrics.rows import measured
 from precaudit.schema.metrics.sizes import canonical, explained, norm, ratio
@@ -61,7 +62,7 @@ class Emulations:
             for places in elisions(point, model.config, self.policy):
                 found["|".join(("policy", *places, *how))] = r.eliding(places)
         if o.row.sums:
-            found |= {f"accum:{name}": replace(FP64, dot=accumulating(name)) for name in self.accum}
+            found |= {Emulation(accumulation=name).name: replace(FP64, dot=accumulating(name)) for name in self.accum}
         return found
 
     def joined(self, policies: dict[str, Rounding], point: str) -> dict[str, dict[str, Rounding]]:
@@ -179,7 +180,7 @@ def _emulate(
     """Evaluate the operation in FP64 and under every emulation, and choose the policy's best elision."""
     point, axes, policy = o.place.point, o.axes, emulations.policy
     roundings = emulations.of(o, model, device, settled)
-    alone = {name: r for name, r in roundings.items() if name.startswith("accum:")}
+    alone = {name: r for name, r in roundings.items() if name.startswith(SUMS)}
     first = {name: r for name, r in roundings.items() if name not in alone}
     members = honest(o, model, policy, of_policy(policy, o.place.phase == "decode"))
     # below float32 the textbook's policies stand first among the members: each is made once
@@ -195,7 +196,7 @@ def _emulate(
     yard = measure(o, model, policy, meant, made, arrays[policies[0]] if known else None)
     wide = np.nan_to_num(yard.candidate, nan=0.0, posinf=0.0, neginf=0.0)
     best = min(policies, key=lambda name: norm(wide - arrays[name]))
-    label = f"policy:{policy.name}"
+    label = Emulation(policy.name).name
     named = {label: arrays[best]}
     # Where the policy alone explains the error its elision is known; elsewhere every one is tried with every sum.
     share = explained(wide, norm(wide - arrays["fp64"]), arrays[best])
@@ -207,10 +208,10 @@ def _emulate(
             elided, named[label] = near.name, near.emulated
             yard = yard.reading_unrounded(near.emulated, arrays[best])
     for name, variants in emulations.joined({p: roundings[p] for p in tried}, point).items():
-        outs = [canonical(y, axes) for y in o.evaluate([alone[f"accum:{name}"], *variants.values()])]
-        named[f"accum:{name}"] = outs[0]
+        outs = [canonical(y, axes) for y in o.evaluate([alone[Emulation(accumulation=name).name], *variants.values()])]
+        named[Emulation(accumulation=name).name] = outs[0]
         if len(outs) > 1:
-            named[f"{label}+accum:{name}"] = min(outs[1:], key=lambda y: norm(wide - y))
+            named[Emulation(policy.name, name).name] = min(outs[1:], key=lambda y: norm(wide - y))
     return Emulated(
         yard,
         named,
@@ -292,7 +293,7 @@ def _step(o: Operation, stored: Array, made: Emulated) -> Iterator[ErrorRecord]:
         extra["elided"] = {made.label: made.elided}
     yield place.record("local", o.id, "fp64", **numbers, **extra)
     for name, y in made.emulated.items():
-        if name.startswith("accum:"):
+        if name.startswith(SUMS):
             yield place.record("accum", name, "fp64", **_small(y, d.reference))
 
 
