@@ -80,7 +80,7 @@ def traced(
         return diagnose(run, select, CompareOptions(accum=(), cache=folder / "refs"), subject=subject)
 
 
-def cell(folder: Path, mistake: Mistake, layers: str, program: bool) -> Cell:
+def cell(folder: Path, mistake: Mistake, layers: str, program: bool = False) -> Cell:
     """Make a mistake in the middle layer or in all, and ask; ``program``: of a program, too."""
     where = MIDDLE if layers == "middle" else None
     found = traced(folder, mistake.subject(where), mistake.prompts, mistake.steps).findings

@@ -546,8 +546,8 @@ def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):
     _, opened, _ = recorded
     assert command(["trace", "tiny", "--tokens-from", str(opened.folder), "-o", "x"]) == 2
     assert "is of a program of one's own" in capsys.readouterr().err
-    assert command(["compare", str(opened.folder), "--layers", "1"]) == 2
-    assert "leave out --layers" in capsys.readouterr().err
+    assert command(["compare", str(opened.folder), "--phases", "decode"]) == 2
+    assert "leave out --phases" in capsys.readouterr().err
 
 
 def test_altered_and_lost_files_are_said(recorded, tmp_path):
