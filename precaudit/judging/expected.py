@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from precaudit.judging.baselines import Judged
@@ -97,11 +96,16 @@ def _unsummed(asked: Requested, prompt: str, config: "DecoderConfig", seen: Cont
     """
     if not asked.row_sums:
         return
-    judged = summed_places(asked, config.layers, config.sparse)
-    wanted = [("sums", layer, point) for layer, point in judged if POINTS[point].within is None]
     handed = [p.name for p in POINTS.values() if p.handed is not None and p.name not in asked.points]
-    wanted += [("state", i, name) for i in asked.layers for name in handed if i == 0 or i - 1 in asked.layers]
-    for phase, (kind, layer, point) in product(asked.phases, wanted):
+    states = [("state", i, name) for i in asked.layers for name in handed if i == 0 or i - 1 in asked.layers]
+    wanted = [
+        (phase, *place)
+        for phase in asked.phases
+        for place in (*(("sums", *at) for at in summed_places(asked, config.layers, config.sparse, phase)), *states)
+    ]
+    for phase, kind, layer, point in wanted:
+        if kind == "sums" and POINTS[point].within is not None:
+            continue
         if (kind, prompt, phase, 0, layer, point) not in seen:
             yield Verdict(
                 status="missing", kind=kind, prompt=prompt, phase=phase, layer=layer, point=point,

@@ -112,11 +112,22 @@ def judged_by_sums(points: Collection[str], support: Collection[str], sparse: bo
     return tuple(name for name in present(sparse) if name not in points and judged(name))
 
 
-def summed_places(requested: Requested, layers: int, sparse: bool) -> Iterator[tuple[int | None, str]]:
-    """Yield the layer and point of everything that sums of rows judge in a phase, of a model of so many layers."""
+def summed_places(requested: Requested, layers: int, sparse: bool, phase: str) -> Iterator[tuple[int | None, str]]:
+    """Yield the layer and point of everything that sums of rows judge in a phase, of a model of so many layers.
+
+    In decode what reads keys is made again from recorded caches.
+    """
+    held = {*requested.points, *requested.support}
     if requested.row_sums:
         for point in judged_by_sums(requested.points, requested.support, sparse):
-            if POINTS[point].per_layer:
+            row = POINTS[point]
+            if (
+                phase == "decode"
+                and row.reads_keys
+                and not held.issuperset(CACHES[i] for i in row.inputs if i in CACHES)
+            ):
+                continue
+            if row.per_layer:
                 yield from ((layer, point) for layer in requested.layers)
             elif layers - 1 in requested.layers:
                 yield None, point

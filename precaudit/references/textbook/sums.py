@@ -63,7 +63,7 @@ def sum_errors(
         return
     if HANDED not in asked.points and handed(recorded, layer):
         yield from _handed(recorded, model, weights, policy, Place(prompt, phase, 0, layer, HANDED))
-    for at, point in summed_places(asked, config.layers, config.sparse):
+    for at, point in summed_places(asked, config.layers, config.sparse, phase):
         if at != layer:
             continue
         here = Place(prompt, phase, 0, layer, point)

@@ -400,3 +400,10 @@ def test_what_is_recorded_whole_has_no_sums():
     assert judged_by_sums(DEFAULT_POINTS, held, sparse=True) == routed
     assert "attn_out" not in summed(DEFAULT_POINTS, held, sparse=False)
     assert judged_by_sums(("logits",), ("final_norm",), sparse=False) == ("resid_mid", "resid_out", "final_norm")
+
+
+def test_scores_in_decode_need_the_caches_that_they_read(tmp_path):
+    """Queries and keys alone: sums of scores are judged in prefill, and in decode there is nothing to judge them by."""
+    found = compared(tmp_path, recorded(tmp_path, points="q,k", layers="0"))
+    assert {e.phase for e in found.errors if e.kind == "sums" and e.point == "scores"} == {"prefill"}
+    assert gate(found).counts.keys() == {"pass"}
