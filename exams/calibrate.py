@@ -206,7 +206,9 @@ def unit_limits() -> Limits:
         Local(**{k: dc_replace(v, value=1.0) for k, v in vars(t).items()}) for t in (shipped.narrow, shipped.float32)
     ]
     forward = {k: dc_replace(getattr(shipped, k), value=1.0) for k in ("ratio", "token", "head", "kl")}
-    medians = {k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_gain", "sums", "token_sums")}
+    medians = {
+        k: getattr(shipped, k) for k in ("pooled", "pooled_gain", "float32_ratio", "float32_gain", "sums", "token_sums")
+    }
     return Limits(*tables, **forward, **medians)
 
 

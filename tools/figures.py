@@ -5,6 +5,7 @@ module, functions of many parameters, parameters of type Any, lines kept from th
 bare participle, and public names that several modules define.
 """
 
+import argparse
 import ast
 import re
 from collections import defaultdict
@@ -97,5 +98,6 @@ def figures() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for what, figure in figures().items():
         print(f"{what:40} {figure}")

@@ -76,7 +76,9 @@ class Pool:
             gain = samples.typical(samples.gains)
             signed = f"{told}: values are {100 * abs(gain):.2g} % too {'large' if gain > 0 else 'small'}"
             ratio, over = samples.typical(samples.ratios), samples.typical(samples.over)
-            allowed = limits.pooled, limits.float32_gain if wide else limits.pooled_gain
+            allowed = (limits.pooled, limits.pooled_gain)
+            if wide:
+                allowed = (limits.float32_ratio, limits.float32_gain)
             for metric, found, limit, text in zip(METRICS, (ratio, abs(over)), allowed, (told, signed), strict=True):
                 yield Verdict(
                     status="pass" if found <= limit.at(n) else "fail", kind="forward", phase=phase, layer=layer,

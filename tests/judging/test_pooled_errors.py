@@ -3,6 +3,7 @@
 from unittest import mock
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
@@ -46,6 +47,17 @@ def test_what_is_the_same_in_all_records_fails_far_below_the_limit_of_one():
     honest = records()
     honest[5] = records(1, 1, ratio=7.0)[0]
     assert found(honest) == []
+
+
+def test_ratios_in_float32_have_a_limit_of_their_own():
+    """Honest probabilities of a nearly flat softmax reach 2.9 there (exams/calibrate.py); in bfloat16 that fails."""
+
+    def in_format(dtype, ratio):
+        return [msgspec.structs.replace(e, dtype=dtype) for e in records(prompts=4, ratio=ratio)]
+
+    assert found(in_format("float32", 2.92)) == []
+    assert found(in_format("bfloat16", 2.92)) == [(2, "q", RATIO)]
+    assert found(in_format("float32", 6.0)) == [(2, "q", RATIO)]
 
 
 def test_one_prompt_or_a_few_records_need_more_and_small_ones_tell_nothing():

@@ -74,8 +74,8 @@ class Limits:
 
     The others are on forward error over pooled emulated noise: ``ratio`` of the tensor, ``token``, ``head``, ``kl``
     of a row of logits; ``pooled``, ``pooled_gain``: of the medians of ratios, and of gains over their noise,
-    ``float32_gain`` of results in float32; ``sums``, ``token_sums``: of sums of rows over what rounding leaves of them,
-    their root mean square and the largest.
+    ``float32_ratio``, ``float32_gain``: of results in float32; ``sums``, ``token_sums``: of sums of rows over what
+    rounding leaves of them, their root mean square and the largest.
     """
 
     narrow: Local
@@ -86,6 +86,7 @@ class Limits:
     kl: Limit
     pooled: Median
     pooled_gain: Median
+    float32_ratio: Median
     float32_gain: Median
     sums: Median
     token_sums: Limit
@@ -108,6 +109,7 @@ def default_limits() -> Limits:
     medians = {name: Median(*map(float, table["pooled"][name])) for name in table["pooled"]}
     return Limits(
         Local.of(table["narrow"]), Local.of(table["float32"]), pooled=medians["ratio"], pooled_gain=medians["gain"],
-        float32_gain=medians["float32_gain"], sums=Median(*map(float, table["sums"]["rms"])),
+        float32_ratio=medians["float32_ratio"], float32_gain=medians["float32_gain"],
+        sums=Median(*map(float, table["sums"]["rms"])),
         token_sums=Limit(float(table["sums"]["token"][0]), int(table["sums"]["token"][1])), **forward,
     )  # fmt: skip
