@@ -41,7 +41,7 @@ def beside_textbook(opened: Opened, book: Textbook, verdicts: Sequence[Verdict])
             for _, group in by_operation(bad):
                 one = finding_of(view, book.model, group, records, known, None)
                 if not follows(one, found):
-                    found.append(_of_program(one, view, case, group, opened.record.calls))
+                    found.append(_of_program(one, view, case, group))
     return merged(found)
 
 
@@ -97,8 +97,8 @@ def _failing(
     return records, [v for v in inheriting(bad) if v.status in BROKEN]
 
 
-def _of_program(f: Finding, view: Viewed, case: str, group: Sequence[Verdict], calls: int) -> Finding:
-    """Return a finding in the words of the program: its case, its calls, its points and lines."""
-    pair = view.pairs[f.layer, f.point]
+def _of_program(f: Finding, view: Viewed, case: str, group: Sequence[Verdict]) -> Finding:
+    """Return a finding in the words of the program: its case, its points and lines, its calls where they are apart."""
+    pair, calls = view.pairs[f.layer, f.point], view.requested.decode_steps + 1
     says = ", ".join(filter(None, (f"{f.says}: {where([pair])}", calls_text((v.step for v in group), calls))))
     return msgspec.structs.replace(f, phases=(PROGRAM_CALL,), prompts=(case,), says=says)

@@ -16,7 +16,7 @@ from precaudit.recording.runs.programs import CARRIED, Compared, Opened, Program
 from precaudit.schema import predictions
 from precaudit.schema.filed import Filed, of_kinds
 from precaudit.schema.graphs.decoder import CACHES, POINTS, parts_of
-from precaudit.schema.places import order_of
+from precaudit.schema.places import ORDER
 from precaudit.schema.records.devices import device_kind
 from precaudit.schema.records.errors import ErrorRecord
 from precaudit.schema.records.runs import PROGRAM_CALL
@@ -161,26 +161,30 @@ def _announced(verdicts: Sequence[Verdict], errors: Sequence[ErrorRecord]) -> se
     if not broken:
         return set()
     wanted = {_key(v) for v in broken}
-    names = {
-        _key(e): found for e in of_kinds(errors, "policy") if _key(e) in wanted and (found := _textbook(e.reference))
-    }
-    inherits: set[Key] = set()
+    names = {_key(e): x for e in of_kinds(errors, "policy") if _key(e) in wanted and (x := _textbook(e.reference))}
+    calls: dict[tuple[str, int], list[Verdict]] = {}
     for v in broken:
-        layer, point = names[_key(v)]
-        its = [names[_key(o)] for o in broken if (o.prompt, o.step) == (v.prompt, v.step)]
-        between = v.inherits is not None and any((layer, name) in its for name in parts_of(point))
-        first = min(
-            (order_of(at if at != OUTSIDE else None, name) for o in broken for at, name in [names[_key(o)]]
-             if (o.prompt, o.step) == (v.prompt, v.step) and o.status == "nonfinite"), default=None,
-        )  # fmt: skip
-        later = first is not None and first < order_of(layer if layer != OUTSIDE else None, point)
-        if between or (v.status == "nonfinite" and later):
-            inherits.add(("policy", *_key(v)))
+        calls.setdefault((v.prompt, v.step), []).append(v)
+    inherits: set[Key] = set()
+    for its in calls.values():
+        places = {names[_key(v)] for v in its}
+        first = min((_depth(names[_key(v)]) for v in its if v.status == "nonfinite"), default=None)
+        for v in its:
+            layer, point = names[_key(v)]
+            between = v.inherits is not None and any((layer, name) in places for name in parts_of(point))
+            later = v.status == "nonfinite" and first is not None and first < _depth((layer, point))
+            if between or later:
+                inherits.add(("policy", *_key(v)))
     return inherits
 
 
 def _key(x: ErrorRecord | Verdict) -> At:
     return (x.prompt, x.step, x.layer, x.point)
+
+
+def _depth(at: tuple[int, str]) -> tuple[int, int]:
+    """Return how far into the textbook a place is."""
+    return at[0], ORDER[at[1]]
 
 
 def _textbook(reference: str) -> tuple[int, str] | None:

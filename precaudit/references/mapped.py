@@ -300,7 +300,7 @@ def as_keyed(pair: Pair, x: Array, shape: tuple[int, int, int], where: str) -> A
     x = x.reshape(-1, *pair.shown.shape)[pair.step or 0]
     if pair.axes:
         x = rearranged(x, pair.axes, f"{where}: [points] {pair.point}")
-    if x.size % int(np.prod(shape)):
+    if x.size % int(np.prod(shape)) or (shape[2] > 1 and x.shape[-2:-1] != shape[2:]):
         raise UserError(
             f"{where}: [points] {pair.point}: {pair.shown.name!r} {list(pair.shown.shape)} is not {list(shape)} and "
             "keys (batch, query heads, rows, keys); give its axes: { name = …, axes = 'b t g r s -> b (g r) t s' }"

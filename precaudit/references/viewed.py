@@ -98,7 +98,7 @@ def viewed(opened: Opened, book: Textbook, case: str) -> Viewed:
     stored = stored_sequences(opened, book, case)
     ends = [*(at.start for at in stored.calls), stored.calls[-1].stop]
     first, later = _rows_of_calls(stored)
-    if later - {1}:
+    if later - {1} or 0 in first:
         stored = stored._replace(calls=[slice(stored.calls[0].start, stored.calls[-1].stop)], keyed={}, caches={})
     names = [case if len(stored.sequences) == 1 else f"{case}, row {b}" for b in range(len(stored.sequences))]
     prompts = {
@@ -134,7 +134,8 @@ def stored_policy(stored: Stored) -> Policy:
     """Return the policy that a program's stored formats say: float32 inside its operations, and float32 sums."""
     formats = {p.point: x.dtype.name for p, x in stored.seen.items()}
     formats |= {p.point: x.dtype.name for p, (x, *_) in stored.keyed.items()}
-    common = formats.get("attn_norm") or formats.get("q") or next(iter(formats.values()))
+    stores = (name for point, name in formats.items() if POINTS[point].format == "activations")
+    common = next(stores, next(iter(formats.values())))
     base = load_policy("bf16")
     changed = {key: common for key, name in asdict(base).items() if name == "bfloat16"}
     changed |= {POINTS[point].format: name for point, name in formats.items()}
@@ -167,6 +168,8 @@ def _cut(stored: Stored, found: Viewed, pair: Pair) -> Iterator[tuple[Place, Arr
     for b, (name, s) in enumerate(zip(found.requested.prompts, stored.sequences, strict=True)):
         for call in range(len(stored.calls)):
             first, n = _of_call(s, stored.calls, call)
+            if not n:  # a row of the batch that is padding throughout
+                continue
             phase = "prefill" if call == 0 and "prefill" in found.requested.phases else "decode"
             place = Place(name, phase, call, pair.layer, pair.point)
             positions = s.positions[first : first + n]

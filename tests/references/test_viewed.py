@@ -14,7 +14,7 @@ from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
 from precaudit.judging.rules import judge
 from precaudit.models.jax_decoder import Parts
-from precaudit.models.jax_decoder.parts import cache_read
+from precaudit.models.jax_decoder.parts import attend, cache_read
 from precaudit.recording.programs.own import decode_of, prefill_of
 from precaudit.recording.programs.tracing import trace as trace_program
 from precaudit.recording.runs.programs import open_program_run, write_manifest
@@ -102,6 +102,8 @@ def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, p
     compare(opened, program, names(tmp_path))
     judged = gate(opened.folder)
     assert judged.exit_code == 1
+    told = {(v.point, v.status) for v in judged.verdicts if v.kind == "policy" and v.point in ("scores", "attn_out")}
+    assert told == {("scores", "fail"), ("attn_out", "input suspect")}
     found = diagnose(opened, program).findings
     assert {(f.point, f.cause) for f in found} == {(point, cause)}
     assert found[0].layers == (0, 1, 2)
@@ -152,11 +154,12 @@ def test_what_the_map_does_not_show_is_told_and_not_judged(tmp_path):
     assert said.startswith("Policy bf16: 35 operations are what it makes of the recorded inputs; 9 more are not judged")
 
 
-def test_scores_of_another_shape_are_refused_with_their_axes(tmp_path):
+@pytest.mark.parametrize("shown", ["v", "q"])  # of another size; of a size that would do, rows not before keys
+def test_scores_of_another_shape_are_refused_with_their_axes(shown, tmp_path):
     program = prefill_of(subject(), {"a": IDS})
     opened = trace_program(program, tmp_path / "run")
     path = tmp_path / "map.toml"
-    path.write_text(MAP.read_text().replace('scores = "scores"', 'scores = "v"'))
+    path.write_text(MAP.read_text().replace('scores = "scores"', f'scores = "{shown}"'))
     with pytest.raises(UserError, match=r"is not \[1, 6, 20\] and keys .* give its axes"):
         viewed(opened, textbook_of(Names(path, MODEL / "config.json"), program, opened), "a")
 
@@ -181,3 +184,27 @@ def test_a_policy_that_was_altered_is_refused_where_the_run_is_opened(policy, sa
         return
     with pytest.raises(UserError, match=f"program.json: policy: .*{says}.*; the run was altered"):
         open_program_run(opened.folder)
+
+
+def test_of_a_batch_the_sequence_that_is_off_is_told(tmp_path):
+    """A fault in the second row alone is in the record of its place."""
+    of = subject(attend=lambda p, v, a: attend(p, v, a).at[1:].multiply(1.1))
+    opened = trace_program(program := prefill_of(of, {"a": np.stack([IDS, IDS])}), tmp_path / "run")
+    book = textbook_of(names(tmp_path), program, opened)
+    off = [
+        e for e in announced_errors(viewed(opened, book, "a"), book, "a") if judge(e, default_limits()).status == "fail"
+    ]
+    assert {e.point for e in off} == {"attn_out"}
+
+
+def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
+    """Two layers' values exchanged: believed without ``weights``, a finding with it."""
+    of = subject()
+    layers = of.parameters["layers"]
+    of.__dict__["parameters"] = of.parameters | {"layers": layers | {"wv": layers["wv"][jnp.asarray([1, 0, 2])]}}
+    honest = prefill_of(of, {"a": IDS})
+    for weights, causes in ((str(MODEL), {"weights of layer 1", "weights of layer 0"}), (None, set())):
+        program = replace(honest, weights=weights)
+        opened = trace_program(program, tmp_path / "run", force=True)
+        compare(opened, program, names(tmp_path))
+        assert {f.cause for f in diagnose(opened, program).findings} == causes
