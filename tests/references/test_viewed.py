@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exams.as_program import CACHES, MAP
-from exams.mistakes import heads_interleaved, rope_tables_in_bf16, scores_in_bf16
+from exams.mistakes import heads_interleaved, longer, rope_tables_in_bf16, scores_in_bf16
 from precaudit import gate
 from precaudit.diagnosis.programs import diagnose
 from precaudit.errors import UserError
@@ -94,6 +94,7 @@ def test_an_honest_program_keeps_its_announced_policy(of, tmp_path):
     [
         ("bf16-fp32-scores", scores_in_bf16, "scores", "scores in bfloat16"),
         ("bf16", heads_interleaved, "scores", "heads interleaved"),
+        ("bf16", longer, "scores", "scale 1/√(K+1)"),  # which attn_out's formula has, too
     ],
 )
 def test_a_program_s_mistake_is_named_at_its_part_of_attention(policy, scores, point, cause, tmp_path):
@@ -208,3 +209,14 @@ def test_parameters_that_are_not_the_checkpoint_s_are_told(tmp_path):
         opened = trace_program(program, tmp_path / "run", force=True)
         compare(opened, program, names(tmp_path))
         assert {f.cause for f in diagnose(opened, program).findings} == causes
+
+
+def test_a_formula_stands_before_the_number_that_fits_what_its_constant_leaves(tmp_path):
+    """1/√(K+1) in float32 leaves 3e-8; a scale of 0.942809 leaves less, and nobody wrote that."""
+    program = replace(prefill_of(subject(scores=longer), {"a": IDS}), policy=None)
+    opened = trace_program(program, tmp_path / "run")
+    path = tmp_path / "map.toml"
+    path.write_text(MAP.read_text().replace('scores = "scores"\nprobs = "probs"\n', ""))
+    compare(opened, program, Names(path, MODEL / "config.json"))
+    (found,) = diagnose(opened, program).findings
+    assert (found.point, found.cause) == ("attn_out", "scale 1/√(K+1)")
