@@ -239,16 +239,19 @@ def _program(
     """Compare a run of a program with its own segments; with filters, show some of it, compared whole before or now."""
     from precaudit.judging.gate import gate, judge_look
     from precaudit.judging.looks import look_at
-    from precaudit.judging.programs import compared_with, errors_of
+    from precaudit.judging.programs import errors_of, was_compared
     from precaudit.recording.runs.programs import open_program_run
     from precaudit.references.comparison.programs import compare
+    from precaudit.references.mapped import Names
     from precaudit.reports import program as report
     from precaudit.reports.headline import headline
     from precaudit.writing import write_whole
 
     opened = open_program_run(run)
     look = look_at(opened, *filters)
-    if look is not None and program is None and compared_with(opened, reference):
+    names = reference.record() if isinstance(reference, Names) else None
+    own = reference is not None and names is None  # a function, of which nothing tells that it is the same
+    if look is not None and program is None and not own and was_compared(opened, names):
         errors = errors_of(opened)
     else:
         with progress_bar() as advance:

@@ -270,36 +270,14 @@ def _again(context: click.Context, run: Path, output: Path | None, force: bool) 
     if other := _others(context, {"repeat", "output", "force"}):
         raise UserError(f"--repeat records what RUN says; leave out {', '.join(other)}")
     from precaudit.progress import Progress
-    from precaudit.recording.runs.programs import is_program_run
-    from precaudit.recording.tracing.repeat import repeat
+    from precaudit.workflows.repeat import repeat
 
     folder = output or run.resolve().with_name(f"{run.resolve().name}-repeat")
-    if is_program_run(run):
-        return _program_again(run, folder, force)
     with progress_bar("loading JAX") as advance:
         found = repeat(run, folder, None, force, Progress(lambda line: say(line, err=True), advance))
-    if found.first is None:
+    if found.where is None:
         say(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")
         return 0
-    p = found.first
-    where = p.point if p.layer is None else f"{p.point} of layer {p.layer}"
-    say(
-        f"{folder}: {found.differing} of {found.tensors} tensors differ from {run}, first {where} ({p.prompt}, "
-        f"{p.phase} step {p.step}). Next: precaudit compare {folder} {run}"
-    )
-    return 1
-
-
-def _program_again(run: Path, folder: Path, force: bool) -> int:
-    """Repeat a program's run and print whether it came out the same."""
-    from precaudit.recording.programs.repeat import repeat
-
-    with progress_bar("loading the program") as advance:
-        found = repeat(run, folder, None, force, advance)
-    if found.first is None:
-        say(f"{folder}: all {found.tensors} tensors are bit-identical with {run}")
-        return 0
-    case, call, name = found.first
-    differ = f"{found.differing} of {found.tensors} tensors differ from {run}, first {name} ({case}, call {call})"
+    differ = f"{found.differing} of {found.tensors} tensors differ from {run}, first {found.where}"
     say(f"{folder}: {differ}. Next: precaudit compare {folder} {run}")
     return 1

@@ -8,9 +8,7 @@ from precaudit.judging.programs import layers_of
 from precaudit.judging.verdicts import Verdict
 from precaudit.recording.runs.programs import Opened
 from precaudit.schema.records.errors import ErrorRecord
-from precaudit.schema.selection import names_in, parse_layers
-
-Texts = str | int | Sequence[str] | Sequence[int]
+from precaudit.schema.selection import Texts, names_in, parse_layers
 
 
 @dataclass(frozen=True)

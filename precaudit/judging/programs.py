@@ -1,9 +1,8 @@
 """The verdicts of a program's run: its error records by the default rule, and what is not there."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,11 +36,11 @@ def marks_of(opened: Opened) -> Compared:
         raise UserError(f"{marks}: {error}") from None
 
 
-def compared_with(opened: Opened, reference: Any) -> bool:
-    """Whether a run was compared, and if a reference is given with that: the textbook by its files, or none."""
+def was_compared(opened: Opened, names: Mapping[str, str] | None) -> bool:
+    """Whether a run was compared, and beside the textbook of these files where there are any (as ``Names`` has it)."""
     if not (opened.folder / "compared.json").is_file() or not (opened.folder / "errors.jsonl").is_file():
         return False
-    return reference is None or (hasattr(reference, "record") and marks_of(opened).names == reference.record())
+    return names is None or marks_of(opened).names == names
 
 
 def errors_of(opened: Opened) -> list[ErrorRecord]:

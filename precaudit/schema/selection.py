@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from precaudit.errors import UserError, nearest
 from precaudit.schema.graphs.decoder import DEFAULT_POINTS, LOGITS, POINTS, support
 
+Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
 PHASES = ("prefill", "decode", "rescore")
 
 

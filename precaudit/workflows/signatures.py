@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from precaudit.progress import Advance, Progress
 from precaudit.recording.programs.program import Program
 from precaudit.schema.prompts import Prompt
+from precaudit.schema.selection import Texts
 
 if TYPE_CHECKING:
     from precaudit.interpreters.jaxpr.tag import Which
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from precaudit.references.mapped import Names
     from precaudit.schema.policies import Policy
 
-Texts = str | int | Sequence[str] | Sequence[int]  # a filter: as on the command line, a number, or a list
 Telling = Progress | Advance | bool | None  # where work reports to; True shows a bar
 Prompts = Sequence[str] | Sequence[Prompt] | Mapping[str, str] | Path | str | None
 

@@ -8,6 +8,7 @@ from precaudit.errors import UserError
 from precaudit.recording.dumps.runs import Imported
 from precaudit.recording.programs.program import Program
 from precaudit.recording.runs.programs import Opened, ProgramErrors
+from precaudit.schema.selection import Texts
 from precaudit.workflows.keywords import (
     FILTERS,
     Keywords,
@@ -30,7 +31,6 @@ from precaudit.workflows.signatures import (
     OfProgram,
     Prompts,
     Telling,
-    Texts,
 )
 
 if TYPE_CHECKING:

@@ -25,6 +25,11 @@ class ProgramRepeat(Brief):
     differing: int
     first: At | None
 
+    @property
+    def where(self) -> str | None:
+        """The first tensor that differs, in words; None where none does."""
+        return None if self.first is None else "{2} ({0}, call {1})".format(*self.first)
+
 
 def repeat(
     run: Opened | Path | str, output: Path | str, program: Program | str | None = None, force: bool = False,

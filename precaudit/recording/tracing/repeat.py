@@ -30,6 +30,14 @@ class Repeat(Brief):
     differing: int
     first: PointRecord | None
 
+    @property
+    def where(self) -> str | None:
+        """The first tensor that differs, in words; None where none does."""
+        if (p := self.first) is None:
+            return None
+        layer = "" if p.layer is None else f" of layer {p.layer}"
+        return f"{p.point}{layer} ({p.prompt}, {p.phase} step {p.step})"
+
 
 def repeat(
     run: Run | Path | str,
