@@ -156,6 +156,8 @@ def names_of(map: Path | None, config: Path | None, family: str | None) -> Names
         if config is not None or family is not None:
             raise UserError("config and family belong to a names map: --map FILE")
         return None
+    if not map.is_file():
+        raise UserError(f"{map}: no such file; a names map says whose tensors a program's parameters are (--map FILE)")
     beside = map.with_suffix(".json")
     return Names(map, config or (beside if beside.is_file() else map.parent / "config.json"), family)
 

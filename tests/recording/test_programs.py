@@ -550,6 +550,14 @@ def test_commands_that_do_not_take_such_a_run_say_so(recorded, capsys):
     assert "leave out --phases" in capsys.readouterr().err
 
 
+def test_parameters_that_are_not_finite_are_told(tmp_path):
+    params = {"a": jnp.ones((4, 4)), "b": {"w": jnp.full((4, 4), jnp.nan).at[0].set(1.0)}}
+    program = Program(lambda p, x: (x @ p["a"]) @ p["b"]["w"], params, {"a": (jnp.ones((2, 4)),)})
+    assert trace(program, tmp_path / "run").record.warnings == ("parameters: b/w holds 12 that are NaN or infinite",)
+    honest = replace(program, params={**params, "b": {"w": params["a"]}})
+    assert trace(honest, tmp_path / "honest").record.warnings == ()
+
+
 def test_altered_and_lost_files_are_said(recorded, tmp_path):
     program, opened, _ = recorded
     folder = tmp_path / "run"

@@ -23,7 +23,7 @@ from precaudit.recording.tracing.subject import load
 from precaudit.recording.tracing.trace import Options, trace
 from precaudit.references.announced import NOT_MADE, NOT_SHOWN, announced_errors
 from precaudit.references.comparison.programs import compare
-from precaudit.references.mapped import Names, textbook_of
+from precaudit.references.mapped import Names, names_of, textbook_of
 from precaudit.references.textbook.local import Emulations, local_errors
 from precaudit.references.viewed import viewed
 from precaudit.reports.program import sentences
@@ -163,6 +163,11 @@ def test_scores_of_another_shape_are_refused_with_their_axes(shown, tmp_path):
     path.write_text(MAP.read_text().replace('scores = "scores"', f'scores = "{shown}"'))
     with pytest.raises(UserError, match=r"is not \[1, 6, 20\] and keys .* give its axes"):
         viewed(opened, textbook_of(Names(path, MODEL / "config.json"), program, opened), "a")
+
+
+def test_a_map_that_is_not_there_is_told_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.toml: no such file; a names map says"):
+        names_of(tmp_path / "gone.toml", None, None)
 
 
 def test_a_policy_by_its_name_is_that_policy():

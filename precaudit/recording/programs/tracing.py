@@ -103,7 +103,10 @@ def trace(
         origin=program.weights, began=chosen.start,
         device=str(jax.devices()[0]) if target is None else device_name(target), command=command,
         flushes=True if target is not None else device_flushes(),
-        warnings=(*_unrecorded(chosen.start), *_aside(made.aside), *(() if target is None else assumptions(target))),
+        warnings=(
+            *_not_finite(program), *_unrecorded(chosen.start), *_aside(made.aside),
+            *(() if target is None else assumptions(target)),
+        ),
         versions={name: version(name) for name in ("jax", "jaxlib", "numpy")}, started=_now(),
     )  # fmt: skip
     write_manifest(folder, record)
@@ -157,6 +160,16 @@ def _calls(positions: str | None, calls: int) -> range:
     if len(found) != found[-1] + 1 - found[0]:
         raise UserError(f"positions {positions!r}: calls of a program are recorded one after another, such as last:4")
     return range(found[0], found[-1] + 1)
+
+
+def _not_finite(program: Program) -> tuple[str, ...]:
+    """Return a note of the first parameter that holds NaN or infinity, and how many do; nothing where none does."""
+    off = []
+    for path, x in jax.tree_util.tree_flatten_with_path(program.params)[0]:
+        if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and (n := int((~jnp.isfinite(x)).sum())):
+            off.append(f"{jax.tree_util.keystr(path, simple=True, separator='/')} holds {n} that are NaN or infinite")
+    more = f", and {len(off) - 1} more parameters hold some" if len(off) > 1 else ""
+    return (f"parameters: {off[0]}{more}",) if off else ()
 
 
 def _unrecorded(calls: int) -> tuple[str, ...]:
