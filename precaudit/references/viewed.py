@@ -1,8 +1,8 @@
 """A program's run as its textbook sees it: recorded values by sequence, phase, step, layer and point of the family.
 
-The first call is ``prefill`` where it has several rows; calls of one row each are ``decode`` steps, counted as the
-program's calls are, which read the keys and values of the rows before them. Whatever makes an operation of a model's
-run again makes these.
+The first call is ``prefill`` where it has several rows. Calls of one row each are ``decode`` steps, counted as the
+program's calls are. They read the keys and values of the rows before them. Whatever makes an operation of a model's run
+again makes these.
 """
 
 from collections.abc import Iterator, Sequence
